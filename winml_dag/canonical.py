@@ -1,0 +1,34 @@
+"""Canonical JSON: one text for one value, so that equal configurations have equal hashes.
+
+Keys are sorted, there is no white space, text is UTF-8, and NaN and infinities are refused because other JSON
+readers cannot take them. A whole float keeps its ``.0`` (``1.0`` and ``1`` are different values of a field).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias, Union
+
+# A recursive alias cannot be a PEP 604 expression at run time: the forward references are for the type checker only.
+JsonValue: TypeAlias = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]
+JsonObject: TypeAlias = Mapping[str, JsonValue]
+
+
+def canonical_json(value: JsonValue) -> str:
+    """The one text of *value*.
+
+    Raises:
+        ValueError: for NaN or an infinity.
+        TypeError: for anything that is not JSON.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def flatten(value: JsonValue, path: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield ``("quant.samples", 10)`` for every leaf; lists are leaves, because an element has no name to report."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from flatten(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, value

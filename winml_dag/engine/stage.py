@@ -1,0 +1,126 @@
+"""What a stage declares, and what it gets to work with.
+
+A :class:`Stage` is a declaration: importing it must cost nothing, so the work is named by ``module:function`` and imported
+only in the process that does it. A :class:`Node` is one use of a stage in a graph. The engine knows no ONNX: the kind of
+an artifact is a word that the declarations of makers and readers must agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import StageError
+
+DEFAULT_TIMEOUT_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class InputSlot:
+    """An input that a stage declares: the kinds of artifact it takes, and why it refuses others (shown to the user)."""
+
+    accepts: frozenset[str]
+    required: bool = True
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The declaration of a unit of work.
+
+    Attributes:
+        name: what users, records and manifests call it.
+        version: raised when the same inputs would now give other bytes; never derived from source text, or an edit of
+            white space would rebuild the world.
+        work: ``package.module:function``, called as ``function(config, workspace) -> metrics``.
+        config: ``package.module:Class``, the frozen dataclass that ``config`` is read into.
+        inputs: slots by name.
+        outputs: kind of artifact by slot name.
+        packages: distributions whose version shapes the bytes; part of the key.
+        timeout_seconds: after which the whole process group is ended.
+    """
+
+    name: str
+    version: int
+    work: str
+    config: str
+    inputs: Mapping[str, InputSlot]
+    outputs: Mapping[str, str]
+    packages: tuple[str, ...] = ()
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+
+
+@dataclass(frozen=True)
+class Node:
+    """One use of a stage in a graph.
+
+    Attributes:
+        id: unique in its graph, such as ``optimize.0``.
+        config: the resolved fields that the stage reads, by recipe section (``{"quant": {"samples": 10}}``), so that a reason can
+            name a field as the recipe does.
+        inputs: artifact name by slot.
+        outputs: artifact name by slot; by default ``<id>.<slot>``.
+        kinds: kind by output slot where it differs from the declaration.
+        toolchain: versions and fingerprints by name; part of the key.
+    """
+
+    id: str
+    stage: Stage
+    config: JsonObject
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+
+    def output(self, slot: str) -> str:
+        """The graph-wide name of what this node puts out in *slot*."""
+        return self.outputs.get(slot, f"{self.id}.{slot}")
+
+    def kind(self, slot: str) -> str:
+        return self.kinds.get(slot, self.stage.outputs[slot])
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the user's: the name under which stages see it, and where it lies."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input that no stage makes, by content: its name in the graph, its kind, its files."""
+
+    name: str
+    kind: str
+    files: tuple[SourceFile, ...]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders a stage works with, all relative to its current folder, so that no absolute path can reach the bytes.
+
+    Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an empty
+    folder to fill. Anything written elsewhere is thrown away.
+    """
+
+    inputs: Mapping[str, Path]
+    outputs: Mapping[str, Path]
+
+    def has(self, slot: str) -> bool:
+        return slot in self.inputs
+
+    def input_file(self, slot: str, suffix: str) -> Path:
+        """The one file in input *slot* whose name ends with *suffix*.
+
+        Raises:
+            StageError: when there is none, or more than one.
+        """
+        found = sorted(path for path in self.inputs[slot].rglob("*") if path.name.endswith(suffix))
+        if len(found) != 1:
+            names = ", ".join(path.name for path in found) or "none"
+            raise StageError(f"Input {slot!r} should have exactly one {suffix} file, but has: {names}.")
+        return found[0]

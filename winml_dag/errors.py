@@ -1,0 +1,62 @@
+"""Every error a user can meet, each with the exit code the command line ends with.
+
+A message says what happened and to which file or key; ``advice`` says what to do next. Library code raises these and
+nothing prints them but the command line, so that the Python API and the CLI tell the same story.
+"""
+
+from __future__ import annotations
+
+
+class WinmlDagError(Exception):
+    """Base of all errors that are somebody's to fix; never shown with a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.advice}".rstrip()
+
+
+class StageError(WinmlDagError):
+    """A stage could not do what was asked: raised inside a stage, reported with its log."""
+
+    exit_code = 1
+
+
+class StoreError(WinmlDagError):
+    """The cache cannot be used: unknown format, no permission, disk full."""
+
+    exit_code = 1
+
+
+class UsageError(WinmlDagError):
+    """Options or inputs that do not fit together: an option's value, a graph that is not one."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """A recipe that says something impossible. ``problems`` has one line for each finding, all collected at once."""
+
+    def __init__(self, message: str, *, problems: tuple[str, ...] = (), advice: str = "") -> None:
+        super().__init__(message, advice=advice)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *(f"  {problem}" for problem in self.problems)])
+
+
+class InputError(WinmlDagError):
+    """A model, data file or folder that is missing, unreadable or not what it claims to be."""
+
+    exit_code = 3
+
+
+class Interrupted(WinmlDagError):
+    """The user stopped the run (Ctrl-C); children have been ended and nothing half done was published."""
+
+    exit_code = 130

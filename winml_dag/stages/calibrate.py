@@ -1,0 +1,41 @@
+"""calibrate: run the model on data and write down the range of every activation.
+
+Ranges depend on the model, the data and the method, not on the integer types; so one calibration serves every precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.stages import kinds
+
+
+@dataclass(frozen=True)
+class CalibrateFields:
+    """``seed`` and ``distribution`` (uniform, normal) are for random data, used when there is no ``data`` input."""
+
+    samples: int = 10
+    calibration_method: str = "minmax"
+    seed: int | None = None
+    distribution: str | None = None
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    quant: CalibrateFields
+
+
+CALIBRATE = Stage(
+    name="calibrate",
+    version=1,
+    work="winml_dag.stages.calibrate:run",
+    config="winml_dag.stages.calibrate:CalibrateConfig",
+    inputs={
+        "model": kinds.model_slot("calibrated", kinds.FLOAT_MODEL),
+        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+    },
+    outputs={"ranges": kinds.RANGES},
+    packages=("onnxruntime", "onnx", "numpy"),
+)

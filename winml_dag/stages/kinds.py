@@ -1,0 +1,40 @@
+"""The kinds of artifact that our stages exchange: which stage may follow which is settled by these words.
+
+The refusals are what a user reads who puts stages together that cannot follow each other; the graph is checked before
+anything runs.
+"""
+
+from __future__ import annotations
+
+from winml_dag.engine.stage import InputSlot
+
+MODEL_FOLDER = "model folder"  # config.json and weights as transformers saves them
+PROCESSOR_FOLDER = "processor folder"  # tokenizer and preprocessor files
+CALIBRATION_DATA = "calibration data"  # .npz, .npy or .txt
+OPTION_FILES = "provider option files"
+
+FLOAT_MODEL = "onnx"  # an ordinary model in float32
+HALF_MODEL = "float16 onnx"
+QUANTIZED_MODEL = "quantized onnx"  # QDQ or QOperator
+COMPILED_MODEL = "compiled onnx"  # has EPContext nodes: an execution provider's own binary
+
+RANGES = "activation ranges"
+HIERARCHY = "module hierarchy"
+VALIDATION = "validation report"
+
+ANY_MODEL = frozenset({FLOAT_MODEL, HALF_MODEL, QUANTIZED_MODEL, COMPILED_MODEL})
+
+_COMPILED = (
+    "it is a compiled EPContext model, an execution provider's own binary that cannot be {done} again; "
+    "use the ONNX model that it was compiled from"
+)
+
+
+def model_slot(done: str, *accepts: str) -> InputSlot:
+    """The model input of a stage in which a model is *done* (such as "quantized"), with its refusals in words."""
+    refusals = {
+        COMPILED_MODEL: _COMPILED.format(done=done),
+        QUANTIZED_MODEL: f"it is already quantized (QDQ) and cannot be {done} again; use the float model",
+        HALF_MODEL: f"it is already in float16 and cannot be {done}; use the float32 model",
+    }
+    return InputSlot(frozenset(accepts), refusals={kind: text for kind, text in refusals.items() if kind not in accepts})

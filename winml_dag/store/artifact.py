@@ -1,0 +1,97 @@
+"""What a stage puts out: a named, immutable set of files, identified by its content.
+
+A graph file and its weights (``export.onnx`` + ``export.onnx.data``) belong together, so they are one artifact. Its digest
+covers the relative names and the digests of the files, never a folder, a time or an owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.errors import StoreError
+
+# Names that Windows gives to devices, with any extension: opening one never opens a file.
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
+_FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\]')
+
+
+def check_name(name: str) -> str:
+    """Return *name* if it is a safe relative name with ``/`` between its parts, on every system.
+
+    Records and external-data locations may come from others; a name that leaves its folder, is absolute, means a device,
+    or that Windows would silently change (a trailing dot or blank) is refused.
+
+    Raises:
+        StoreError: naming the offender.
+    """
+    parts = name.split("/")
+    for part in parts:
+        if part in ("", ".", "..") or part[-1] in ". " or _FORBIDDEN.search(part) or _DEVICE.fullmatch(part):
+            raise StoreError(f"{name!r} is not a safe file name inside an artifact.")
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileEntry:
+    """One file of an artifact: relative name, digest of its bytes (``xxh3-128:...``), size in bytes."""
+
+    name: str
+    digest: str
+    size: int
+
+    def to_json(self) -> JsonObject:
+        return {"name": self.name, "digest": self.digest, "size": self.size}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The files of an artifact, sorted by name."""
+
+    files: tuple[FileEntry, ...]
+
+    @classmethod
+    def of(cls, files: Iterable[FileEntry]) -> Artifact:
+        ordered = tuple(sorted(files))
+        # Compared without case: the same record must be usable on file systems that fold it.
+        folded = [check_name(file.name).casefold() for file in ordered]
+        if len(set(folded)) != len(folded):
+            raise StoreError(f"An artifact has one name twice: {', '.join(file.name for file in ordered)}.")
+        return cls(ordered)
+
+    @cached_property
+    def digest(self) -> str:
+        """``sha256:...`` over names, digests and sizes: small data, and what a key is made from must be collision-proof."""
+        text = canonical_json([[file.name, file.digest, file.size] for file in self.files])
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> list[JsonValue]:
+        return [file.to_json() for file in self.files]
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Artifact:
+        """Rebuild from a record. Raises StoreError for anything that :meth:`to_json` would not have written."""
+        if not isinstance(value, list):
+            raise StoreError("An artifact in a record is not a list of files.")
+        return cls.of(_file_from_json(file) for file in value)
+
+
+_DIGEST = re.compile(r"(xxh3-128:[0-9a-f]{32}|sha256:[0-9a-f]{64})")
+
+
+def _file_from_json(value: JsonValue) -> FileEntry:
+    if isinstance(value, Mapping) and value.keys() == {"name", "digest", "size"}:
+        name, digest, size = value["name"], value["digest"], value["size"]
+        if isinstance(name, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest):
+            if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+                return FileEntry(name, digest, size)
+    raise StoreError(f"A file in a record is malformed: {value!r}.")

@@ -1,0 +1,57 @@
+"""The seam between the engine and whatever keeps its results: seven methods, a local and an in-memory twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from winml_dag.errors import StoreError
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.record import Record
+
+
+class BlobDamaged(StoreError):
+    """A blob's bytes no longer match its digest, or it has gone. It is in quarantine: the stage that made it can run again."""
+
+    def __init__(self, file: FileEntry, what: str) -> None:
+        super().__init__(f"{file.name} in the cache is {what} ({file.digest}).", advice="Build again to make it anew.")
+        self.file = file
+        self.what = what
+
+
+class Store(Protocol):
+    """Records by key, bytes by digest."""
+
+    def record(self, key: str) -> Record | None:
+        """The record of *key*; a record that cannot be read counts as absent."""
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        """Those of *files* whose blob is not here or visibly damaged (by its ``stat``; one that was written to since it was stored is hashed again)."""
+
+    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+        """Move the files of each output slot's folder into the store, then write the record, last.
+
+        *record* comes without outputs and log; the returned one has them. Files are renamed, not copied. Killed at any
+        instant the store is valid: blobs without a record are only unused bytes.
+
+        Raises:
+            StoreError: for a link, a special file or an unsafe name among the outputs; for a full disk.
+        """
+
+    def fetch(self, artifact: Artifact, folder: Path) -> None:
+        """Put copies of the artifact's files (reflinks where the file system can) into *folder*, made if need be, checking every digest.
+
+        Raises:
+            BlobDamaged: and moves the blob to quarantine.
+        """
+
+    def claim(self, key: str) -> AbstractContextManager[None]:
+        """Hold *key* against every other process and thread until the block ends; waits while somebody else holds it."""
+
+    def latest(self, name: str) -> Record | None:
+        """The record last made or reused under *name*: what a reason compares with, what an estimate is taken from."""
+
+    def remember(self, name: str, key: str) -> None:
+        """Make *key* the latest under *name*."""
