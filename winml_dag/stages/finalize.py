@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import InputSlot, Stage, Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD, ModelSummary, inspect_model
 from winml_dag.stages import kinds
+
+MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -25,3 +32,34 @@ FINALIZE = Stage(
     outputs={"model": kinds.FLOAT_MODEL},
     packages=("onnx",),
 )
+
+
+def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG001
+    """Put the model under its final name, its weights beside it as ``model.onnx.data`` where they are large."""
+    source = workspace.input_file("model", ".onnx")
+    destination = workspace.outputs["model"] / MODEL_FILE
+    before = inspect_model(source)
+    if before.is_compiled:
+        # Its nodes refer to the binaries by name and its provider may check them: nothing inside may change.
+        _copy(source, before, destination)
+    elif not before.external_data and before.weight_size < EXTERNAL_DATA_THRESHOLD:
+        shutil.copyfile(source, destination)
+    else:
+        from winml_dag.onnxmodel.files import resave
+
+        resave(source, destination)
+    after = inspect_model(destination)
+    if after.op_counts != before.op_counts or after.tensor_bytes != before.tensor_bytes:
+        raise StageError(f"The final model is not the one it was made from, {source.name}.")
+    size = sum((destination.parent / name).stat().st_size for name in after.files)
+    return {"size_bytes": size, "external_data": bool(after.external_data)}
+
+
+def _copy(source: Path, summary: ModelSummary, destination: Path) -> None:
+    shutil.copyfile(source, destination)
+    for name in summary.files[1:]:
+        copy = destination.parent / name
+        if copy == destination:
+            raise StageError(f"{source.name} refers to a file {name!r}, the name that the model itself must get.")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.parent / name, copy)

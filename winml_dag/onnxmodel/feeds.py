@@ -1,0 +1,215 @@
+"""Random inputs for a model: the same seed gives the same numbers, whatever the order of inputs, machine or process.
+
+Which values make sense (token ids below the vocabulary's size) is known when a model is exported; it is written into the model's
+metadata, ``winml.io.inputs``, and read from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, TensorSpec, inspect_model
+
+INPUTS_KEY = "winml.io.inputs"
+OUTPUTS_KEY = "winml.io.outputs"
+
+Distribution = Literal["uniform", "normal"]
+
+# Small enough to be a valid index into any vocabulary or table of positions.
+_DEFAULT_INTEGERS = (0.0, 10.0)
+_ORT_TYPES = {"float": "float32", "double": "float64"}
+
+
+@dataclass(frozen=True)
+class InputSpec(TensorSpec):
+    """An input and the range of values that make sense for it: from the first up to, not including, the second."""
+
+    value_range: tuple[float, float] | None = None
+
+
+class _Argument(Protocol):
+    name: str
+    type: str
+    shape: Sequence[int | str | None]
+
+
+class _Metadata(Protocol):
+    custom_metadata_map: Mapping[str, str]
+
+
+@runtime_checkable
+class Session(Protocol):
+    """What we use of an ``onnxruntime.InferenceSession``."""
+
+    def get_inputs(self) -> Sequence[_Argument]: ...
+
+    def get_modelmeta(self) -> _Metadata: ...
+
+
+def write_io_specs(model: onnx.ModelProto, inputs: Sequence[InputSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Write what is known of inputs and outputs into the model's metadata, replacing what was there."""
+    texts = {
+        INPUTS_KEY: canonical_json([_to_json(spec) for spec in inputs]),
+        OUTPUTS_KEY: canonical_json([_to_json(spec) for spec in outputs]),
+    }
+    kept = [(entry.key, entry.value) for entry in model.metadata_props if entry.key not in texts]
+    del model.metadata_props[:]
+    for key, value in (*kept, *texts.items()):
+        model.metadata_props.add(key=key, value=value)
+
+
+def model_inputs(source: Path | Session) -> tuple[InputSpec, ...]:
+    """The inputs of a model file or of an ONNX Runtime session, with the value ranges that its metadata tells.
+
+    Raises:
+        InputError: when the file cannot be read, or its metadata is malformed.
+    """
+    if isinstance(source, Session):
+        specs = [
+            TensorSpec(
+                argument.name,
+                _from_ort(argument.type),
+                tuple(UNKNOWN_DIMENSION if dim is None else dim for dim in argument.shape),
+            )
+            for argument in source.get_inputs()
+        ]
+        metadata: Mapping[str, str] = source.get_modelmeta().custom_metadata_map
+    else:
+        summary = inspect_model(source)
+        specs, metadata = list(summary.inputs), summary.metadata
+    ranges = _value_ranges(metadata.get(INPUTS_KEY, "[]"))
+    return tuple(InputSpec(spec.name, spec.dtype, spec.shape, ranges.get(spec.name)) for spec in specs)
+
+
+def random_feeds(
+    specs: Sequence[InputSpec], seed: int, count: int, distribution: Distribution = "uniform"
+) -> Iterator[dict[str, NDArray[np.generic]]]:
+    """Yield *count* samples: an array for every input name. Dimensions that are not numbers become 1.
+
+    Raises:
+        InputError: for an input whose type has no random values (texts, sequences).
+    """
+    for index in range(count):
+        yield {spec.name: _sample(spec, _generator(seed, spec.name, index), distribution) for spec in specs}
+
+
+def _generator(seed: int, name: str, index: int) -> np.random.Generator:
+    digest = hashlib.sha256(f"{seed}\0{name}\0{index}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
+
+
+def _sample(spec: InputSpec, generator: np.random.Generator, distribution: Distribution) -> NDArray[np.generic]:
+    shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
+    try:
+        dtype = np.dtype(spec.dtype)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "fiub":
+        raise InputError(
+            f"Random values cannot be made for input {spec.name!r} of type {spec.dtype}.",
+            advice="Give calibration data for this model.",
+        )
+    low, high = spec.value_range or (0.0, 0.0)
+    if spec.value_range is None:
+        if _is_mask(spec.name):
+            return np.ones(shape, dtype)
+        if dtype.kind == "f":
+            return _floats(generator, shape, dtype, 0.0, 1.0, distribution, standard=True)
+        low, high = (0.0, 2.0) if dtype.kind == "b" or "token_type" in spec.name else _DEFAULT_INTEGERS
+    if dtype.kind == "f":
+        return _floats(generator, shape, dtype, low, high, distribution, standard=False)
+    return _integers(generator, shape, dtype, low, high, distribution)
+
+
+def _is_mask(name: str) -> bool:
+    return name.endswith("attention_mask") or name == "pixel_mask"
+
+
+def _floats(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.generic],
+    low: float,
+    high: float,
+    distribution: Distribution,
+    *,
+    standard: bool,
+) -> NDArray[np.generic]:
+    if distribution == "normal":
+        centre, deviation = (0.0, 1.0) if standard else ((low + high) / 2, (high - low) / 6)
+        values = centre + deviation * generator.standard_normal(shape)
+        if standard:
+            return values.astype(dtype)
+    else:
+        values = low + (high - low) * generator.random(shape)
+    rounded = values.astype(dtype)
+    below = np.nextafter(np.asarray(high, dtype), np.asarray(low, dtype))  # rounding may reach the excluded bound
+    return np.clip(rounded, np.asarray(low, dtype), below)
+
+
+def _integers(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.generic],
+    low: float,
+    high: float,
+    distribution: Distribution,
+) -> NDArray[np.generic]:
+    first, last = int(low), max(int(high) - 1, int(low))
+    if distribution == "normal":
+        values = np.rint((first + last) / 2 + (last - first) / 6 * generator.standard_normal(shape))
+        return np.clip(values, first, last).astype(dtype)
+    return generator.integers(first, last, size=shape, endpoint=True).astype(dtype)
+
+
+def _from_ort(text: str) -> str:
+    """``"tensor(float)"`` is ``float32``."""
+    if not (text.startswith("tensor(") and text.endswith(")")):
+        return "not a tensor"
+    name = text.removeprefix("tensor(").removesuffix(")")
+    return _ORT_TYPES.get(name, name)
+
+
+def _to_json(spec: TensorSpec) -> JsonObject:
+    value: dict[str, JsonValue] = {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+    if isinstance(spec, InputSpec) and spec.value_range is not None:
+        value["value_range"] = list(spec.value_range)
+    return value
+
+
+def _value_ranges(text: str) -> dict[str, tuple[float, float]]:
+    problem = InputError(f"The model's metadata {INPUTS_KEY} is malformed: {text[:200]!r}.", advice="Export it again.")
+    try:
+        entries = json.loads(text)
+    except ValueError:
+        raise problem from None
+    if not isinstance(entries, list):
+        raise problem
+    ranges = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise problem
+        bounds = entry.get("value_range")
+        if bounds is None:
+            continue
+        if not isinstance(bounds, list) or len(bounds) != 2 or not all(_is_number(bound) for bound in bounds):
+            raise problem
+        if not bounds[0] <= bounds[1]:
+            raise problem
+        ranges[entry["name"]] = (float(bounds[0]), float(bounds[1]))
+    return ranges
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))

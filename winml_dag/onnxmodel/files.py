@@ -1,0 +1,375 @@
+"""Writes and reads ONNX files so that the same model is the same bytes, with its weights in it or in one file beside it.
+
+The cache compares content: what differs between two machines or two runs (source paths in metadata, producer
+versions) is taken out, and how weights are laid out depends on the model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import DecodeError, EncodeError, Message
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
+from winml_dag.onnxmodel.sidecar import sidecar_path
+
+EXTERNAL_TENSOR_MINIMUM = 1024
+
+OWN_METADATA_PREFIX = "winml."
+
+# So that a runtime can map a tensor into memory where it lies.
+_ALIGNMENT = 4096
+_CHUNK = 8 * 2**20
+# An entry that ONNX allows among a tensor's external data: the folder that its location is relative to. It exists only
+# in memory, so that a model loaded without weights still knows where they are; it is never saved.
+_FOLDER = "basepath"
+
+
+def canonicalise(model: ModelProto) -> None:
+    """Take out, in place, what varies between machines and runs without changing the model.
+
+    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), the producer, and
+    metadata of the model except our own ``winml.*``.
+    """
+    for name in ("doc_string", "producer_name", "producer_version"):
+        model.ClearField(name)
+    own = sorted((p.key, p.value) for p in model.metadata_props if p.key.startswith(OWN_METADATA_PREFIX))
+    del model.metadata_props[:]
+    for key, value in own:
+        model.metadata_props.add(key=key, value=value)
+    _clean_graph(model.graph)
+    for function in model.functions:
+        _clean(function)
+        for value_info in function.value_info:
+            _clean(value_info)
+        _clean_attributes(function.attribute_proto)
+        _clean_nodes(function.node)
+
+
+def _clean(element: object) -> None:
+    element.ClearField("doc_string")  # type: ignore[attr-defined]
+    element.ClearField("metadata_props")  # type: ignore[attr-defined]
+
+
+def _clean_graph(graph: GraphProto) -> None:
+    _clean(graph)
+    for group in (graph.input, graph.output, graph.value_info, graph.initializer):
+        for element in group:
+            _clean(element)
+    for sparse in graph.sparse_initializer:
+        _clean(sparse.values)
+        _clean(sparse.indices)
+    _clean_nodes(graph.node)
+
+
+def _clean_nodes(nodes: Iterable[NodeProto]) -> None:
+    for node in nodes:
+        _clean(node)
+        _clean_attributes(node.attribute)
+
+
+def _clean_attributes(attributes: Iterable[AttributeProto]) -> None:
+    for attribute in attributes:
+        attribute.ClearField("doc_string")
+        if attribute.HasField("t"):
+            _clean(attribute.t)
+        for tensor in attribute.tensors:
+            _clean(tensor)
+        for graph in _subgraphs(attribute):
+            _clean_graph(graph)
+
+
+def _subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def save_model(model: ModelProto, path: Path) -> None:
+    """Write *model* to *path*: the same model gives the same bytes, whatever the machine, process or folder.
+
+    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in the one file. From there on, initializers of
+    :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in one other file, ``<path.name>.data``, beside it. *model* is canonicalised
+    in place (see :func:`canonicalise`) and otherwise left as it is; it may come from ``load_model(..., weights=False)``.
+    Memory peaks at one tensor above what *model* itself holds.
+
+    Raises:
+        InputError: when external data of *model* is missing or too short, or the graph without its weights is over 2 GiB.
+    """
+    canonicalise(model)
+    data = path.with_name(path.name + ".data")
+    if _weight_size(model) < EXTERNAL_DATA_THRESHOLD:
+        content = _serialise(_embedded(model, path), path)
+        data.unlink(missing_ok=True)  # of an earlier, larger model under this name
+    else:
+        # Not written in place: the model may be about to replace the very file that its weights are read from.
+        unfinished = data.with_name(data.name + ".part")
+        with unfinished.open("wb") as file:
+            content = _serialise(_lean(model, path, _DataFile(file, data.name)), path)
+        unfinished.replace(data)
+    path.write_bytes(content)
+
+
+def load_model(path: Path, *, weights: bool = True) -> ModelProto:
+    """Read the model *path*; without *weights*, initializers that are stored in other files stay there.
+
+    Raises:
+        InputError: when a file is missing, cut short, not an ONNX model, or outside the model's folder.
+    """
+    try:
+        model = ModelProto.FromString(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"The model {path} does not exist.", advice="Check the path.") from None
+    except OSError as error:
+        raise InputError(f"The model {path} cannot be read: {error.strerror or error}.") from error
+    except DecodeError as error:
+        raise _not_a_model(path) from error
+    if not model.HasField("graph") or model.ir_version <= 0 or (model.ir_version >= 3 and not model.opset_import):
+        raise _not_a_model(path)
+    for tensor in _initializers(model.graph):
+        if _is_external(tensor):
+            _set_location(tensor, folder=path.parent.absolute())
+            if weights:
+                _embed(tensor, path)
+            else:
+                _External.of(tensor, path)
+    for tensor in _other_tensors(model):
+        if _is_external(tensor):
+            _set_location(tensor, folder=path.parent.absolute())
+            _embed(tensor, path)
+    return model
+
+
+def resave(source: Path, destination: Path) -> None:
+    """Write the model *source* again as *destination*, with its weights under the name that belongs to it.
+
+    The weights are never in memory at once, and their file has the bytes of *source*'s when :func:`save_model` wrote that.
+
+    Raises:
+        InputError: as :func:`load_model`.
+    """
+    save_model(load_model(source, weights=False), destination)
+
+
+def _not_a_model(path: Path) -> InputError:
+    return InputError(f"{path} is not an ONNX model, or is cut short or damaged.", advice="Fetch or export it again.")
+
+
+def _serialise(model: ModelProto, path: Path) -> bytes:
+    try:
+        return model.SerializeToString(deterministic=True)
+    except (EncodeError, ValueError) as error:
+        raise InputError(
+            f"{path.name} cannot be written: its graph alone, without the weights that can be stored beside it, is over 2 GiB.",
+            advice="Store large constants as initializers.",
+        ) from error
+
+
+def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
+    """Dense initializers of the graph and its subgraphs: the tensors that may be stored in another file."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in _subgraphs(attribute):
+                yield from _initializers(inner)
+
+
+def _other_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor that :func:`_initializers` leaves out: those in attributes, and sparse ones."""
+    yield from _graph_constants(model.graph)
+    for function in model.functions:
+        yield from _node_constants(function.node)
+
+
+def _graph_constants(graph: GraphProto) -> Iterator[TensorProto]:
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    yield from _node_constants(graph.node)
+
+
+def _node_constants(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            for graph in _subgraphs(attribute):
+                yield from _graph_constants(graph)
+
+
+def _weight_size(model: ModelProto) -> int:
+    return sum(_size(tensor) for group in (_initializers(model.graph), _other_tensors(model)) for tensor in group)
+
+
+def _size(tensor: TensorProto) -> int:
+    """Bytes of the tensor's data, however it is stored, so that one model is always on one side of the threshold."""
+    if tensor.data_type == TensorProto.STRING:
+        return sum(len(text) for text in tensor.string_data)
+    return byte_size(tensor.data_type, tensor.dims)
+
+
+def _is_external(tensor: TensorProto) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def _set_location(tensor: TensorProto, *, folder: Path) -> None:
+    kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key != _FOLDER]
+    del tensor.external_data[:]
+    for key, value in (*kept, (_FOLDER, str(folder))):
+        tensor.external_data.add(key=key, value=value)
+
+
+@dataclass(frozen=True)
+class _External:
+    """Where the data of a tensor lies: a file, the first byte, how many bytes."""
+
+    path: Path
+    offset: int
+    length: int
+
+    @classmethod
+    def of(cls, tensor: TensorProto, model: Path) -> _External:
+        """Raises InputError unless the file has as many bytes there as the tensor's type and shape need."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        name = Path(entries[_FOLDER], model.name) if _FOLDER in entries else model
+        path = sidecar_path(name, entries.get("location", ""))
+        length = byte_size(tensor.data_type, tensor.dims)
+        try:
+            offset = int(entries.get("offset", "0"))
+            stated = int(entries.get("length", str(length)))
+        except ValueError:
+            offset = stated = -1
+        if offset < 0 or stated != length:
+            raise InputError(
+                f"{name} says that tensor {tensor.name!r} ({dtype_name(tensor.data_type)} {list(tensor.dims)}) has "
+                f"{entries.get('length')} bytes from {entries.get('offset', 0)} on in {path.name}, which cannot be.",
+                advice="Export the model again.",
+            )
+        if offset + length > path.stat().st_size:
+            raise InputError(
+                f"{path} is cut short: tensor {tensor.name!r} of {name.name} needs {offset + length} bytes, "
+                f"the file has {path.stat().st_size}.",
+                advice="Fetch or export the model again.",
+            )
+        return cls(path, offset, length)
+
+    def chunks(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            left = self.length
+            while left:
+                chunk = file.read(min(left, _CHUNK))
+                if not chunk:
+                    raise InputError(f"{self.path} became shorter while it was read.", advice="Try again.")
+                left -= len(chunk)
+                yield chunk
+
+
+def _embed(tensor: TensorProto, model: Path) -> None:
+    tensor.raw_data = b"".join(_External.of(tensor, model).chunks())
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+
+
+def _embedded(model: ModelProto, path: Path) -> ModelProto:
+    """The model with all its data in it: itself, or a copy when data had to be fetched."""
+    if not any(_is_external(tensor) for tensor in _initializers(model.graph)):
+        return model
+    whole = ModelProto()
+    whole.CopyFrom(model)
+    for tensor in _initializers(whole.graph):
+        if _is_external(tensor):
+            _embed(tensor, path)
+    return whole
+
+
+class _DataFile:
+    """The file of weights as it is being written."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file = file
+        self._name = name
+
+    def add(self, chunks: Iterable[bytes], tensor: TensorProto) -> None:
+        """Append the data and let *tensor* refer to it."""
+        self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
+        offset = self._file.tell()
+        for chunk in chunks:
+            self._file.write(chunk)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", self._name), ("offset", offset), ("length", self._file.tell() - offset)):
+            tensor.external_data.add(key=key, value=str(value))
+
+
+def _lean(model: ModelProto, path: Path, data: _DataFile) -> ModelProto:
+    """A copy of the model whose large initializers are in *data*.
+
+    A copy without them, rather than taking them out of the model: protobuf gives no memory back before the whole message
+    goes, and the caller may want to use its model.
+    """
+    copy = ModelProto()
+    _copy_fields(model, copy, except_for={"graph"})
+    _lean_graph(model.graph, copy.graph, path, data)
+    return copy
+
+
+def _lean_graph(graph: GraphProto, copy: GraphProto, path: Path, data: _DataFile) -> None:
+    _copy_fields(graph, copy, except_for={"node", "initializer"})
+    for tensor in graph.initializer:
+        _lean_tensor(tensor, copy.initializer.add(), path, data)
+    for node in graph.node:
+        lean = copy.node.add()
+        if not any(True for attribute in node.attribute for _ in _subgraphs(attribute)):
+            lean.CopyFrom(node)
+            continue
+        _copy_fields(node, lean, except_for={"attribute"})
+        for attribute in node.attribute:
+            added = lean.attribute.add()
+            _copy_fields(attribute, added, except_for={"g", "graphs"})
+            if attribute.HasField("g"):
+                _lean_graph(attribute.g, added.g, path, data)
+            for inner in attribute.graphs:
+                _lean_graph(inner, added.graphs.add(), path, data)
+
+
+def _lean_tensor(tensor: TensorProto, copy: TensorProto, path: Path, data: _DataFile) -> None:
+    if tensor.data_type == TensorProto.STRING or _size(tensor) < EXTERNAL_TENSOR_MINIMUM:
+        copy.CopyFrom(tensor)
+        if _is_external(copy):
+            _embed(copy, path)
+        return
+    copy.name = tensor.name
+    copy.data_type = tensor.data_type
+    copy.dims.extend(tensor.dims)
+    if _is_external(tensor):
+        data.add(_External.of(tensor, path).chunks(), copy)
+    else:
+        data.add([_raw(tensor)], copy)
+
+
+def _raw(tensor: TensorProto) -> bytes:
+    """The tensor's bytes as raw_data has them, from whichever field they are in."""
+    if tensor.HasField("raw_data"):
+        return tensor.raw_data
+    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+
+def _copy_fields(source: Message, target: Message, *, except_for: set[str]) -> None:
+    """Shallow, in that the fields *except_for* are not even looked at: they may hold gigabytes."""
+    for field, value in source.ListFields():
+        if field.name in except_for:
+            continue
+        if field.message_type is None and not field.is_repeated:
+            setattr(target, field.name, value)
+        elif field.is_repeated:
+            getattr(target, field.name).extend(value)
+        else:
+            getattr(target, field.name).CopyFrom(value)

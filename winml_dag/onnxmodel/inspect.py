@@ -1,0 +1,221 @@
+"""What an ONNX file is, told from its graph alone: operators, inputs and outputs, quantized or compiled, which files belong to it.
+
+``plan`` calls this for every model, so it imports nothing heavy and opens no weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel import wire
+from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
+
+# Here rather than with the writing of files, because it is read where onnx must not be imported.
+EXTERNAL_DATA_THRESHOLD = 100 * 2**20
+
+UNKNOWN_DIMENSION = "?"
+UNKNOWN_RANK = "..."
+
+_QUANTIZED_OPS = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "ConvInteger",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "ConvIntegerToFloat",
+        "QAttention",
+        "QGemm",
+        "QEmbedLayerNormalization",
+        "MatMulNBits",
+        "GatherBlockQuantized",
+    }
+)
+_QUANTIZED_PREFIXES = ("QLinear", "DynamicQuantize")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model.
+
+    ``dtype`` is numpy's name (``"float32"``), or ``"not a tensor"``. In ``shape`` a text is a symbolic dimension, ``"?"`` an
+    unnamed one; ``("...",)`` means that the model does not even tell the rank.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class EpContext:
+    """An EPContext node. ``source``: who made it; ``sidecar``: the file with its binary, None when embedded or in another node."""
+
+    source: str
+    embed_mode: int
+    sidecar: str | None
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """What :func:`inspect_model` found.
+
+    Attributes:
+        op_counts: nodes by ``op`` or ``domain/op``, in subgraphs and function bodies too (a body counts once, not once a call).
+        inputs: what a caller must feed; initializers that older models list as inputs are left out.
+        tensor_bytes: bytes of initializers and constants by dtype, wherever they are stored.
+        external_data: the distinct files with tensor data, relative to the model, sorted.
+        weight_types, activation_types: integer types seen at QDQ nodes and MatMulNBits (w8a16: ``uint8`` and ``uint16``), sorted;
+            32-bit types (biases) are left out.
+        files: all that must travel together: the model's own name, its external data, its EPContext binaries.
+    """
+
+    ir_version: int
+    opsets: Mapping[str, int]
+    producer: str
+    op_counts: Mapping[str, int]
+    total_nodes: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    tensor_bytes: Mapping[str, int]
+    external_data: tuple[str, ...]
+    ep_context: tuple[EpContext, ...]
+    is_quantized: bool
+    weight_types: tuple[str, ...]
+    activation_types: tuple[str, ...]
+    metadata: Mapping[str, str]
+    files: tuple[str, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        return bool(self.ep_context)
+
+    @property
+    def weight_size(self) -> int:
+        """Bytes of all tensor data."""
+        return sum(self.tensor_bytes.values())
+
+
+def inspect_model(path: Path) -> ModelSummary:
+    """Look at the model *path*.
+
+    Raises:
+        InputError: when it is not a readable ONNX model, or a file that it refers to is missing, a link, or outside its folder.
+    """
+    model = wire.read_model(path)
+    graphs = tuple(_graphs(model.graph))
+    nodes = [node for graph in graphs for node in graph.nodes]
+    for function in model.functions:
+        nodes.extend(_with_subgraph_nodes(function.nodes))
+    tensors = [tensor for graph in graphs for tensor in graph.initializers]
+    tensors.extend(tensor for node in nodes for attribute in node.attributes for tensor in attribute.tensors)
+
+    external_data = _distinct(_location(path, tensor) for tensor in tensors if tensor.external is not None)
+    ep_context = tuple(_ep_context(path, node) for node in nodes if node.op_type == "EPContext")
+    sidecars = _distinct(context.sidecar for context in ep_context if context.sidecar is not None)
+    for name in (*external_data, *sidecars):
+        sidecar_path(path, name)
+
+    tensor_bytes: Counter[str] = Counter()
+    for tensor in tensors:
+        tensor_bytes[dtype_name(tensor.data_type)] += byte_size(tensor.data_type, tensor.dims) or tensor.stored_bytes
+    op_counts = Counter(f"{node.domain}/{node.op_type}" if node.domain else node.op_type for node in nodes)
+    constants = {tensor.name for tensor in model.graph.initializers}
+    weight_types, activation_types = _integer_types(nodes, tensors)
+    return ModelSummary(
+        ir_version=model.ir_version,
+        opsets=model.opsets,
+        producer=model.producer,
+        op_counts=dict(sorted(op_counts.items())),
+        total_nodes=len(nodes),
+        inputs=tuple(_spec(value) for value in model.graph.inputs if value.name not in constants),
+        outputs=tuple(_spec(value) for value in model.graph.outputs),
+        tensor_bytes=dict(sorted(tensor_bytes.items())),
+        external_data=external_data,
+        ep_context=ep_context,
+        is_quantized=any(
+            node.op_type in _QUANTIZED_OPS or node.op_type.startswith(_QUANTIZED_PREFIXES) for node in nodes
+        ),
+        weight_types=weight_types,
+        activation_types=activation_types,
+        metadata=model.metadata,
+        files=_distinct((path.name, *external_data, *sidecars), ordered=False),
+    )
+
+
+def _graphs(graph: wire.Graph) -> Iterator[wire.Graph]:
+    """The graph and all graphs inside its nodes."""
+    yield graph
+    for node in graph.nodes:
+        for attribute in node.attributes:
+            for inner in attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _with_subgraph_nodes(nodes: Iterable[wire.Node]) -> Iterator[wire.Node]:
+    for node in nodes:
+        yield node
+        for attribute in node.attributes:
+            for graph in attribute.graphs:
+                for inner in _graphs(graph):
+                    yield from inner.nodes
+
+
+def _distinct(names: Iterable[str], *, ordered: bool = True) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(names))
+    return tuple(sorted(found)) if ordered else found
+
+
+def _location(path: Path, tensor: wire.Tensor) -> str:
+    location = (tensor.external or {}).get("location", "")
+    return sidecar_name(path, location)
+
+
+def _ep_context(path: Path, node: wire.Node) -> EpContext:
+    attributes = {attribute.name: attribute for attribute in node.attributes}
+    source = attributes.get("source")
+    mode = attributes.get("embed_mode")
+    context = attributes.get("ep_cache_context")
+    embed_mode = 1 if mode is None or mode.integer is None else mode.integer  # the operator's default
+    sidecar = None
+    if embed_mode == 0 and context is not None and context.content_bytes:
+        if context.content is None:
+            raise InputError(f"{path} has an EPContext node whose file name is {context.content_bytes} bytes long.")
+        sidecar = sidecar_name(path, context.content.decode("utf-8", "replace"))
+    name = (source.content or b"").decode("utf-8", "replace") if source is not None else ""
+    return EpContext(name, embed_mode, sidecar)
+
+
+def _spec(value: wire.Value) -> TensorSpec:
+    if value.dims is None:
+        shape: tuple[int | str, ...] = (UNKNOWN_RANK,)
+    else:
+        shape = tuple(UNKNOWN_DIMENSION if dim is None else dim for dim in value.dims)
+    return TensorSpec(value.name, dtype_name(value.data_type) if value.data_type else "not a tensor", shape)
+
+
+def _integer_types(
+    nodes: Iterable[wire.Node], tensors: Iterable[wire.Tensor]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The types that weights and activations are quantized to, as far as QDQ nodes and MatMulNBits tell."""
+    constants = {tensor.name: tensor.data_type for tensor in tensors}
+    weights: set[int] = set()
+    activations: set[int] = set()
+    bits: set[int] = set()
+    for node in nodes:
+        attributes = {attribute.name: attribute.integer for attribute in node.attributes}
+        if node.op_type == "MatMulNBits":
+            bits.add(attributes.get("bits") or 4)
+        elif node.op_type == "DequantizeLinear" and node.inputs and node.inputs[0] in constants:
+            weights.add(constants[node.inputs[0]])
+        elif node.op_type == "QuantizeLinear" and node.inputs:
+            kind = weights if node.inputs[0] in constants else activations
+            zero_point = constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+            kind.add(zero_point or attributes.get("output_dtype") or 2)  # uint8 is the operator's default
+    names = {dtype_name(data_type) for data_type in weights} - {"int32"} | {f"uint{count}" for count in bits}
+    return tuple(sorted(names)), tuple(sorted(dtype_name(data_type) for data_type in activations))

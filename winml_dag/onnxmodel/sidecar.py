@@ -1,0 +1,54 @@
+"""The files that a model names: its external data and the binaries of its EPContext nodes.
+
+The names come out of a file that anybody may have written, so a name that leaves the model's folder is refused before anything
+is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from winml_dag.errors import InputError
+
+# Names that Windows gives to devices, with any extension: opening one never opens a file.
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
+_FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\]')
+
+
+def sidecar_name(model: Path, location: str) -> str:
+    """*location* in its shortest form (``./a.data`` is ``a.data``), safe on every system.
+
+    Raises:
+        InputError: when it is absolute, leaves the model's folder or means a device.
+    """
+    parts = PurePosixPath(location).parts
+    unsafe = any(p in ("..", "/", "//") or p[-1] in ". " or _FORBIDDEN.search(p) or _DEVICE.fullmatch(p) for p in parts)
+    if unsafe or not parts:
+        raise InputError(
+            f"{model} refers to the file {location!r}, which is not a plain name inside the model's own folder.",
+            advice="Only use models from a source you trust; save it again with its data beside it.",
+        )
+    return "/".join(parts)
+
+
+def sidecar_path(model: Path, location: str) -> Path:
+    """Where the file lies that *model* refers to as *location*.
+
+    Raises:
+        InputError: when the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link is on the way to it.
+    """
+    path = model.parent
+    for part in PurePosixPath(sidecar_name(model, location)).parts:
+        path /= part
+        if path.is_symlink():
+            raise InputError(
+                f"{model} refers to {location!r}, but {path} is a link, which could lead out of the model's folder.",
+                advice="Put the file itself there.",
+            )
+    if not path.is_file():
+        raise InputError(
+            f"{model} needs the file {location!r} beside it, and {path} does not exist.",
+            advice="Copy the model together with its data files.",
+        )
+    return path
