@@ -20,8 +20,8 @@ class OutputComparison:
     """One output of the candidate against the reference's.
 
     Attributes:
-        cosine: 1 for the same direction. Two zero outputs are the same (1), one zero output is not (0), NaN or an infinity
-            that the reference does not have makes it 0.
+        cosine: 1 for the same direction. Two zero outputs are the same (1), one zero output is not (0); a NaN or an
+            infinity that the reference does not have makes it 0.
         sqnr_db: signal to quantization noise; infinite when equal, minus infinity when there is noise but no signal.
         max_abs_error: infinite with a NaN or an infinity that the reference does not have.
         nan_count, inf_count: elements that are so in the candidate only.
@@ -53,8 +53,9 @@ def compare(
 ) -> tuple[OutputComparison, ...]:
     """Compare output by output.
 
-    An element that the reference masks (not finite, or beyond :data:`MASK_MAGNITUDE`) counts as the most extreme of its unmasked
-    elements, on both sides: a candidate that masks it less strongly is right, one that does not mask it is wrong.
+    An element that the reference masks (infinite, or beyond :data:`MASK_MAGNITUDE`) counts as the most extreme of its
+    unmasked elements, on both sides: a candidate that masks it less strongly is right, one that does not mask it is
+    wrong. An element that is NaN in the reference is left out.
 
     Raises:
         StageError: when the number of outputs, a shape or the kind of values differs.

@@ -1,25 +1,28 @@
 """Random inputs for a model: the same seed gives the same numbers, whatever the order of inputs, machine or process.
 
-Which values make sense (token ids below the vocabulary's size) is known when a model is exported; it is written into the model's
-metadata, ``winml.io.inputs``, and read from there.
+Which values make sense (token ids below the vocabulary's size) is known when a model is exported; it is written into
+the model's metadata, ``winml.io.inputs``, and read from there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, TensorSpec, inspect_model
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 INPUTS_KEY = "winml.io.inputs"
 OUTPUTS_KEY = "winml.io.outputs"
@@ -57,7 +60,7 @@ class Session(Protocol):
     def get_modelmeta(self) -> _Metadata: ...
 
 
-def write_io_specs(model: onnx.ModelProto, inputs: Sequence[InputSpec], outputs: Sequence[TensorSpec]) -> None:
+def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequence[TensorSpec]) -> None:
     """Write what is known of inputs and outputs into the model's metadata, replacing what was there."""
     texts = {
         INPUTS_KEY: canonical_json([_to_json(spec) for spec in inputs]),
@@ -166,7 +169,11 @@ def _integers(
     high: float,
     distribution: Distribution,
 ) -> NDArray[np.generic]:
-    first, last = int(low), max(int(high) - 1, int(low))
+    first = math.ceil(low)
+    last = max(math.ceil(high) - 1, first)
+    bounds = np.iinfo(np.int64 if dtype.kind == "b" or dtype.name == "uint64" else dtype.name)
+    if not bounds.min <= first <= last <= bounds.max:
+        raise InputError(f"The range of values [{low}, {high}) does not fit the type {dtype.name}.")
     if distribution == "normal":
         values = np.rint((first + last) / 2 + (last - first) / 6 * generator.standard_normal(shape))
         return np.clip(values, first, last).astype(dtype)

@@ -1,4 +1,4 @@
-"""Writes and reads ONNX files so that the same model is the same bytes, with its weights in it or in one file beside it.
+"""Writes and reads ONNX files: the same model is the same bytes, its weights are in it or in one file beside it.
 
 The cache compares content: what differs between two machines or two runs (source paths in metadata, producer
 versions) is taken out, and how weights are laid out depends on the model alone.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from winml_dag.errors import InputError
@@ -34,8 +34,8 @@ _FOLDER = "basepath"
 def canonicalise(model: ModelProto) -> None:
     """Take out, in place, what varies between machines and runs without changing the model.
 
-    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), the producer, and
-    metadata of the model except our own ``winml.*``.
+    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), the producer,
+    and metadata of the model except our own ``winml.*``.
     """
     for name in ("doc_string", "producer_name", "producer_version"):
         model.ClearField(name)
@@ -94,15 +94,16 @@ def _subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
 def save_model(model: ModelProto, path: Path) -> None:
     """Write *model* to *path*: the same model gives the same bytes, whatever the machine, process or folder.
 
-    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in the one file. From there on, initializers of
-    :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in one other file, ``<path.name>.data``, beside it. *model* is canonicalised
-    in place (see :func:`canonicalise`) and otherwise left as it is; it may come from ``load_model(..., weights=False)``.
-    Memory peaks at one tensor above what *model* itself holds.
+    Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in the one file. From there on,
+    initializers of :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in one other file, ``<path.name>.data``, beside
+    it. *model* is canonicalised in place (see :func:`canonicalise`) and otherwise left as it is; it may come from
+    ``load_model(..., weights=False)``. Memory peaks at one tensor above what *model* itself holds.
 
     Raises:
-        InputError: when external data of *model* is missing or too short, or the graph without its weights is over 2 GiB.
+        InputError: when external data of *model* is missing or too short, or what remains of it is over 2 GiB.
     """
     canonicalise(model)
+    _embed_constants(model, path)
     data = path.with_name(path.name + ".data")
     if _weight_size(model) < EXTERNAL_DATA_THRESHOLD:
         content = _serialise(_embedded(model, path), path)
@@ -123,7 +124,7 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
         InputError: when a file is missing, cut short, not an ONNX model, or outside the model's folder.
     """
     try:
-        model = ModelProto.FromString(path.read_bytes())
+        model: ModelProto = ModelProto.FromString(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"The model {path} does not exist.", advice="Check the path.") from None
     except OSError as error:
@@ -132,24 +133,22 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
         raise _not_a_model(path) from error
     if not model.HasField("graph") or model.ir_version <= 0 or (model.ir_version >= 3 and not model.opset_import):
         raise _not_a_model(path)
-    for tensor in _initializers(model.graph):
+    for tensor in _initializers(model):
         if _is_external(tensor):
             _set_location(tensor, folder=path.parent.absolute())
             if weights:
                 _embed(tensor, path)
             else:
                 _External.of(tensor, path)
-    for tensor in _other_tensors(model):
-        if _is_external(tensor):
-            _set_location(tensor, folder=path.parent.absolute())
-            _embed(tensor, path)
+    _embed_constants(model, path)
     return model
 
 
 def resave(source: Path, destination: Path) -> None:
     """Write the model *source* again as *destination*, with its weights under the name that belongs to it.
 
-    The weights are never in memory at once, and their file has the bytes of *source*'s when :func:`save_model` wrote that.
+    Large weights are never in memory at once, and their file has the bytes of *source*'s if :func:`save_model` wrote
+    that.
 
     Raises:
         InputError: as :func:`load_model`.
@@ -163,50 +162,55 @@ def _not_a_model(path: Path) -> InputError:
 
 def _serialise(model: ModelProto, path: Path) -> bytes:
     try:
-        return model.SerializeToString(deterministic=True)
+        content: bytes = model.SerializeToString(deterministic=True)
     except (EncodeError, ValueError) as error:
         raise InputError(
-            f"{path.name} cannot be written: its graph alone, without the weights that can be stored beside it, is over 2 GiB.",
+            f"{path} cannot be written: even without the weights that can be stored beside it, it is over 2 GiB.",
             advice="Store large constants as initializers.",
         ) from error
+    return content
 
 
-def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
-    """Dense initializers of the graph and its subgraphs: the tensors that may be stored in another file."""
-    yield from graph.initializer
-    for node in graph.node:
+def _graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    """All graphs inside the nodes, and inside those graphs' nodes."""
+    for node in nodes:
         for attribute in node.attribute:
-            for inner in _subgraphs(attribute):
-                yield from _initializers(inner)
+            for graph in _subgraphs(attribute):
+                yield graph
+                yield from _graphs(graph.node)
+
+
+def _initializers(model: ModelProto) -> Iterator[TensorProto]:
+    """Dense initializers of the graph and its subgraphs: the tensors that we store in another file."""
+    for graph in (model.graph, *_graphs(model.graph.node)):
+        yield from graph.initializer
 
 
 def _other_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor that :func:`_initializers` leaves out: those in attributes, and sparse ones."""
-    yield from _graph_constants(model.graph)
-    for function in model.functions:
-        yield from _node_constants(function.node)
+    """Every tensor that :func:`_initializers` leaves out: in attributes, in functions, and sparse ones."""
+    inner = [graph for function in model.functions for graph in _graphs(function.node)]
+    for graph in inner:
+        yield from graph.initializer
+    graphs = (model.graph, *_graphs(model.graph.node), *inner)
+    for graph in graphs:
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for nodes in (*(graph.node for graph in graphs), *(function.node for function in model.functions)):
+        for node in nodes:
+            for attribute in node.attribute:
+                yield from _attribute_tensors(attribute)
 
 
-def _graph_constants(graph: GraphProto) -> Iterator[TensorProto]:
-    for sparse in graph.sparse_initializer:
+def _attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
+    if attribute.HasField("t"):
+        yield attribute.t
+    yield from attribute.tensors
+    for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
         yield from (sparse.values, sparse.indices)
-    yield from _node_constants(graph.node)
-
-
-def _node_constants(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
-            for graph in _subgraphs(attribute):
-                yield from _graph_constants(graph)
 
 
 def _weight_size(model: ModelProto) -> int:
-    return sum(_size(tensor) for group in (_initializers(model.graph), _other_tensors(model)) for tensor in group)
+    return sum(_size(tensor) for group in (_initializers(model), _other_tensors(model)) for tensor in group)
 
 
 def _size(tensor: TensorProto) -> int:
@@ -247,7 +251,7 @@ class _External:
             stated = int(entries.get("length", str(length)))
         except ValueError:
             offset = stated = -1
-        if offset < 0 or stated != length:
+        if offset < 0 or length < 0 or stated != length:
             raise InputError(
                 f"{name} says that tensor {tensor.name!r} ({dtype_name(tensor.data_type)} {list(tensor.dims)}) has "
                 f"{entries.get('length')} bytes from {entries.get('offset', 0)} on in {path.name}, which cannot be.",
@@ -279,13 +283,20 @@ def _embed(tensor: TensorProto, model: Path) -> None:
     tensor.ClearField("data_location")
 
 
+def _embed_constants(model: ModelProto, path: Path) -> None:
+    """Fetch what is stored elsewhere and is no initializer: few runtimes take that."""
+    for tensor in _other_tensors(model):
+        if _is_external(tensor):
+            _embed(tensor, path)
+
+
 def _embedded(model: ModelProto, path: Path) -> ModelProto:
     """The model with all its data in it: itself, or a copy when data had to be fetched."""
-    if not any(_is_external(tensor) for tensor in _initializers(model.graph)):
+    if not any(_is_external(tensor) for tensor in _initializers(model)):
         return model
     whole = ModelProto()
     whole.CopyFrom(model)
-    for tensor in _initializers(whole.graph):
+    for tensor in _initializers(whole):
         if _is_external(tensor):
             _embed(tensor, path)
     return whole
@@ -312,8 +323,8 @@ class _DataFile:
 def _lean(model: ModelProto, path: Path, data: _DataFile) -> ModelProto:
     """A copy of the model whose large initializers are in *data*.
 
-    A copy without them, rather than taking them out of the model: protobuf gives no memory back before the whole message
-    goes, and the caller may want to use its model.
+    A copy without them, rather than taking them out of the model: protobuf gives no memory back before the whole
+    message goes, and the caller may want to use its model.
     """
     copy = ModelProto()
     _copy_fields(model, copy, except_for={"graph"})

@@ -1,4 +1,4 @@
-"""What an ONNX file is, told from its graph alone: operators, inputs and outputs, quantized or compiled, which files belong to it.
+"""What an ONNX file is, told from its graph alone: its operators, inputs, outputs and files; quantized or compiled.
 
 ``plan`` calls this for every model, so it imports nothing heavy and opens no weights.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel import wire
 from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.graph import Graph, Node, Tensor, Value, read_model
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
 # Here rather than with the writing of files, because it is read where onnx must not be imported.
@@ -43,8 +43,8 @@ _QUANTIZED_PREFIXES = ("QLinear", "DynamicQuantize")
 class TensorSpec:
     """An input or output of a model.
 
-    ``dtype`` is numpy's name (``"float32"``), or ``"not a tensor"``. In ``shape`` a text is a symbolic dimension, ``"?"`` an
-    unnamed one; ``("...",)`` means that the model does not even tell the rank.
+    ``dtype`` is numpy's name (``"float32"``), or ``"not a tensor"``. In ``shape`` a text is a symbolic dimension,
+    ``"?"`` an unnamed one; ``("...",)`` means that the model does not even tell the rank.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class EpContext:
-    """An EPContext node. ``source``: who made it; ``sidecar``: the file with its binary, None when embedded or in another node."""
+    """An EPContext node. ``source``: who made it; ``sidecar``: the file with its binary, None when it needs none."""
 
     source: str
     embed_mode: int
@@ -66,12 +66,13 @@ class ModelSummary:
     """What :func:`inspect_model` found.
 
     Attributes:
-        op_counts: nodes by ``op`` or ``domain/op``, in subgraphs and function bodies too (a body counts once, not once a call).
+        op_counts: nodes by ``op`` or ``domain/op``, in subgraphs and function bodies too; a body counts once, however
+            often it is called.
         inputs: what a caller must feed; initializers that older models list as inputs are left out.
         tensor_bytes: bytes of initializers and constants by dtype, wherever they are stored.
         external_data: the distinct files with tensor data, relative to the model, sorted.
-        weight_types, activation_types: integer types seen at QDQ nodes and MatMulNBits (w8a16: ``uint8`` and ``uint16``), sorted;
-            32-bit types (biases) are left out.
+        weight_types, activation_types: integer types seen at QDQ nodes and MatMulNBits, sorted; for w8a16 they are
+            ``("uint8",)`` and ``("uint16",)``. 32-bit types (biases) are left out.
         files: all that must travel together: the model's own name, its external data, its EPContext binaries.
     """
 
@@ -105,17 +106,20 @@ def inspect_model(path: Path) -> ModelSummary:
     """Look at the model *path*.
 
     Raises:
-        InputError: when it is not a readable ONNX model, or a file that it refers to is missing, a link, or outside its folder.
+        InputError: when it is not a readable ONNX model, or a file that it refers to is missing, a link, or outside its
+            folder.
     """
-    model = wire.read_model(path)
-    graphs = tuple(_graphs(model.graph))
+    model = read_model(path)
+    bodies = (model.graph.nodes, *(function.nodes for function in model.functions))
+    graphs = (model.graph, *(graph for body in bodies for graph in _subgraphs(body)))
     nodes = [node for graph in graphs for node in graph.nodes]
-    for function in model.functions:
-        nodes.extend(_with_subgraph_nodes(function.nodes))
+    nodes.extend(node for function in model.functions for node in function.nodes)
     tensors = [tensor for graph in graphs for tensor in graph.initializers]
     tensors.extend(tensor for node in nodes for attribute in node.attributes for tensor in attribute.tensors)
 
-    external_data = _distinct(_location(path, tensor) for tensor in tensors if tensor.external is not None)
+    external_data = _distinct(
+        sidecar_name(path, tensor.external.get("location", "")) for tensor in tensors if tensor.external is not None
+    )
     ep_context = tuple(_ep_context(path, node) for node in nodes if node.op_type == "EPContext")
     sidecars = _distinct(context.sidecar for context in ep_context if context.sidecar is not None)
     for name in (*external_data, *sidecars):
@@ -144,39 +148,24 @@ def inspect_model(path: Path) -> ModelSummary:
         weight_types=weight_types,
         activation_types=activation_types,
         metadata=model.metadata,
-        files=_distinct((path.name, *external_data, *sidecars), ordered=False),
+        files=(path.name, *_distinct((*external_data, *sidecars))),
     )
 
 
-def _graphs(graph: wire.Graph) -> Iterator[wire.Graph]:
-    """The graph and all graphs inside its nodes."""
-    yield graph
-    for node in graph.nodes:
-        for attribute in node.attributes:
-            for inner in attribute.graphs:
-                yield from _graphs(inner)
-
-
-def _with_subgraph_nodes(nodes: Iterable[wire.Node]) -> Iterator[wire.Node]:
+def _subgraphs(nodes: Iterable[Node]) -> Iterator[Graph]:
+    """All graphs inside the nodes, and inside those graphs' nodes."""
     for node in nodes:
-        yield node
         for attribute in node.attributes:
             for graph in attribute.graphs:
-                for inner in _graphs(graph):
-                    yield from inner.nodes
+                yield graph
+                yield from _subgraphs(graph.nodes)
 
 
-def _distinct(names: Iterable[str], *, ordered: bool = True) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(names))
-    return tuple(sorted(found)) if ordered else found
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
 
 
-def _location(path: Path, tensor: wire.Tensor) -> str:
-    location = (tensor.external or {}).get("location", "")
-    return sidecar_name(path, location)
-
-
-def _ep_context(path: Path, node: wire.Node) -> EpContext:
+def _ep_context(path: Path, node: Node) -> EpContext:
     attributes = {attribute.name: attribute for attribute in node.attributes}
     source = attributes.get("source")
     mode = attributes.get("embed_mode")
@@ -191,7 +180,7 @@ def _ep_context(path: Path, node: wire.Node) -> EpContext:
     return EpContext(name, embed_mode, sidecar)
 
 
-def _spec(value: wire.Value) -> TensorSpec:
+def _spec(value: Value) -> TensorSpec:
     if value.dims is None:
         shape: tuple[int | str, ...] = (UNKNOWN_RANK,)
     else:
@@ -199,9 +188,7 @@ def _spec(value: wire.Value) -> TensorSpec:
     return TensorSpec(value.name, dtype_name(value.data_type) if value.data_type else "not a tensor", shape)
 
 
-def _integer_types(
-    nodes: Iterable[wire.Node], tensors: Iterable[wire.Tensor]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _integer_types(nodes: Iterable[Node], tensors: Iterable[Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The types that weights and activations are quantized to, as far as QDQ nodes and MatMulNBits tell."""
     constants = {tensor.name: tensor.data_type for tensor in tensors}
     weights: set[int] = set()

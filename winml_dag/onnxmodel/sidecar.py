@@ -1,7 +1,7 @@
 """The files that a model names: its external data and the binaries of its EPContext nodes.
 
-The names come out of a file that anybody may have written, so a name that leaves the model's folder is refused before anything
-is opened.
+The names come out of a file that anybody may have written, so a name that leaves the model's folder is refused before
+anything is opened.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def sidecar_path(model: Path, location: str) -> Path:
     """Where the file lies that *model* refers to as *location*.
 
     Raises:
-        InputError: when the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link is on the way to it.
+        InputError: when the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link leads to it.
     """
     path = model.parent
     for part in PurePosixPath(sidecar_name(model, location)).parts:
         path /= part
         if path.is_symlink():
             raise InputError(
-                f"{model} refers to {location!r}, but {path} is a link, which could lead out of the model's folder.",
+                f"{path}, which {model.name} needs, is a link, and a link could lead out of the model's folder.",
                 advice="Put the file itself there.",
             )
     if not path.is_file():
         raise InputError(
-            f"{model} needs the file {location!r} beside it, and {path} does not exist.",
+            f"The file {path}, which {model.name} needs, does not exist.",
             advice="Copy the model together with its data files.",
         )
     return path
