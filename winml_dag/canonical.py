@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias, Union
 
 # A recursive alias cannot be a PEP 604 expression at run time: the forward references are for the type checker only.
-JsonValue: TypeAlias = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]
+JsonValue: TypeAlias = Union[bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"], None]
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
 

@@ -1,8 +1,8 @@
 """What a stage declares, and what it gets to work with.
 
-A :class:`Stage` is a declaration: importing it must cost nothing, so the work is named by ``module:function`` and imported
-only in the process that does it. A :class:`Node` is one use of a stage in a graph. The engine knows no ONNX: the kind of
-an artifact is a word that the declarations of makers and readers must agree on.
+A :class:`Stage` is a declaration: importing it must cost nothing, so the work is named by ``module:function`` and
+imported only in the process that does it. A :class:`Node` is one use of a stage in a graph. The engine knows no ONNX:
+the kind of an artifact is a word that the declarations of makers and readers must agree on.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Node:
 
     Attributes:
         id: unique in its graph, such as ``optimize.0``.
-        config: the resolved fields that the stage reads, by recipe section (``{"quant": {"samples": 10}}``), so that a reason can
-            name a field as the recipe does.
+        config: the resolved fields that the stage reads, by recipe section (``{"quant": {"samples": 10}}``), so that
+            a reason can name a field as the recipe does.
         inputs: artifact name by slot.
         outputs: artifact name by slot; by default ``<id>.<slot>``.
         kinds: kind by output slot where it differs from the declaration.
@@ -103,8 +103,8 @@ class Source:
 class Workspace:
     """The folders a stage works with, all relative to its current folder, so that no absolute path can reach the bytes.
 
-    Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an empty
-    folder to fill. Anything written elsewhere is thrown away.
+    Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an
+    empty folder to fill. Anything written elsewhere is thrown away.
     """
 
     inputs: Mapping[str, Path]

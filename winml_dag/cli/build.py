@@ -1,0 +1,73 @@
+"""``winml-dag build``: bring an output folder up to date."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from winml_dag.cli.options import format_option, rebuild_option, request_from, request_options
+from winml_dag.cli.report import print_json, print_result
+from winml_dag.errors import StageError, WinmlDagError
+
+
+@click.command(name="build")
+@request_options
+@rebuild_option
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
+@click.option("-k", "--keep-going", is_flag=True, help="After a failure go on with what does not depend on it.")
+@click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
+@click.option("-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")
+@format_option
+def command(
+    *,
+    jobs: int | None,
+    keep_going: bool,
+    stage_timeout: float | None,
+    verbose: bool,
+    quiet: bool,
+    rebuild: bool,
+    format_: str,
+    **options: Any,
+) -> int:
+    """Build a model: run only what is not already known, then put the results into the output folder.
+
+    \b
+    winml-dag build -c recipe.yaml -o out
+    winml-dag build --onnx model.onnx --device qnn --precision w8a16 -o out
+    """
+    try:
+        return _build(jobs or os.cpu_count() or 1, keep_going, stage_timeout, verbose, quiet, rebuild, format_, options)
+    except WinmlDagError as error:
+        if format_ == "json":
+            print_json([], 0.0, error=str(error))
+        raise
+
+
+def _build(
+    jobs: int,
+    keep_going: bool,
+    stage_timeout: float | None,
+    verbose: bool,
+    quiet: bool,
+    rebuild: bool,
+    format_: str,
+    options: dict[str, Any],
+) -> int:
+    from winml_dag.cli.progress import progress
+    from winml_dag.pipeline.build import BuildOptions, build
+    from winml_dag.pipeline.request import build_of
+    from winml_dag.store.local import LocalStore
+
+    request, cache_dir = request_from(options)
+    wanted = build_of(request, cache_dir, download=True)
+    store = LocalStore(cache_dir)
+    how = BuildOptions(jobs, keep_going, rebuild, stage_timeout)
+    with progress(quiet=quiet, to_stderr=format_ == "json") as observer:
+        result = build(wanted, store, how, observer=observer)
+    if format_ == "json":
+        print_json([result], result.elapsed_seconds)
+    print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose)
+    return StageError.exit_code if result.failed else 0

@@ -1,0 +1,29 @@
+"""``winml-dag graph``: the graph of a build as text for mermaid or graphviz."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from winml_dag.cli.options import request_from, request_options
+
+
+@click.command(name="graph")
+@request_options
+@click.option("--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="mermaid or dot.")
+def command(*, format_: str, **options: Any) -> int:
+    """Print the graph of a build: sources, stages, and what passes between them."""
+    from winml_dag.pipeline.build import plan
+    from winml_dag.pipeline.plan import plan_build
+    from winml_dag.pipeline.request import build_of
+    from winml_dag.report.graph import dot, mermaid
+    from winml_dag.store.local import LocalStore
+
+    request, cache_dir = request_from(options)
+    build = build_of(request, cache_dir, download=False)
+    store = LocalStore(cache_dir)
+    statuses = {view.id: view.status for view in plan(build, store).stages}
+    graph = plan_build(build, store.fingerprints).graph
+    click.echo((mermaid if format_ == "mermaid" else dot)(graph, statuses))
+    return 0

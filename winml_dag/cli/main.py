@@ -1,0 +1,96 @@
+"""``winml-dag``: lists its commands without importing them, runs one, and ends with the exit code of what happened.
+
+Exit codes: 0 done, 1 a stage failed or the cache or output folder cannot be used, 2 usage or recipe error, 3 an input is missing or
+unreadable, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from winml_dag import __version__
+from winml_dag.errors import Interrupted, WinmlDagError
+
+# name -> (module, the line in the list of commands); a command's module is imported only to run it or to show its help.
+COMMANDS = {
+    "build": ("winml_dag.cli.build", "Bring a model's output folder up to date."),
+    "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
+    "why": ("winml_dag.cli.why", "Explain one stage of a build."),
+    "graph": ("winml_dag.cli.graph", "Print the graph of a build (mermaid or dot)."),
+    "cache": ("winml_dag.cli.cache", "Look after the cache."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" Commands: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Build deployment-ready ONNX models: declare models, precisions and execution providers, and run only what is not known.",
+)
+@click.version_option(__version__, "--version", prog_name="winml-dag")
+def cli() -> None: ...
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Errors go to stderr as sentences, never as tracebacks."""
+    # A CI system ends its jobs with SIGTERM: children must be ended then, just as after Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        result = cli.main(arguments, prog_name="winml-dag", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted: what had finished is in the cache, nothing half done was kept.", err=True)
+        return Interrupted.exit_code
+    except WinmlDagError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output has gone, as in `winml-dag plan | head`
+        sys.stderr.close()
+        return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

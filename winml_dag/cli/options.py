@@ -1,0 +1,64 @@
+"""The options that every command about a build shares, and the request that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from winml_dag.pipeline.asked import Overrides
+from winml_dag.pipeline.request import Request
+from winml_dag.store.local import default_cache_dir
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILE = click.Path(path_type=Path)
+
+_OPTIONS = (
+    click.option("-c", "--config", "recipe", type=_FILE, help="The recipe: JSON or YAML; winml-cli's configs work."),
+    click.option("-m", "--model", help="A hub id, a model folder or an .onnx file."),
+    click.option("--onnx", type=_FILE, help="A model that is ONNX already."),
+    click.option("-o", "--output-dir", type=_FILE, help="Where the result goes."),
+    click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
+    click.option("--cache-dir", type=_FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."),
+    click.option("-t", "--task", help="What the model is for, such as text-classification."),
+    click.option("--ep", help="Execution provider: qnn, cpu, openvino, ..."),
+    click.option("-d", "--device", help="npu, gpu, cpu or auto; an execution provider's name works too."),
+    click.option("-p", "--precision", help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),
+    click.option("--quant/--no-quant", default=None, help="Quantize, whatever the recipe says."),
+    click.option("--compile/--no-compile", default=None, help="Compile, whatever the recipe says."),
+    click.option("--optimize/--no-optimize", default=None, help="Optimize, whatever the recipe says."),
+    click.option("--analyze/--no-analyze", default=None, help="Analyze, whatever the recipe says."),
+    click.option("--random-weights", is_flag=True, help="Make the weights up; no model files are needed."),
+    click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
+)
+
+
+def request_options(function: F) -> F:
+    """Add the options; the command gets them as ``**options``."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def rebuild_option(function: F) -> F:
+    return click.option("--rebuild", is_flag=True, help="Run every stage, known or not.")(function)
+
+
+def format_option(function: F) -> F:
+    choice = click.Choice(["text", "json"])
+    return click.option("--format", "format_", type=choice, default="text", help="text or json.")(function)
+
+
+def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
+    """The request and the cache folder that *options* mean."""
+    cache_dir = options.pop("cache_dir") or default_cache_dir()
+    request = Request(
+        recipe=options.pop("recipe"),
+        output_dir=options.pop("output_dir"),
+        use_cache=options.pop("use_cache"),
+        overrides=Overrides(**options),
+    )
+    return request, cache_dir

@@ -1,0 +1,44 @@
+"""``winml-dag plan``: what a build would run and why, with nothing run and nothing written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from winml_dag.cli.options import format_option, rebuild_option, request_from, request_options
+from winml_dag.cli.report import counts, print_json, stage_line
+from winml_dag.errors import WinmlDagError
+
+
+@click.command(name="plan")
+@request_options
+@rebuild_option
+@format_option
+def command(*, rebuild: bool, format_: str, **options: Any) -> int:
+    """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time."""
+    from winml_dag.engine.events import Status
+    from winml_dag.pipeline.build import plan
+    from winml_dag.pipeline.request import build_of
+    from winml_dag.store.local import LocalStore
+
+    try:
+        request, cache_dir = request_from(options)
+        build = build_of(request, cache_dir, download=False)
+        result = plan(build, LocalStore(cache_dir), rebuild=rebuild)
+    except WinmlDagError as error:
+        if format_ == "json":
+            print_json([], 0.0, error=str(error))
+        raise
+    if format_ == "json":
+        print_json([result], result.elapsed_seconds)
+        return 0
+    width = max(len(view.id) for view in result.stages)
+    for view in result.stages:
+        click.echo(stage_line(view, width))
+    to_run = [view for view in result.stages if view.status is Status.RAN]
+    known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
+    unknown = len(to_run) - len(known)
+    time = f"about {sum(known):.1f} s" + (f", plus {unknown} stages never timed" if unknown else "")
+    click.echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
+    return 0

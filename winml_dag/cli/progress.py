@@ -1,0 +1,111 @@
+"""What is going on, while it goes on: a live table on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.stage import Node
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@contextmanager
+def progress(*, quiet: bool, to_stderr: bool) -> Iterator[Observer]:
+    """An observer for one run. *to_stderr* keeps stdout free for a JSON result."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    if quiet:
+        yield Silent()
+    elif stream.isatty():
+        table = LiveTable(to_stderr=to_stderr)
+        try:
+            yield table
+        finally:
+            table.stop()
+    else:
+        yield Lines(to_stderr=to_stderr)
+
+
+class Lines:
+    """A line when a stage begins and one when it ends, for logs and CI."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._to_stderr = to_stderr
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None:
+        expected = "" if estimate_seconds is None else f" (took {estimate_seconds:.1f} s last time)"
+        click.echo(f"{node.id:<12} running{expected}: {reason}", err=self._to_stderr)
+
+    def finished(self, result: StageResult) -> None:
+        took = f" in {result.elapsed_seconds:.1f} s" if result.status is Status.RAN else ""
+        why = result.error if result.status is Status.FAILED else str(result.reason)
+        click.echo(f"{result.node.id:<12} {result.status}{took}: {why}", err=self._to_stderr)
+
+
+class LiveTable:
+    """One row for each stage, redrawn while stages run. rich is imported when the first stage starts, not before."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._to_stderr = to_stderr
+        self._rows: dict[str, _Row] = {}
+        self._live: object | None = None
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None:
+        self._rows[node.id] = _Row("running", str(reason), time.monotonic(), estimate_seconds)
+        self._show()
+
+    def finished(self, result: StageResult) -> None:
+        why = result.error if result.status is Status.FAILED else str(result.reason)
+        elapsed = result.elapsed_seconds if result.status in (Status.RAN, Status.FAILED) else None
+        self._rows[result.node.id] = _Row(str(result.status), why, None, elapsed)
+        if self._live is not None:
+            self._show()
+
+    def stop(self) -> None:
+        from rich.live import Live
+
+        if isinstance(self._live, Live):
+            self._live.update(self._table(), refresh=True)
+            self._live.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        if not isinstance(self._live, Live):
+            console = Console(stderr=self._to_stderr)
+            self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4)
+            self._live.start()
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        table = Table("stage", "status", "time", "reason", box=None, header_style="bold", pad_edge=False)
+        for node_id, row in self._rows.items():
+            table.add_row(node_id, f"[{_COLOURS.get(row.status, 'white')}]{row.status}", row.time(), row.reason)
+        return table
+
+
+class _Row:
+    def __init__(self, status: str, reason: str, since: float | None, seconds: float | None) -> None:
+        self.status = status
+        self.reason = reason
+        self._since = since
+        self._seconds = seconds
+
+    def time(self) -> str:
+        if self._since is None:
+            return "" if self._seconds is None else f"{self._seconds:.1f} s"
+        expected = "" if self._seconds is None else f" of ~{self._seconds:.1f} s"
+        return f"{time.monotonic() - self._since:.1f} s{expected}"
+
+
+_COLOURS = {"running": "yellow", "ran": "green", "reused": "cyan", "failed": "red", "skipped": "bright_black"}

@@ -1,0 +1,107 @@
+"""What commands print: JSON for programs, lines for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import Status
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildResult, StageView
+
+
+def print_json(results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "") -> None:
+    """Print exactly one JSON object to stdout."""
+    value: dict[str, object] = {
+        "builds": [_build_json(result) for result in results],
+        "elapsed_seconds": round(elapsed_seconds, 3),
+    }
+    if error:
+        value["error"] = error
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _build_json(result: BuildResult) -> JsonObject:
+    return {
+        "output_dir": str(result.build.output_dir),
+        "final_artifact": None if result.final_artifact is None else str(result.final_artifact),
+        "stages": [
+            {
+                "id": view.id,
+                "stage": view.stage,
+                "status": str(view.status),
+                "reason": view.reason,
+                "cache_key": view.cache_key,
+                "elapsed_seconds": view.elapsed_seconds,
+                **_failure_json(view),
+            }
+            for view in result.stages
+        ],
+    }
+
+
+def _failure_json(view: StageView) -> JsonObject:
+    result = view.result
+    if result is None or not result.error:
+        return {}
+    return {"error": result.error, "advice": result.advice, "log": None if result.log is None else str(result.log)}
+
+
+def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:
+    """The end of a build in a few lines: notices, failures with the end of their log, and one line that sums up."""
+    if not quiet:
+        for notice in result.build.notices:
+            click.echo(f"note: {notice}", err=to_stderr)
+    if restored := result.materialised.restored:
+        click.echo(f"note: restored what had been changed or deleted: {', '.join(restored)}", err=to_stderr)
+    for view in result.stages:
+        if view.status is Status.FAILED:
+            for line in failure_lines(view, whole=verbose):
+                click.echo(line, err=True)
+    click.echo(summary(result), err=to_stderr)
+
+
+def failure_lines(view: StageView, *, whole: bool = False) -> Iterator[str]:
+    """A failed stage: what happened, what to do, and the end of its log (or all of it)."""
+    result = view.result
+    assert result is not None
+    yield f"error: {view.id} failed: {result.error} {result.advice}".rstrip()
+    if result.log is not None:
+        lines = result.log.read_text(encoding="utf-8", errors="replace").splitlines() if whole else result.tail
+        yield from (f"  | {line}" for line in lines)
+        yield f"  the whole log: {result.log}"
+
+
+def summary(result: BuildResult) -> str:
+    build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
+    counted = counts(result)
+    target = f"{build.precision}, {build.target.ep.alias} {build.target.device}"
+    if result.failed:
+        return f"Failed after {seconds}: {counted}. {build.output_dir} is as it was."
+    model = result.final_artifact
+    if any(view.status is Status.RAN for view in result.stages):
+        return f"Built {model} ({target}) in {seconds}: {counted}."
+    if result.materialised.changed:
+        return f"Put together {model} ({target}) from the cache in {seconds}: nothing ran."
+    return f"Up to date: {model} ({target}), checked in {seconds}."
+
+
+def counts(result: BuildResult) -> str:
+    """``3 ran, 4 reused, 1 skipped``."""
+    by_status = {status: sum(view.status is status for view in result.stages) for status in Status}
+    return ", ".join(f"{count} {status}" for status, count in by_status.items() if count)
+
+
+def stage_line(view: StageView, width: int) -> str:
+    """One stage in a plan: ``optimize.0  would run  ~1.2 s  first build``."""
+    seconds = view.elapsed_seconds
+    time = "" if view.status is not Status.RAN or seconds is None else f"~{seconds:.1f} s"
+    return f"{view.id:<{width}}  {_FORESEEN[view.status]:<9}  {time:>8}  {view.reason}"
+
+
+_FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "left out", Status.FAILED: "failed"}

@@ -1,0 +1,58 @@
+"""What a run tells while it goes on, and what it says of each stage at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.stage import Node
+from winml_dag.store.record import Record
+
+
+class Status(StrEnum):
+    """What became of a stage (in a plan: what would)."""
+
+    RAN = "ran"
+    REUSED = "reused"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage of a run or of a plan.
+
+    ``cache_key`` is None while an input is not known yet; ``record`` is there for what ran or was reused.
+    ``elapsed_seconds`` is time spent in this run (0 for a reuse), in a plan the estimate, None without one.
+    ``error``, ``advice``, ``log`` and ``tail`` tell of a failure.
+    """
+
+    node: Node
+    status: Status
+    reason: Reason
+    cache_key: str | None = None
+    record: Record | None = None
+    elapsed_seconds: float | None = 0.0
+    error: str = ""
+    advice: str = ""
+    log: Path | None = None
+    tail: tuple[str, ...] = ()
+
+
+class Observer(Protocol):
+    """Told from the scheduler's thread, in the order in which things happen."""
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None: ...
+
+    def finished(self, result: StageResult) -> None: ...
+
+
+class Silent:
+    """An observer that says nothing."""
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None: ...
+
+    def finished(self, result: StageResult) -> None: ...

@@ -1,0 +1,59 @@
+"""What is known of a graph so far: the digest of every artifact that a source, a record or a run has told.
+
+A stage's key is known as soon as its inputs' digests are; those come from records, so the bytes of intermediates need
+not be on this machine at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.keys import ingredients_of
+from winml_dag.engine.stage import Node, Source
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.record import Ingredients, Record
+
+
+def source_artifact(source: Source, fingerprints: Fingerprints) -> Artifact:
+    """The files of *source* by content. Raises InputError for one that is missing or unreadable."""
+    return Artifact.of(fingerprints.entry(file.path, file.name) for file in source.files)
+
+
+@dataclass
+class Known:
+    """Artifacts by name, and the record that each finished node stands on."""
+
+    graph: Graph
+    artifacts: dict[str, Artifact]
+    records: dict[str, Record] = field(default_factory=dict)
+
+    @classmethod
+    def at_start(cls, graph: Graph, sources: Mapping[str, Artifact]) -> Known:
+        return cls(graph, dict(sources))
+
+    def ingredients(self, node: Node) -> Ingredients | None:
+        """None as long as an input is not known."""
+        inputs: dict[str, str] = {}
+        for slot, name in node.inputs.items():
+            artifact = self.artifacts.get(name)
+            if artifact is None:
+                return None
+            inputs[slot] = artifact.digest
+        return ingredients_of(node, inputs)
+
+    def settle(self, node: Node, record: Record) -> None:
+        self.records[node.id] = record
+        for slot, artifact in record.outputs.items():
+            self.artifacts[node.output(slot)] = artifact
+
+    def forget(self, node: Node) -> None:
+        self.records.pop(node.id, None)
+        for slot in node.stage.outputs:
+            self.artifacts.pop(node.output(slot), None)
+
+    def unknown_needs(self, node: Node) -> tuple[str, ...]:
+        """The ids of the makers whose output *node* still waits for."""
+        return tuple(maker.id for maker in self.graph.needs(node) if maker.id not in self.records)

@@ -1,0 +1,46 @@
+"""What a run would do, without doing it: the same decisions as a run, as far as they can be made now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from winml_dag.engine import reason
+from winml_dag.engine.decide import Reuse, decide
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.known import Known
+from winml_dag.engine.stage import Node
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.store import Store
+
+
+def remembered_name(scope: str, node: Node) -> str:
+    """What a node's result is remembered under: the same stage of the same build, whatever its key was then."""
+    return f"{scope}\n{node.id}"
+
+
+def plan_graph(
+    graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
+) -> tuple[StageResult, ...]:
+    """One result for each node, in the graph's order; nothing is run or written.
+
+    A node behind one that would run has no key yet: it is listed as ``ran``, with a reason that says what it waits
+    for, and may turn out to be reused when what runs before it gives the same bytes as before.
+    """
+    known = Known.at_start(graph, sources)
+    return tuple(_planned(node, known, store, scope, rebuild) for node in graph.nodes)
+
+
+def _planned(node: Node, known: Known, store: Store, scope: str, rebuild: bool) -> StageResult:
+    name = remembered_name(scope, node)
+    ingredients = known.ingredients(node)
+    if ingredients is None:
+        last = store.latest(name)
+        estimate = None if last is None else last.elapsed_seconds
+        why = reason.REBUILD if rebuild else reason.waits(known.unknown_needs(node))
+        return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
+    decision = decide(name, ingredients, store, rebuild=rebuild)
+    if isinstance(decision, Reuse):
+        known.settle(node, decision.record)
+        return StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record)
+    return StageResult(node, Status.RAN, decision.reason, decision.key, elapsed_seconds=decision.estimate_seconds)

@@ -1,0 +1,212 @@
+"""The scheduler: every node is decided as soon as its inputs are known, and runs as soon as there is a free place.
+
+This is the main loop of a build. First everything that can be decided is: reuses settle at once and may make further
+nodes decidable. Then places are filled with what must run. Then we wait for the next run to end, and begin again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from winml_dag.engine import reason
+from winml_dag.engine.decide import Reuse, Run, decide
+from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.engine.execute import Executor
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.known import Known
+from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.run import Damaged, Runner
+from winml_dag.engine.stage import Node
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.record import Record
+from winml_dag.store.store import Store
+
+# A blob that is damaged again each time it is made anew means a broken disk, not a lost blob.
+_MOST_REMAKES = 3
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to go through a graph; ``scope`` tells builds apart in what is remembered of them."""
+
+    scope: str
+    jobs: int = 1
+    keep_going: bool = False
+    rebuild: bool = False
+
+
+class Scheduler:
+    """One run through one graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        sources: Mapping[str, Artifact],
+        store: Store,
+        runner: Runner,
+        executor: Executor,
+        options: RunOptions,
+        observer: Observer | None = None,
+    ) -> None:
+        self._graph = graph
+        self._known = Known.at_start(graph, sources)
+        self._store = store
+        self._runner = runner
+        self._executor = executor
+        self._options = options
+        self._observer = observer or Silent()
+        self._nodes = {node.id: node for node in graph.nodes}
+        self._readers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
+        for node in graph.nodes:
+            for maker in graph.needs(node):
+                self._readers[maker.id].append(node)
+        self._undecided = set(self._nodes)
+        # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
+        # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
+        self._candidates = deque(graph.nodes)
+        self._to_run: deque[tuple[Node, Run]] = deque()
+        self._running: dict[Future[StageResult | Reuse | Damaged], tuple[Node, Run]] = {}
+        self._results: dict[str, StageResult] = {}
+        self._remakes = 0
+        self._stopping = False
+
+    def run(self) -> tuple[StageResult, ...]:
+        """Go through the whole graph; one result for each node, in the graph's order.
+
+        Raises:
+            KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
+        """
+        with ThreadPoolExecutor(self._options.jobs, thread_name_prefix="stage") as pool:
+            try:
+                self._loop(pool)
+            except BaseException:
+                self._executor.stop()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return tuple(self._results[node.id] for node in self._graph.nodes)
+
+    def _loop(self, pool: ThreadPoolExecutor) -> None:
+        self._decide_ready()
+        while self._to_run or self._running:
+            while self._to_run and len(self._running) < self._options.jobs:
+                node, decision = self._to_run.popleft()
+                self._start(pool, node, decision)
+            for future in self._wait():
+                self._take(*self._running.pop(future), future.result())
+            self._decide_ready()
+        self._close()
+
+    def _wait(self) -> Iterable[Future[StageResult | Reuse | Damaged]]:
+        # Windows cannot interrupt a wait without end, so Ctrl-C would be heard only after the stage.
+        timeout = 0.2 if os.name == "nt" else None
+        return wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED).done
+
+    def _decide_ready(self) -> None:
+        """Decide every node whose inputs are known; each reuse may make further ones decidable."""
+        while self._candidates and not self._stopping:
+            node = self._candidates.popleft()
+            ingredients = self._known.ingredients(node) if node.id in self._undecided else None
+            if ingredients is None:
+                continue
+            self._undecided.discard(node.id)
+            name = remembered_name(self._options.scope, node)
+            decision = decide(name, ingredients, self._store, rebuild=self._options.rebuild)
+            if isinstance(decision, Reuse):
+                self._settle_reuse(node, decision)
+            else:
+                self._to_run.append((node, decision))
+
+    def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
+        inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
+        self._observer.started(node, decision.reason, decision.estimate_seconds)
+        self._running[pool.submit(self._runner.run, node, decision, inputs)] = (node, decision)
+
+    def _take(self, node: Node, decision: Run, outcome: StageResult | Reuse | Damaged) -> None:
+        if isinstance(outcome, Damaged):
+            self._remake(node, outcome.file)
+        elif isinstance(outcome, Reuse):
+            self._settle_reuse(node, outcome)
+        elif outcome.status is Status.FAILED:
+            self._finish(outcome)
+        elif self._inputs_moved(node, decision.key):
+            self._reopen([node])
+        else:
+            assert outcome.record is not None
+            self._settle(node, outcome.record)
+            self._store.remember(remembered_name(self._options.scope, node), outcome.record.cache_key)
+            self._finish(outcome)
+
+    def _settle_reuse(self, node: Node, decision: Reuse) -> None:
+        self._settle(node, decision.record)
+        if decision.reason is not reason.UP_TO_DATE:
+            self._store.remember(remembered_name(self._options.scope, node), decision.record.cache_key)
+        # A node that ran in this run and is then found again (its reader met a damaged blob elsewhere) did run.
+        if node.id not in self._results:
+            self._finish(StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record))
+
+    def _settle(self, node: Node, record: Record) -> None:
+        self._known.settle(node, record)
+        self._candidates.extend(self._readers[node.id])
+
+    def _finish(self, result: StageResult) -> None:
+        self._results[result.node.id] = result
+        if result.status is Status.FAILED and not self._options.keep_going:
+            self._stopping = True
+            self._to_run.clear()
+        self._observer.finished(result)
+
+    def _inputs_moved(self, node: Node, key: str) -> bool:
+        """Whether an input was made anew, differently, while *node* ran: then its result belongs to no graph now."""
+        ingredients = self._known.ingredients(node)
+        return ingredients is None or cache_key(ingredients) != key
+
+    def _remake(self, node: Node, file: FileEntry) -> None:
+        """A blob that *node* reads is damaged: its maker, and all that stands on it, have to be decided again."""
+        maker = self._maker_of(node, file)
+        self._remakes += 1
+        if maker is None or self._remakes > _MOST_REMAKES:
+            self._finish(
+                StageResult(
+                    node,
+                    Status.FAILED,
+                    reason.lost([file]),
+                    error=f"its input {file.name} is damaged in the cache again each time it is made",
+                    advice="Check the disk, or choose another cache folder with --cache-dir.",
+                )
+            )
+            return
+        running = {other.id for other, _ in self._running.values()}
+        reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - running
+        self._to_run = deque((other, run) for other, run in self._to_run if other.id not in reopened)
+        self._reopen([self._nodes[node_id] for node_id in reopened])
+
+    def _reopen(self, nodes: Iterable[Node]) -> None:
+        """Decide *nodes* again. One that ran in this run keeps its result: finding it again later does not make it
+        reused.
+        """
+        for node in nodes:
+            self._known.forget(node)
+            if node.id in self._results and self._results[node.id].status is Status.REUSED:
+                del self._results[node.id]
+            self._undecided.add(node.id)
+            self._candidates.append(node)
+
+    def _maker_of(self, node: Node, file: FileEntry) -> Node | None:
+        for name in node.inputs.values():
+            artifact = self._known.artifacts.get(name)
+            if artifact is not None and file in artifact.files:
+                return self._graph.makers.get(name)
+        return None
+
+    def _close(self) -> None:
+        """Say of every node that was never decided, or decided but not started, why it was not."""
+        failed = [node_id for node_id, result in self._results.items() if result.status is Status.FAILED]
+        for node in self._graph.nodes:
+            if node.id not in self._results:
+                needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._known.records)
+                self._finish(StageResult(node, Status.SKIPPED, reason.blocked(needs or failed)))

@@ -1,0 +1,149 @@
+"""The process that does the work of one stage: ``python -m winml_dag.engine.worker`` in the stage's scratch folder.
+
+It reads ``task.json``, calls the stage's function and writes ``result.json``; nothing else passes between it and the
+engine, because native libraries print to stdout at will. It dies with its parent: the engine holds the other end of
+stdin, and when that closes the whole process group is ended, also from the middle of native code that holds the
+interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import WinmlDagError
+
+TASK_FILE = "task.json"
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is told. Folders are relative to the scratch folder, which is its current folder."""
+
+    stage: str
+    work: str
+    config_class: str
+    config: JsonObject
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        (folder / TASK_FILE).write_text(json.dumps(self.__dict__), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Task:
+        return cls(**json.loads((folder / TASK_FILE).read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker tells. ``error`` is empty after success; ``bug`` is set when the error is not the user's."""
+
+    metrics: JsonObject
+    error: str = ""
+    advice: str = ""
+    bug: bool = False
+
+    def write(self, folder: Path) -> None:
+        # Written aside and renamed: half a result is no result.
+        temporary = folder / f"{RESULT_FILE}.part"
+        temporary.write_text(json.dumps(self.__dict__, allow_nan=False), encoding="utf-8")
+        temporary.replace(folder / RESULT_FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Result | None:
+        """None when the worker ended before it could tell."""
+        try:
+            return cls(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+
+def load(reference: str) -> Any:
+    """The object that ``package.module:name`` stands for."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def perform(task: Task) -> Result:
+    """Call the stage's function. Any error becomes a :class:`Result`; what is not the user's fault is also printed, to
+    the log.
+    """
+    from winml_dag.engine.config import read_config
+    from winml_dag.engine.stage import Workspace
+
+    try:
+        config = read_config(load(task.config_class), task.config)
+        workspace = Workspace(
+            inputs={slot: Path(folder) for slot, folder in task.inputs.items()},
+            outputs={slot: Path(folder) for slot, folder in task.outputs.items()},
+        )
+        work: Callable[[object, Workspace], JsonObject] = load(task.work)
+        return Result({**work(config, workspace), **_usage()})
+    except WinmlDagError as error:
+        return Result({}, error.message, error.advice)
+    except (
+        Exception
+    ) as error:  # whatever a library raises must reach the user as a sentence, and the log as a traceback
+        traceback.print_exc()
+        return Result({}, f"{type(error).__name__}: {_first_line(error)}", bug=True)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
+def _usage() -> JsonObject:
+    """Peak resident memory of this process in bytes, where the system tells."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return {}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024}
+
+
+def _die_with_parent() -> None:
+    """End the process group as soon as the engine is gone, however it went."""
+    if sys.platform == "linux":
+        # The kernel does it even while native code keeps the interpreter's lock. prctl(PR_SET_PDEATHSIG, SIGKILL).
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_watch_stdin, daemon=True).start()
+
+
+def _watch_stdin() -> None:
+    while os.read(0, 1024):
+        pass
+    if sys.platform == "win32":
+        os._exit(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> int:
+    _die_with_parent()
+    scratch = Path.cwd()
+    result = perform(Task.read(scratch))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    result.write(scratch)
+    return 1 if result.error else 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    # Not sys.exit: native libraries have been seen to hang or crash in their exit handlers, after the work was done.
+    os._exit(code)

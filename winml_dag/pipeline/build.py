@@ -1,0 +1,233 @@
+"""The one way through: plan, run, materialise, record. The command line and the Python API both call :func:`build`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from winml_dag import __version__
+from winml_dag.engine.events import Observer, StageResult, Status
+from winml_dag.engine.execute import Executor, LocalExecutor
+from winml_dag.engine.plan import plan_graph, remembered_name
+from winml_dag.engine.run import Runner
+from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.errors import StoreError
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
+from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
+from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder
+from winml_dag.pipeline.plan import BuildGraph, plan_build
+from winml_dag.pipeline.variant import Build
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.local import LocalStore
+from winml_dag.store.store import BlobDamaged
+
+MADE_BY = f"winml_dag {__version__}"
+# Where the logs of failed stages stay, in the cache folder.
+FAILURES = "failures"
+# A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What became of a build. ``stages`` has one entry for every place in the line, those left out included."""
+
+    build: Build
+    stages: tuple[StageView, ...]
+    elapsed_seconds: float
+    materialised: Materialised = field(default_factory=Materialised)
+
+    @property
+    def final_artifact(self) -> Path | None:
+        """The model to ship; None when the build did not get that far."""
+        return None if self.failed else self.build.output_dir / MODEL
+
+    @property
+    def failed(self) -> bool:
+        return any(view.status is Status.FAILED for view in self.stages)
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One place in the line of a build as reports show it; ``result`` is None for a stage that is left out."""
+
+    id: str
+    stage: str
+    status: Status
+    reason: str
+    result: StageResult | None = None
+
+    @property
+    def cache_key(self) -> str | None:
+        return None if self.result is None else self.result.cache_key
+
+    @property
+    def elapsed_seconds(self) -> float | None:
+        return 0.0 if self.result is None else self.result.elapsed_seconds
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to go about it, none of which changes a byte of the result."""
+
+    jobs: int = 1
+    keep_going: bool = False
+    rebuild: bool = False
+    stage_timeout_seconds: float | None = None
+
+
+def scope_of(build: Build) -> str:
+    """What a build is remembered under: its output folder, which is what its user knows it by."""
+    return str(build.output_dir.resolve())
+
+
+def plan(build: Build, store: LocalStore, *, rebuild: bool = False) -> BuildResult:
+    """What :func:`build` would do; nothing is run and nothing written.
+
+    Raises:
+        UsageError, InputError: as for :func:`winml_dag.pipeline.plan.plan_build`.
+    """
+    started = time.monotonic()
+    planned = plan_build(build, store.fingerprints)
+    results = plan_graph(planned.graph, planned.sources, store, scope=scope_of(build), rebuild=rebuild)
+    return BuildResult(build, tuple(views(planned, results)), time.monotonic() - started)
+
+
+def build(
+    wanted: Build,
+    store: LocalStore,
+    options: BuildOptions = BuildOptions(),
+    *,
+    observer: Observer | None = None,
+    executor: Executor | None = None,
+) -> BuildResult:
+    """Bring the output folder of *wanted* up to date, running only what is not already known.
+
+    A stage that fails is in the result, not raised; then the output folder is as it was.
+
+    Raises:
+        UsageError, InputError: before anything has run.
+        StoreError: when the cache or the output folder cannot be used.
+        KeyboardInterrupt: after children have been ended.
+    """
+    started = time.monotonic()
+    planned = plan_build(wanted, store.fingerprints)
+    previous = read_manifest(wanted.output_dir)
+    owned = () if previous is None else _owned(previous, planned)
+    folder = OutputFolder(wanted.output_dir, owned, store, store.fingerprints)
+    folder.refuse_foreign(RESERVED)
+
+    for attempt in range(_TRIES):
+        results = _run(planned, store, replace(options, rebuild=options.rebuild and attempt == 0), observer, executor)
+        by_id = {result.node.id: result for result in results}
+        finished = BuildResult(wanted, tuple(views(planned, results)), time.monotonic() - started)
+        if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
+            return finished
+        try:
+            done = _materialise(planned, by_id, folder, store, time.monotonic() - started)
+        except BlobDamaged:
+            continue  # it is in quarantine now, so its stage will be found wanting
+        return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started)
+    raise StoreError(
+        "What was made is damaged in the cache again and again.",
+        advice="Check the disk, or choose another cache folder with --cache-dir.",
+    )
+
+
+def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:
+    """The files in the output folder that may be replaced or removed: ours, unless this very build reads them."""
+    # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
+    ours = (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
+    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
+    folder = planned.build.output_dir
+    return tuple(entry for entry in ours if (folder / entry.name).resolve() not in read)
+
+
+def views(planned: BuildGraph, results: tuple[StageResult, ...]) -> Iterator[StageView]:
+    """The line of a build with what became of each place."""
+    by_id = {result.node.id: result for result in results}
+    for step in planned.steps:
+        if step.skip is not None:
+            yield StageView(step.id, step.stage, Status.SKIPPED, step.skip.reason)
+        else:
+            result = by_id[step.id]
+            yield StageView(step.id, step.stage, result.status, str(result.reason), result)
+
+
+def _run(
+    planned: BuildGraph,
+    store: LocalStore,
+    options: BuildOptions,
+    observer: Observer | None,
+    executor: Executor | None,
+) -> tuple[StageResult, ...]:
+    scope = scope_of(planned.build)
+    foreseen = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=options.rebuild)
+    if all(result.status is Status.REUSED for result in foreseen):
+        # Nothing to run: no scratch folder, no threads, no process.
+        for result in foreseen:
+            if result.cache_key and result.reason.kind != "up to date":
+                store.remember(remembered_name(scope, result.node), result.cache_key)
+            if observer is not None:
+                observer.finished(result)
+        return foreseen
+    prepare_folder(planned.build.output_dir)
+    executor = executor or LocalExecutor()
+    with store.scratch.open() as scratch:
+        runner = Runner(
+            planned.graph,
+            store,
+            executor,
+            store.fingerprints,
+            scratch=scratch,
+            failures=store.folder / FAILURES,
+            made_by=MADE_BY,
+            rebuild=options.rebuild,
+            timeout_seconds=options.stage_timeout_seconds,
+        )
+        run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
+        scheduler = Scheduler(planned.graph, planned.sources, store, runner, executor, run_options, observer)
+        return scheduler.run()
+
+
+def _materialise(
+    planned: BuildGraph,
+    results: Mapping[str, StageResult],
+    folder: OutputFolder,
+    store: LocalStore,
+    elapsed_seconds: float,
+) -> Materialised:
+    build = planned.build
+    files = visible_files(results)
+    settings = (json.dumps(build.settings, indent=2, ensure_ascii=False) + "\n").encode()
+    value = make_manifest(planned, results, files, elapsed_seconds)
+    with store.claim(_folder_key(build)):
+        before = read_manifest(build.output_dir)
+        same = before is not None and before.says_the_same_as(value)
+        manifest = manifest_text(before.value if same and before is not None else value)
+        return folder.materialise(files, {BUILD_CONFIG: settings, MANIFEST: manifest})
+
+
+def _folder_key(build: Build) -> str:
+    """What two builds of one output folder hold against each other while they write to it."""
+    return hashlib.sha256(f"output folder\n{scope_of(build)}".encode()).hexdigest()
+
+
+def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
+    """The files that belong into the output folder; one that several stages share (a sidecar) is there once.
+
+    Raises:
+        StoreError: when two stages put out different files of one name.
+    """
+    found: dict[str, FileEntry] = {}
+    for result in results.values():
+        assert result.record is not None
+        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()):
+            for entry in result.record.outputs[slot].files:
+                if found.setdefault(entry.name, entry) != entry:
+                    raise StoreError(f"Two stages put out different files named {entry.name}.")
+    return tuple(sorted(found.values()))

@@ -1,0 +1,116 @@
+"""The output folder of a build: what belongs into it, what is ours in it already, and making the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.errors import StoreError, UsageError
+from winml_dag.pipeline.commit import change_folder, finish_change
+from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.store import Store
+
+
+@dataclass(frozen=True)
+class Materialised:
+    """What had to be done: names written for the first time, put back after somebody changed or deleted them, taken
+    away.
+    """
+
+    written: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.written or self.restored or self.removed)
+
+
+class OutputFolder:
+    """A folder that builds write to. *owned* are the files that the last build of ours put there, as its manifest has
+    them.
+    """
+
+    def __init__(self, folder: Path, owned: Iterable[FileEntry], store: Store, fingerprints: Fingerprints) -> None:
+        self._folder = folder
+        self._owned = {entry.name: entry for entry in owned}
+        self._store = store
+        self._fingerprints = fingerprints
+
+    def refuse_foreign(self, names: Iterable[str]) -> None:
+        """Raise UsageError when one of *names* is there and is not ours: it is never overwritten."""
+        for name in names:
+            if name not in self._owned and (self._folder / name).exists():
+                raise UsageError(
+                    f"{self._folder / name} is in the way: no earlier build made it, so it is not overwritten.",
+                    advice="Move it, or choose another folder with -o.",
+                )
+
+    def materialise(self, wanted: Iterable[FileEntry], texts: Mapping[str, bytes]) -> Materialised:
+        """Make the folder hold *wanted* and *texts*, and nothing of ours beside them.
+
+        Files that are as they should be are not touched. One of ours that is no longer wanted goes, unless somebody
+        has edited it.
+
+        Raises:
+            BlobDamaged: when a file cannot be fetched; its stage has to run again.
+            UsageError: when a file of somebody else's is in the way.
+            StoreError: when the folder cannot be written; it is as it was.
+        """
+        stale = [entry for entry in wanted if not self._is(entry)]
+        self.refuse_foreign(entry.name for entry in stale)
+        changed_texts = {name: data for name, data in texts.items() if not _holds(self._folder / name, data)}
+        kept = {entry.name for entry in wanted} | texts.keys()
+        removed = [entry.name for name, entry in self._owned.items() if name not in kept and self._is(entry)]
+        if not (stale or changed_texts or removed):
+            return Materialised()
+        restored = tuple(entry.name for entry in stale if self._owned.get(entry.name) == entry)
+
+        def prepare(folder: Path) -> list[str]:
+            self._store.fetch(Artifact.of(stale), folder)
+            for name, data in changed_texts.items():
+                (folder / name).write_bytes(data)
+            # The manifest last: whoever reads it finds the files that it speaks of.
+            return sorted([*(entry.name for entry in stale), *changed_texts], key=lambda name: (name == MANIFEST, name))
+
+        change = change_folder(self._folder, prepare, removed)
+        written = tuple(name for name in change.put if name not in restored)
+        return Materialised(written, restored, tuple(removed))
+
+    def _is(self, entry: FileEntry) -> bool:
+        path = self._folder / entry.name
+        try:
+            return path.stat().st_size == entry.size and self._fingerprints.digest(path) == entry.digest
+        except FileNotFoundError:
+            return False
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def prepare_folder(folder: Path) -> None:
+    """Finish what a killed process had begun and see that the folder can be written, before hours of work.
+
+    Raises:
+        StoreError: when it cannot, naming the folder.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise StoreError(f"{folder} is a file, not a folder.", advice="Choose another folder with -o.")
+        finish_change(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".winml-dag-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"The output folder {folder} cannot be written: {error.strerror or error}.",
+            advice="Choose another folder with -o, or give permission.",
+        ) from error

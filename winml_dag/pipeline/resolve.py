@@ -1,0 +1,201 @@
+"""From a recipe and the options of one run to a build with nothing left to decide.
+
+Everything that can be refused before work begins is refused here: an unknown precision, an execution provider that is
+not installed, a model that is not there, settings that contradict each other. What a stage reads, and only that, goes
+into its config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from winml_dag.engine.stage import Source
+from winml_dag.ep.registry import Target, require_installed, resolve_target
+from winml_dag.errors import RecipeError, UsageError
+from winml_dag.pipeline import sections
+from winml_dag.pipeline.asked import Asked, Model, Overrides
+from winml_dag.pipeline.settings import settings_of
+from winml_dag.pipeline.sources import OnnxFile, calibration_source, find_model_folder
+from winml_dag.pipeline.variant import Build, Inputs, Skip, chosen
+from winml_dag.recipe.load import LoadedRecipe
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.precision import Precision, default_precision, parse_precision, precision_name
+from winml_dag.recipe.schema import Quant, Recipe
+from winml_dag.stages import kinds
+from winml_dag.stages.export.detect import model_type_of, task_of
+
+
+def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path, *, download: bool = False) -> Build:
+    """The build that *loaded* and *overrides* mean.
+
+    Raises:
+        UsageError: for what contradicts itself or cannot be had here.
+        InputError: for a model or data file that is missing or damaged; *download* allows fetching a model from the
+            hub.
+    """
+    recipe = Recipe() if loaded is None else loaded.recipe
+    base = Path.cwd() if loaded is None else loaded.path.parent
+    asked = Asked(recipe, base, loaded is not None, overrides)
+    sections.refuse_unavailable(recipe)
+
+    model = _find_model(asked, download)
+    target = _target(asked)
+    task = _task(asked, model)
+    onnx = model.onnx
+    quant = _quant(asked, target, onnx)
+    compile_ = sections.compile_config(asked, target)
+    if not isinstance(compile_, Skip):
+        require_installed(target.ep)
+    calibrate = sections.calibrate_config(quant)
+    precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
+    build = Build(
+        model_id=model.name,
+        origin="hf" if onnx is None else "onnx",
+        task=task,
+        precision=precision,
+        target=target,
+        output_dir=output_dir,
+        inputs=_inputs(asked, model, quant),
+        export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
+        optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
+        analyze=Skip("no operator-support tables in this version"),
+        calibrate=calibrate,
+        quantize=sections.quantize_config(quant, target),
+        compile=compile_,
+        validate=sections.validate_config(asked, target, precision, compile_),
+        settings={},
+        notices=sections.notices(asked, quant),
+    )
+    return replace(build, settings=settings_of(build, asked, model, chosen(quant)))
+
+
+def _find_model(asked: Asked, download: bool) -> Model:
+    overrides, loader = asked.overrides, asked.recipe.loader
+    if overrides.onnx is not None:
+        if overrides.model is not None:
+            raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
+        return Model(str(overrides.onnx), onnx=OnnxFile.at(overrides.onnx))
+    # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
+    base = Path.cwd() if overrides.model is not None else asked.base
+    name = overrides.model or loader.path or asked.recipe.model
+    if name is not None and name.casefold().endswith(".onnx"):
+        return Model(name, onnx=OnnxFile.at(resolve_path(base, name)))
+    if asked.random_weights is not None:
+        return _random_model(asked, name)
+    if name is None:
+        raise UsageError(
+            "No model is named.", advice="Give -m/--model, --onnx, `model:` in the recipe, or loader.random_weights."
+        )
+    if asked.recipe.export is None:
+        raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
+    folder = find_model_folder(name, base, loader.revision, download=download)
+    return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
+
+
+def _random_model(asked: Asked, name: str | None) -> Model:
+    model_type = asked.recipe.loader.model_type
+    if model_type is None:
+        raise RecipeError(
+            "Random weights need loader.model_type, which says what architecture to make.",
+            advice="Set it, for example to bert or resnet.",
+        )
+    return Model(name or f"{model_type} with random weights", model_type=model_type)
+
+
+def _target(asked: Asked) -> Target:
+    overrides, recipe = asked.overrides, asked.recipe
+    if overrides.ep or overrides.device:
+        return resolve_target(overrides.ep, overrides.device)
+    compiled = recipe.compile
+    ep, device = recipe.ep, recipe.device
+    if compiled is not None:
+        named = compiled.ep_device
+        ep = ep or compiled.execution_provider or (named.ep if named else None)
+        device = device if device != "auto" else compiled.device
+        device = (named.device or device) if named and device == "auto" else device
+    return resolve_target(ep, device)
+
+
+def _task(asked: Asked, model: Model) -> str | None:
+    task = asked.overrides.task or asked.recipe.loader.task
+    if task is None and model.folder is not None:
+        task = task_of(model.folder.config)
+    if task is None and model.onnx is None:
+        raise RecipeError(
+            f"What is {model.name!r} for? Neither the recipe nor the model says.",
+            advice="Set loader.task or give --task, for example feature-extraction.",
+        )
+    return task
+
+
+def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
+    overrides, recipe = asked.overrides, asked.recipe
+    section = recipe.quant or (recipe.compile.quant_config if recipe.compile else None)
+    if overrides.quant is False:
+        return Skip("--no-quant was given")
+    asked_for_now = overrides.quant is True or overrides.precision is not None
+    if onnx is not None and onnx.kind == kinds.QUANTIZED_MODEL and not asked_for_now:
+        return Skip(f"{onnx.path.name} is quantized already")
+    precision = _precision(asked, target)
+    if precision is not None:
+        if precision.then is not None:
+            raise UsageError(f"Precision {precision.name} is not available yet.", advice="Use w4a32 or w8a16.")
+        if precision.mode is None:
+            return Skip(f"precision {precision.name} needs no quantization")
+        return (section or Quant()).model_copy(update=precision.quant_fields())
+    if section is not None:
+        return section
+    if overrides.quant is True:
+        return Quant()
+    return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
+
+
+def _precision(asked: Asked, target: Target) -> Precision | None:
+    """The precision that was named; None when the quant section is to decide."""
+    name = asked.overrides.precision
+    if name is None and asked.wrote("precision"):
+        name = asked.recipe.precision
+        if asked.recipe.quant is None and asked.wrote("quant") and parse_precision(name).mode is not None:
+            raise RecipeError(
+                f"precision is {name}, but quant is null, which means: do not quantize. Keep one of them."
+            )
+    if name is None and not asked.has_recipe and asked.overrides.quant is None:
+        name = "auto"
+    if name is None:
+        return None
+    precision = parse_precision(name)
+    return default_precision(target.device, target.ep.name) if precision.is_auto else precision
+
+
+def _inputs(asked: Asked, model: Model, quant: Quant | Skip) -> Inputs:
+    static = not isinstance(quant, Skip) and quant.mode == "static"
+    data = None if isinstance(quant, Skip) or not static else quant.calibration_data
+    source = None if data is None else calibration_source(resolve_path(asked.base, data))
+    return Inputs(
+        model=_model_source(asked, model),
+        calibration_data=source,
+        processor=_processor(model) if source is not None and _has_text(source) else None,
+        option_files=sections.option_files(asked),
+    )
+
+
+def _model_source(asked: Asked, model: Model) -> Source | None:
+    if model.onnx is not None:
+        return model.onnx.source()
+    if model.folder is None:
+        return None
+    return model.folder.model_source(code=asked.trusts_code)
+
+
+def _has_text(source: Source) -> bool:
+    return any(file.name.endswith(".txt") for file in source.files)
+
+
+def _processor(model: Model) -> Source:
+    if model.folder is None:
+        raise UsageError(
+            "Text as calibration data needs the model's tokenizer, and this model has none.",
+            advice="Use .npz files, or a model folder.",
+        )
+    return model.folder.processor_source()

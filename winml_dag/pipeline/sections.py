@@ -1,0 +1,268 @@
+"""From the sections of a recipe to the configs of the stages: each gets the fields that it reads, defaults included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.registry import Target
+from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.variant import Skip
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.schema import Export, Quant, Recipe
+from winml_dag.stages import kinds
+from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
+from winml_dag.stages.compile import CompileConfig, CompileFields
+from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
+from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
+from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
+from winml_dag.stages.validate import MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
+
+# At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
+DEFAULT_OPSET = 21
+
+_UNAVAILABLE_LOADER = {"user_script": "user scripts", "module_path": "module mode"}
+_UNAVAILABLE_QUANT = ("save_calibration", "calibration_load_path", "calibration_save_path", "dataset_name")
+
+
+def refuse_unavailable(recipe: Recipe) -> None:
+    """Raise RecipeError for fields that this version reads but does not act on: silence would be a wrong result."""
+    problems = [
+        f"loader.{name}: {what} are not available yet"
+        for name, what in _UNAVAILABLE_LOADER.items()
+        if getattr(recipe.loader, name) is not None
+    ]
+    if recipe.quant is not None:
+        problems += [f"quant.{name} is not available yet" for name in _UNAVAILABLE_QUANT if getattr(recipe.quant, name)]
+    if recipe.compile is not None and recipe.compile.compiler == "qairt":
+        problems.append("compile.compiler: qairt is not available yet; use ort")
+    if problems:
+        raise RecipeError("The recipe asks for what this version cannot do.", problems=tuple(problems))
+
+
+def export_config(asked: Asked, task: str | None, model_type: str | None) -> ExportConfig:
+    loader, random = asked.recipe.loader, asked.random_weights
+    return ExportConfig(
+        loader=LoaderFields(
+            task=task or "",
+            model_type=model_type,
+            model_class=loader.model_class,
+            trust_remote_code=asked.trusts_code,
+            random_weights=None if random is None else RandomWeights(random.seed, random.config),
+        ),
+        export=_export_fields(asked.recipe.export or Export()),
+    )
+
+
+def _export_fields(export: Export) -> ExportFields:
+    inputs = export.input_tensors
+    outputs = export.output_tensors
+    axes = export.dynamic_axes
+    return ExportFields(
+        opset_version=export.opset_version or DEFAULT_OPSET,
+        batch_size=export.batch_size,
+        dynamo=export.dynamo,
+        export_params=export.export_params,
+        do_constant_folding=export.do_constant_folding,
+        clean_onnx=export.clean_onnx,
+        enable_hierarchy_tags=export.enable_hierarchy_tags,
+        hierarchy_tag_format=export.hierarchy_tag_format,
+        transformers_attention=export.compatibility.transformers_attention,
+        input_tensors=None
+        if inputs is None
+        else tuple(
+            InputTensor(
+                tensor.name, tensor.dtype, None if tensor.shape is None else tuple(tensor.shape), tensor.value_range
+            )
+            for tensor in inputs
+        ),
+        output_tensors=None if outputs is None else tuple(tensor.name for tensor in outputs),
+        dynamic_axes=None
+        if axes is None
+        else {name: {str(axis): label for axis, label in by_axis.items()} for name, by_axis in axes.items()},
+    )
+
+
+def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> OptimizeConfig | Skip:
+    recipe, wanted = asked.recipe, asked.overrides.optimize
+    if wanted is False:
+        return Skip("--no-optimize was given")
+    if wanted is None and recipe.skip_optimize:
+        return Skip("skip_optimize is set in the recipe")
+    if wanted is None and onnx is not None and onnx.kind == kinds.QUANTIZED_MODEL:
+        return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
+    flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled}
+    if compiles:
+        for name in flags:
+            if FLAGS[name].may_leave_standard_domain:
+                raise UsageError(
+                    f"optim.{name} makes operators that are not standard ONNX, which no compiler for EPContext takes.",
+                    advice="Leave it out, or build without compile.",
+                )
+    # Only where a flag's form depends on it: otherwise builds for different targets share this stage.
+    return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and "gelu_fusion" in flags))
+
+
+def calibrate_config(quant: Quant | Skip) -> CalibrateConfig | Skip:
+    if isinstance(quant, Skip):
+        return quant
+    if quant.mode != "static":
+        return Skip(f"{quant.mode} needs no activation ranges")
+    random = quant.calibration_data is None
+    return CalibrateConfig(
+        CalibrateFields(
+            samples=quant.samples,
+            calibration_method=quant.calibration_method,
+            seed=(quant.seed or 0) if random else None,
+            distribution=quant.distribution if random else None,
+        )
+    )
+
+
+def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Skip:
+    if isinstance(quant, Skip):
+        return quant
+    rules = ("qnn" if target.ep.alias == "qnn" else "onnxruntime") if quant.mode == "static" else None
+    return QuantizeConfig(_quantize_fields(quant), QuantizeTarget(rules))
+
+
+def _quantize_fields(quant: Quant) -> QuantizeFields:
+    excluded = None if quant.nodes_to_exclude is None else tuple(quant.nodes_to_exclude)
+    types = None if quant.op_types_to_quantize is None else tuple(quant.op_types_to_quantize)
+    if quant.mode == "fp16":
+        blocked = quant.fp16_op_block_list
+        return QuantizeFields(
+            "fp16",
+            nodes_to_exclude=excluded,
+            fp16_keep_io_types=quant.fp16_keep_io_types,
+            fp16_op_block_list=None if blocked is None else tuple(blocked),
+        )
+    if quant.mode == "rtn":
+        return QuantizeFields(
+            "rtn",
+            nodes_to_exclude=excluded,
+            rtn_bits=quant.rtn_bits,
+            rtn_block_size=quant.rtn_block_size,
+            rtn_symmetric=quant.rtn_symmetric,
+            rtn_accuracy_level=quant.rtn_accuracy_level,
+        )
+    weight_symmetric = quant.symmetric if quant.weight_symmetric is None else quant.weight_symmetric
+    if quant.mode == "dynamic":
+        return QuantizeFields(
+            "dynamic",
+            weight_type=quant.weight_type,
+            per_channel=quant.per_channel,
+            weight_symmetric=weight_symmetric,
+            op_types_to_quantize=types,
+            nodes_to_exclude=excluded,
+            reduce_range=quant.reduce_range,
+        )
+    activation_symmetric = quant.symmetric if quant.activation_symmetric is None else quant.activation_symmetric
+    return QuantizeFields(
+        "static",
+        weight_type=quant.weight_type,
+        activation_type=quant.activation_type,
+        per_channel=quant.per_channel,
+        weight_symmetric=weight_symmetric,
+        activation_symmetric=activation_symmetric,
+        op_types_to_quantize=types,
+        nodes_to_exclude=excluded,
+        reduce_range=quant.reduce_range,
+    )
+
+
+def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
+    """The config of compile, or why it is left out.
+
+    It runs when ``--compile`` or the recipe's section says so; without a section, when the recipe itself, or without
+    a recipe the command line, names a target that compiles.
+    """
+    recipe, overrides = asked.recipe, asked.overrides
+    section = recipe.compile
+    if overrides.compile is False:
+        return Skip("--no-compile was given")
+    if not target.ep.makes_ep_context:
+        _check_options(asked, target)
+        return Skip(f"there is nothing to compile for {target.ep.name}: it runs the ONNX model as it is")
+    if overrides.compile is None:
+        if section is not None and not section.enable_ep_context:
+            return Skip("compile.enable_ep_context is false")
+        if section is None and asked.wrote("compile"):
+            return Skip("the recipe's compile section is null")
+        if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
+            return Skip("the recipe has no compile section")
+    options = _check_options(asked, target)
+    return CompileConfig(
+        CompileFields(
+            execution_provider=target.ep.name,
+            device=target.device,
+            provider_options=compile_options(target, options),
+            embed_context=section.embed_context if section else False,
+            compiler=section.compiler if section else "ort",
+        )
+    )
+
+
+def _check_options(asked: Asked, target: Target) -> Mapping[str, str]:
+    section = asked.recipe.compile
+    return complete_options(target, section.provider_options if section else {})
+
+
+def option_files(asked: Asked) -> Source | None:
+    """The files that provider options name, each under its option's name: they are inputs like any other.
+
+    Raises:
+        InputError: for one that is not there.
+        UsageError: for a key in ``provider_option_file_keys`` that is no option.
+    """
+    section = asked.recipe.compile
+    if section is None:
+        return None
+    named = set(section.provider_option_file_keys)
+    if unknown := sorted(named - section.provider_options.keys()):
+        raise UsageError(
+            f"compile.provider_option_file_keys names {unknown[0]!r}, which is not among provider_options."
+        )
+    files = []
+    for name in sorted(named):
+        path = resolve_path(asked.base, section.provider_options[name])
+        if not path.is_file():
+            raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
+        files.append(SourceFile(f"{name}/{Path(path).name}", path))
+    return Source("provider option files", kinds.OPTION_FILES, tuple(files)) if files else None
+
+
+def validate_config(
+    asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip
+) -> ValidateConfig | Skip:
+    wanted, section = asked.recipe.validation, asked.recipe.compile
+    if not wanted.enabled:
+        return Skip("validate.enabled is false")
+    if section is not None and not section.validation:
+        return Skip("compile.validate is false")
+    bound = MINIMUM_COSINE.get(precision, 0.0) if wanted.min_cosine is None else wanted.min_cosine
+    fields = ValidateFields(bound, wanted.samples, wanted.seed)
+    if isinstance(compiled, Skip):
+        # A model that is not compiled runs on the CPU as it is; compiling it on load for another target is not our
+        # result.
+        return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"))
+    options = _check_options(asked, target)
+    return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options))
+
+
+def notices(asked: Asked, quant: Quant | Skip) -> tuple[str, ...]:
+    """What the user should know before relying on the result."""
+    found = []
+    if not isinstance(quant, Skip) and quant.mode == "static" and quant.calibration_data is None:
+        found.append(
+            "Calibrating on random data: activation ranges will not be those of real inputs. "
+            "Set quant.calibration_data for a model that you ship."
+        )
+    if asked.overrides.analyze or (asked.overrides.analyze is None and asked.recipe.auto and asked.wrote("auto")):
+        found.append("Analyze is not part of this version: no optimization flags are discovered.")
+    return tuple(found)

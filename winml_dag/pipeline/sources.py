@@ -1,0 +1,174 @@
+"""From what a recipe calls a model to the files that a build stands on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
+from winml_dag.pipeline import hub
+from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.stages import kinds
+
+# What transformers reads besides the weights, by who reads it. Everything else in a folder (pictures, licences, other
+# frameworks' weights) may change without a stage having to run.
+_MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+_PROCESSOR_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "source.spm",
+    "target.spm",
+)
+_WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_DATA_SUFFIXES = (".npz", ".npy", ".txt")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A PyTorch model as transformers saves it: local, or a snapshot in the hub cache."""
+
+    folder: Path
+    config: JsonObject
+    from_hub: bool = False
+
+    @classmethod
+    def at(cls, folder: Path, *, from_hub: bool = False) -> ModelFolder:
+        """Raises InputError when it is no such folder."""
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(
+                f"{folder} has no config.json, so it is not a model folder.",
+                advice="Give the folder that transformers' save_pretrained wrote, a hub id, or an .onnx file.",
+            ) from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read: {error}.") from error
+        if not isinstance(config, Mapping):
+            raise InputError(f"{path} is not a JSON object.")
+        return cls(folder, config, from_hub)
+
+    def model_source(self, *, code: bool) -> Source:
+        """Config and weights; with *code* also the Python files that ``trust_remote_code`` would run.
+
+        Raises:
+            InputError: when there are no weights, or a part of them is missing.
+        """
+        names = [name for name in _MODEL_FILES if (self.folder / name).is_file()]
+        names += self._weights()
+        if code:
+            names += sorted(path.name for path in self.folder.glob("*.py"))
+        return Source("model folder", kinds.MODEL_FOLDER, self._files(names))
+
+    def processor_source(self) -> Source:
+        """Tokenizer and preprocessor settings."""
+        names = [name for name in _PROCESSOR_FILES if (self.folder / name).is_file()]
+        return Source("processor folder", kinds.PROCESSOR_FOLDER, self._files(names))
+
+    def _files(self, names: list[str]) -> tuple[SourceFile, ...]:
+        return tuple(SourceFile(name, self.folder / name) for name in names)
+
+    def _weights(self) -> list[str]:
+        for index in _WEIGHT_INDEXES:
+            if (self.folder / index).is_file():
+                return [index, *self._shards(self.folder / index)]
+        for name in _WEIGHT_FILES:
+            if (self.folder / name).is_file():
+                return [name]
+        raise InputError(
+            f"{self.folder} has no weights ({', '.join(_WEIGHT_FILES)}).",
+            advice="Download them, or use loader.random_weights (--random-weights).",
+        )
+
+    def _shards(self, index: Path) -> list[str]:
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index} is not an index of weights: {error}.") from error
+        for name in shards:
+            if not isinstance(name, str) or not (self.folder / name).is_file():
+                raise InputError(f"{self.folder} lacks {name!r}, a part of its weights.")
+        return shards
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A model that is ONNX already."""
+
+    path: Path
+    summary: ModelSummary
+
+    @classmethod
+    def at(cls, path: Path) -> OnnxFile:
+        """Raises InputError when it is missing, no ONNX model, truncated, or when files that belong to it are."""
+        return cls(path, inspect_model(path))
+
+    @property
+    def kind(self) -> str:
+        if self.summary.is_compiled:
+            return kinds.COMPILED_MODEL
+        return kinds.QUANTIZED_MODEL if self.summary.is_quantized else kinds.FLOAT_MODEL
+
+    def source(self) -> Source:
+        """The model with its external data and EPContext sidecars."""
+        folder = self.path.parent
+        # Under a fixed name, so that renaming the file changes no key; what it refers to must keep the name that it
+        # uses.
+        own = self.path.name
+        files = (SourceFile("model.onnx" if name == own else name, folder / name) for name in self.summary.files)
+        return Source(str(self.path), self.kind, tuple(files))
+
+
+def find_model_folder(name: str, base: Path, revision: str | None, *, download: bool) -> ModelFolder:
+    """The folder that *name* means: a path (relative to *base*), else a hub id.
+
+    Raises:
+        InputError: when it is neither here nor to be had.
+    """
+    path = resolve_path(base, name)
+    if path.is_dir():
+        return ModelFolder.at(path)
+    if path.exists():
+        raise InputError(f"{path} is neither a model folder nor an .onnx file.")
+    if is_path_like(name):
+        raise InputError(f"{path} does not exist.", advice="Check the path, or give a hub id such as org/name.")
+    return ModelFolder.at(hub.snapshot(name, revision, download=download), from_hub=True)
+
+
+def calibration_source(path: Path) -> Source:
+    """A data file, or every data file in a folder.
+
+    Raises:
+        InputError: when there is none.
+    """
+    files = tuple(_data_files(path))
+    if not files:
+        what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"
+        raise InputError(f"quant.calibration_data: {path} {what} ({', '.join(_DATA_SUFFIXES)}).")
+    return Source("calibration data", kinds.CALIBRATION_DATA, files)
+
+
+def _data_files(path: Path) -> Iterator[SourceFile]:
+    if path.is_dir():
+        inside = sorted(entry for entry in path.rglob("*") if entry.is_file() and entry.suffix in _DATA_SUFFIXES)
+        yield from (SourceFile(entry.relative_to(path).as_posix(), entry) for entry in inside)
+    elif path.is_file() and path.suffix in _DATA_SUFFIXES:
+        # The user's name for a single file says nothing: under a fixed one, renaming it changes no key.
+        yield SourceFile(f"data{path.suffix}", path)

@@ -1,0 +1,77 @@
+"""A build: one fully resolved variant (one model, one precision, one EP and device) and its one output folder.
+
+Every stage has its complete config here, or the reason why it is left out; nothing downstream looks at a recipe again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Source
+from winml_dag.ep.registry import Target
+from winml_dag.stages.calibrate import CalibrateConfig
+from winml_dag.stages.compile import CompileConfig
+from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.optimize import OptimizeConfig
+from winml_dag.stages.quantize import QuantizeConfig
+from winml_dag.stages.validate import ValidateConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A stage that is left out, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The sources of a build by role; None where the build has no such input.
+
+    ``model``: what export reads, or the ONNX model itself when there is no export.
+    """
+
+    model: Source | None = None
+    processor: Source | None = None
+    calibration_data: Source | None = None
+    option_files: Source | None = None
+
+
+@dataclass(frozen=True)
+class Build:
+    """One resolved variant.
+
+    Attributes:
+        model_id: the model as the user named it.
+        origin: ``hf`` for a PyTorch model, ``onnx`` for one that is ONNX already.
+        precision: name of the precision, such as ``w8a16``.
+        settings: the recipe with everything decided, as ``winml_build_config.json`` shows it.
+        notices: what the user should know before relying on the result, one sentence each.
+    """
+
+    model_id: str
+    origin: str
+    task: str | None
+    precision: str
+    target: Target
+    output_dir: Path
+    inputs: Inputs
+    export: ExportConfig | Skip
+    optimize: OptimizeConfig | Skip
+    calibrate: CalibrateConfig | Skip
+    quantize: QuantizeConfig | Skip
+    compile: CompileConfig | Skip
+    validate: ValidateConfig | Skip
+    analyze: Skip
+    settings: JsonObject
+    notices: tuple[str, ...] = ()
+
+
+def chosen(config: T | Skip) -> T | None:
+    """The config of a stage that is not left out."""
+    return None if isinstance(config, Skip) else config
