@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recipe_strategies import json_values, recipes
+
+from winml_dag.errors import InputError, RecipeError
+from winml_dag.recipe.load import LoadedRecipe, load_recipe, parse_recipe
+from winml_dag.recipe.schema import Recipe
+
+FORMATS = st.sampled_from(["json", "yaml"])
+
+WRONG = """\
+loader:
+  task: fill-mask
+  modle_type: bert
+quant:
+  mode: banana
+  samples: ten
+optim:
+  gelu_fusionn: true
+"""
+
+
+def test_json_and_yaml_are_told_apart_by_the_name(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"auto":\tfalse}')
+    (tmp_path / "a.yaml").write_text("auto: false")
+    (tmp_path / "a.YML").write_text("auto: false")
+    loaded = [load_recipe(tmp_path / name) for name in ("a.json", "a.yaml", "a.YML")]
+    assert [one.format for one in loaded] == ["json", "yaml", "yaml"]
+    assert not any(one.recipe.auto for one in loaded)
+
+
+def test_everything_that_is_wrong_is_said_at_once_and_where(tmp_path: Path) -> None:
+    path = tmp_path / "bert.yaml"
+    path.write_text(WRONG)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert caught.value.exit_code == 2
+    assert caught.value.message == f"The recipe {path} has 4 problems:"
+    assert caught.value.problems == (
+        f"{path}:3: loader.modle_type: unknown key; did you mean 'model_type'?",
+        f"{path}:5: quant.mode: 'banana' is not one of static, dynamic, rtn, fp16",
+        f"{path}:6: quant.samples: expected a whole number, got 'ten'",
+        f"{path}:8: optim.gelu_fusionn: unknown flag; did you mean 'gelu_fusion'?",
+    )
+
+
+def test_json_with_tabs_has_positions_too() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe('{\n\t"quant": {\n\t\t"samples": 1,\n\t\t"mdoe": "rtn"\n\t}\n}', "a.json", "json")
+    assert caught.value.problems == ("a.json:4: quant.mdoe: unknown key; did you mean 'mode'?",)
+
+
+def test_a_key_that_would_garble_the_message_is_shown_escaped() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe('{"a\\nb": 1}', "a.json", "json")
+    assert caught.value.problems == ("a.json:1: 'a\\nb': unknown key",)
+
+
+def test_a_list_of_recipes_is_refused_with_the_reason() -> None:
+    with pytest.raises(RecipeError, match="module mode is not available yet"):
+        parse_recipe('[{"loader": {}}]', "modules.json", "json")
+
+
+@pytest.mark.parametrize("text", ["", "3", "null", "text", "# nothing but a comment"])
+def test_a_recipe_without_keys_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match="no keys and values"):
+        parse_recipe(text, "a.yaml", "yaml")
+
+
+def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
+    for name, text in (("a.json", '{"auto": false}'), ("a.yaml", "auto: false")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert load_recipe(tmp_path / name).recipe.auto is False
+
+
+def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes("auto: true\nmodel: é\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"a\.yaml:2: the recipe is not UTF-8"):
+        load_recipe(path)
+
+
+def test_what_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "huge.json").write_bytes(b" " * (5 * 1024 * 1024))
+    for name, complaint in (
+        ("none.json", "There is no recipe"),
+        ("folder.json", "is a folder"),
+        ("huge.json", "too large"),
+        ("nul\0.json", "cannot be read"),
+    ):
+        with pytest.raises(InputError, match=complaint) as caught:
+            load_recipe(tmp_path / name)
+        assert caught.value.exit_code == 3
+
+
+def test_a_file_of_another_kind_is_not_taken_for_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"ends with \.json, \.yaml or \.yml"):
+        load_recipe(tmp_path / "model.onnx")
+
+
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    loaded = LoadedRecipe(tmp_path / "a.json", parse_recipe("{}", "a.json", "json"), "json")
+    assert loaded.resolve_path("data/x.npz") == tmp_path / "data" / "x.npz"
+    assert loaded.resolve_path(str(tmp_path / "model.onnx")) == tmp_path / "model.onnx"
+
+
+def test_a_json_recipe_costs_no_import_that_it_does_not_need() -> None:
+    code = (
+        "import sys; from winml_dag.recipe.load import parse_recipe; parse_recipe('{\"quant\": {}}', 'a', 'json');"
+        "heavy = {'yaml', 'difflib', 'numpy', 'onnx', 'onnxruntime', 'torch', 'transformers'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@given(data=st.binary(max_size=200), suffix=st.sampled_from([".json", ".yaml"]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_bytes_break_the_loader(tmp_path: Path, data: bytes, suffix: str) -> None:
+    path = tmp_path / f"any{suffix}"
+    path.write_bytes(data)
+    _load_or_complain(lambda: load_recipe(path).recipe)
+
+
+@given(text=st.text(max_size=200), kind=FORMATS)
+@settings(max_examples=300, deadline=None)
+def test_no_text_breaks_the_parser(text: str, kind: str) -> None:
+    _parse_or_complain(text, kind)
+
+
+@given(value=json_values, kind=FORMATS)
+@settings(max_examples=300, deadline=None)
+def test_no_json_value_breaks_the_schema(value: object, kind: str) -> None:
+    _parse_or_complain(json.dumps(value), kind)
+    for section in ("loader", "export", "optim", "quant", "compile", "eval", "validate", "model", "device"):
+        _parse_or_complain(json.dumps({section: value}), kind)
+
+
+@given(data=st.data(), kind=FORMATS)
+@settings(max_examples=300, deadline=None)
+def test_no_slip_in_a_recipe_breaks_the_parser(data: st.DataObject, kind: str) -> None:
+    text = json.dumps(data.draw(recipes), indent=data.draw(st.sampled_from([None, 1])))
+    at = data.draw(st.integers(0, len(text)))
+    slip = data.draw(st.sampled_from([*"{}[]:,\"'-#&*!\\ \t\n0x\0\ud800", "null", "&a ", "*a", "1e999", "\\ud800"]))
+    _parse_or_complain(text[:at] + slip + text[at + data.draw(st.integers(0, 3)) :], kind)
+
+
+def _parse_or_complain(text: str, kind: str) -> None:
+    _load_or_complain(lambda: parse_recipe(text, "any", "json" if kind == "json" else "yaml"))
+
+
+def _load_or_complain(load: Callable[[], Recipe]) -> None:
+    """Whatever happens, it is a recipe, or an error with a message that can be printed."""
+    outcome = _outcome(load)
+    if not isinstance(outcome, Recipe):
+        assert str(outcome).encode()
+    if isinstance(outcome, RecipeError):
+        assert all(len(problem.splitlines()) == 1 for problem in outcome.problems)
+
+
+def _outcome(load: Callable[[], Recipe]) -> Recipe | RecipeError | InputError:
+    try:
+        return load()
+    except (RecipeError, InputError) as error:
+        return error

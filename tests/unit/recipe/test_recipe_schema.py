@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from winml_dag.errors import RecipeError
+from winml_dag.recipe.load import parse_recipe
+from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.schema import Export, Loader, Recipe
+
+# A configuration as winml-cli writes it, with every field that it writes.
+WINML_CONFIG = {
+    "loader": {"task": "fill-mask", "model_class": "AutoModelForMaskedLM", "model_type": "bert"},
+    "export": {
+        "opset_version": 17,
+        "batch_size": 1,
+        "export_params": True,
+        "do_constant_folding": True,
+        "verbose": False,
+        "dynamo": False,
+        "enable_hierarchy_tags": True,
+        "clean_onnx": False,
+        "hierarchy_tag_format": "full",
+        "compatibility": {"transformers_attention": "eager"},
+        "input_tensors": [
+            {"name": "input_ids", "dtype": "int32", "shape": [1, 512], "value_range": [0, 30522]},
+            {"name": "attention_mask", "dtype": "int32", "shape": ["batch", 512], "value_range": [0, 2]},
+        ],
+        "output_tensors": [{"name": "logits"}],
+        "dynamic_axes": {"input_ids": {"0": "batch"}},
+    },
+    "optim": {"clamp_constant_values": True, "gelu_fusion": False},
+    "quant": {
+        "mode": "qdq",
+        "samples": 10,
+        "calibration_method": "minmax",
+        "task": "fill-mask",
+        "model_id": "org/bert",
+        "model_type": "bert",
+        "dataset_name": None,
+        "weight_type": "uint8",
+        "activation_type": "uint16",
+        "per_channel": False,
+        "symmetric": False,
+        "weight_symmetric": None,
+        "activation_symmetric": None,
+        "save_calibration": False,
+        "distribution": "uniform",
+        "seed": None,
+        "calibration_load_path": None,
+        "calibration_save_path": None,
+        "op_types_to_quantize": None,
+        "nodes_to_exclude": None,
+        "fp16_keep_io_types": True,
+        "fp16_op_block_list": None,
+        "rtn_bits": 4,
+        "rtn_block_size": 128,
+        "rtn_symmetric": True,
+        "rtn_accuracy_level": 0,
+        "reduce_range": False,
+    },
+    "compile": {
+        "execution_provider": "qnn",
+        "provider_options": {"soc_model": "60"},
+        "provider_option_file_keys": ["backend_path"],
+        "enable_ep_context": True,
+        "embed_context": False,
+        "compiler": "ort",
+        "qnn_sdk_root": None,
+        "device": "npu",
+        "ep_device": {"ep": "QNNExecutionProvider", "device": "npu", "source": None},
+        "validate": False,
+    },
+    "eval": {
+        "runtime": "winml",
+        "task": "fill-mask",
+        "device": "npu",
+        "dataset": {
+            "path": "org/data",
+            "columns_mapping": {"input_column": "text"},
+            "label_mapping": {"negative": 0, "positive": 1},
+            "build_script": "build.py",
+        },
+    },
+    "auto": False,
+    "skip_optimize": True,
+}
+
+
+def recipe(**sections: Any) -> Recipe:
+    return Recipe.model_validate(sections)
+
+
+def test_a_configuration_of_winml_cli_is_a_recipe_as_it_stands() -> None:
+    found = recipe(**WINML_CONFIG)
+    assert found.quant is not None
+    assert found.compile is not None
+    assert found.export is not None
+    assert found.export.input_tensors is not None
+    assert found.eval is not None
+    assert found.quant.activation_type == "uint16"
+    assert found.compile.validation is False
+    assert found.export.input_tensors[1].shape == ("batch", 512)
+    assert found.export.input_tensors[0].value_range == (0.0, 30522.0)
+    assert found.eval.dataset.label_mapping == {"negative": 0, "positive": 1}
+
+
+def test_a_missing_export_exports_with_defaults_and_a_null_one_starts_from_onnx() -> None:
+    assert recipe().export == Export()
+    assert recipe(export=None).export is None
+
+
+@pytest.mark.parametrize("section", ["quant", "compile", "eval"])
+def test_a_missing_stage_and_a_null_one_are_both_left_out(section: str) -> None:
+    missing, null = recipe(), recipe(**{section: None})
+    assert missing == null
+    assert section not in missing.model_fields_set
+    assert section in null.model_fields_set
+
+
+def test_null_for_loader_and_optim_is_empty() -> None:
+    found = recipe(loader=None, optim=None)
+    assert found.loader == Loader()
+    assert found.optim == {}
+
+
+def test_what_the_exporter_chooses_is_left_open() -> None:
+    assert Export().dynamo is None
+    assert Export().opset_version is None
+
+
+def test_old_names_still_work() -> None:
+    found = recipe(quant={"mode": "qdq", "calibration_samples": 3}).quant
+    assert found is not None
+    assert (found.mode, found.samples) == ("static", 3)
+
+
+def test_the_nested_form_of_compile_is_the_flat_one() -> None:
+    options = {"soc_model": "60"}
+    nested = recipe(
+        compile={
+            "ep_config": {"provider": "qnn", "embed_context": True, "provider_options": options},
+            "validate": False,
+        }
+    )
+    flat = recipe(
+        compile={
+            "execution_provider": "qnn",
+            "embed_context": True,
+            "provider_options": options,
+            "validate": False,
+        }
+    )
+    assert nested == flat
+    assert nested.compile is not None
+    assert flat.compile is not None
+    assert nested.compile.model_fields_set == flat.compile.model_fields_set
+
+
+@pytest.mark.parametrize(("written", "seed"), [(True, 0), ({}, 0), (None, None), (False, None), ({"seed": 7}, 7)])
+def test_random_weights_can_be_asked_for_in_a_word(written: object, seed: int | None) -> None:
+    found = recipe(loader={"random_weights": written}).loader.random_weights
+    assert (None if found is None else found.seed) == seed
+
+
+def test_random_weights_take_any_override_of_the_architecture() -> None:
+    overrides = {"hidden_size": 32, "id2label": {"0": "cat"}, "layers": [1, 2.5, None, True]}
+    found = recipe(loader={"random_weights": {"config": overrides}}).loader.random_weights
+    assert found is not None
+    assert found.config == overrides
+
+
+def test_every_flag_can_be_set_and_no_other() -> None:
+    assert recipe(optim=dict.fromkeys(OPTIM_FLAGS, True)).optim == dict.fromkeys(OPTIM_FLAGS, True)
+    with pytest.raises(ValidationError, match="unknown flag; did you mean 'gelu_fusion'"):
+        recipe(optim={"gelu_fusionn": True})
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    found = recipe(quant={})
+    with pytest.raises(ValidationError, match="frozen"):
+        found.auto = False
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("quant: {samples: ten}", "quant.samples: expected a whole number, got 'ten'"),
+        ("quant: {samples: 1.0}", "quant.samples: expected a whole number, got 1.0"),
+        ("quant: {samples: true}", "quant.samples: expected a whole number, got true"),
+        ("quant: {samples: 0}", "quant.samples: must be greater than 0, got 0"),
+        ("quant: {samples: null}", "quant.samples: expected a whole number, got null"),
+        ("quant: {per_channel: 1}", "quant.per_channel: expected true or false, got 1"),
+        ("quant: {mode: banana}", "quant.mode: 'banana' is not one of static, dynamic, rtn, fp16"),
+        ("quant: {sampels: 1}", "quant.sampels: unknown key; did you mean 'samples'?"),
+        ("quant: {op_types_to_quantize: Conv}", "quant.op_types_to_quantize: expected a list, got 'Conv'"),
+        ("quant: 3", "quant: expected keys and values, got 3"),
+        ("quant: {rtn_accuracy_level: 5}", "quant.rtn_accuracy_level: must be less than or equal to 4, got 5"),
+        (
+            "quant: {samples: 1, calibration_samples: 1}",
+            "quant.calibration_samples: is another name of 'samples', which is there too; keep one of them",
+        ),
+        ("loader: {revision: 1234}", "loader.revision: expected text, got 1234; put it in quotes"),
+        ("loader: {task: ' '}", "loader.task: must not be empty"),
+        ("export: {input_tensors: [{}]}", "export.input_tensors[0].name: is required"),
+        (
+            "export: {input_tensors: [{name: a, shape: [1, -1]}]}",
+            "export.input_tensors[0].shape[1]: a dimension must be greater than 0, got -1",
+        ),
+        (
+            "export: {input_tensors: [{name: a, shape: [true]}]}",
+            "export.input_tensors[0].shape[0]: expected a whole number, or the name of a dynamic axis",
+        ),
+        (
+            "export: {input_tensors: [{name: a, dtype: int33}]}",
+            "export.input_tensors[0].dtype: 'int33' is not one of float32, float16, bfloat16, float64, int64, int32, "
+            "int16, int8, uint64, uint32, uint16, uint8, bool; did you mean 'int32'?",
+        ),
+        ("export: {dynamic_axes: {a: {b: c}}}", "export.dynamic_axes.a.b: an axis is a whole number, counted from 0"),
+        ("export: {compatibility: {attention: 1}}", "export.compatibility.attention: unknown key"),
+        ("compile: {provider_options: {a: 1}}", "compile.provider_options.a: expected text, got 1; put it in quotes"),
+        (
+            "compile: {ep_config: {compiler: qart}}",
+            "compile.ep_config.compiler: 'qart' is not one of ort, ort_session, qairt; did you mean 'qairt'?",
+        ),
+        ("compile: {ep_config: {providr: a}}", "compile.ep_config.providr: unknown key; did you mean 'provider'?"),
+        (
+            "compile: {execution_provider: dml, ep_config: {provider: qnn}}",
+            "compile.ep_config.provider: differs from compile.execution_provider; keep one of the two",
+        ),
+        (
+            "{quant: {}, compile: {quant_config: {}}}",
+            "compile.quant_config: there is a quant section as well; keep one of the two",
+        ),
+        ("eval: {model_path: [a]}", "eval.model_path: expected a path, or a path for each role"),
+        ("eval: {precision: w8a9}", "eval.precision: 'w8a9' is not a precision; did you mean 'w8a8'?"),
+        ("device: NPU", "device: 'NPU' is not one of auto, cpu, gpu, npu; did you mean 'npu'?"),
+        ("ep: ''", "ep: must not be empty"),
+        ("validate: {min_cosine: 1.5}", "validate.min_cosine: must be less than or equal to 1, got 1.5"),
+        ("optimm: {}", "optimm: unknown key; did you mean 'optim'?"),
+        ("auto: yes", "auto: expected true or false, got 'yes'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_the_recipe(line: str, complaint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(f"# a comment\n{line}\n", "bert.yaml", "yaml")
+    assert caught.value.problems == (f"bert.yaml:2: {complaint}",)

@@ -1,0 +1,109 @@
+"""The types that the fields of a recipe are made of: strict, because a value that is nearly right is a mistake.
+
+``"10"`` is not a number and ``1`` is not true; a whole number is a number. Null is the default only where winml-cli
+writes null itself: fields that default to null, and fields that hold other keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import PydanticCustomError
+
+from winml_dag.errors import UsageError
+from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.precision import parse_precision
+from winml_dag.recipe.spelling import known_instead
+
+T = TypeVar("T")
+
+
+class Section(BaseModel):
+    """Base of all sections. Compiling the validators waits for the first recipe, which compiles the root's only."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        protected_namespaces=(),  # model_id and its like are winml-cli's names
+    )
+
+
+def problem(message: str, at: tuple[str, ...] = ()) -> PydanticCustomError:
+    """An error whose *message* is for the user as it stands; *at*: the key below the section that it is about."""
+    return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
+
+
+def _null_is_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+def _check_text(text: str) -> str:
+    if not text.strip():
+        raise problem("must not be empty")
+    if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+        raise problem("must not contain control characters")
+    return text
+
+
+def _check_precision(name: str) -> str:
+    try:
+        parse_precision(name)
+    except UsageError as error:
+        raise problem(error.message) from None
+    return name
+
+
+def _check_flag(name: str) -> str:
+    if name not in OPTIM_FLAGS:
+        raise problem(f"unknown flag{known_instead(name, OPTIM_FLAGS)}")
+    return name
+
+
+def _check_dimension(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise problem("expected a whole number, or the name of a dynamic axis")
+    if isinstance(value, str):
+        return _check_text(value)
+    if not 0 < value <= 2**31 - 1:
+        raise problem(f"a dimension must be greater than 0, got {value}")
+    return value
+
+
+def _check_axis(name: str) -> str:
+    if not (name.isascii() and name.isdecimal()):
+        raise problem("an axis is a whole number, counted from 0")
+    return name
+
+
+def _check_model_path(value: object) -> object:
+    pieces = value.values() if isinstance(value, Mapping) else [value]
+    if not all(isinstance(piece, str) and piece.strip() for piece in pieces):
+        raise problem("expected a path, or a path for each role")
+    return value
+
+
+# A list in the file is a tuple here: only the container is lenient, what is in it stays strict.
+ListOf = Annotated[tuple[T, ...], Strict(False)]
+MapOf = Annotated[Mapping[str, T], BeforeValidator(_null_is_empty)]
+OrEmpty = Annotated[T, BeforeValidator(_null_is_empty)]
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+PrecisionName = Annotated[str, AfterValidator(_check_precision)]
+OptimFlag = Annotated[str, AfterValidator(_check_flag)]
+Dimension = Annotated[int | str, BeforeValidator(_check_dimension)]
+Axis = Annotated[str, AfterValidator(_check_axis)]
+ModelPath = Annotated[str | Mapping[str, str], BeforeValidator(_check_model_path)]
+
+Device = Literal["auto", "cpu", "gpu", "npu"]
+IntegerType = Literal["uint8", "int8", "uint16", "int16"]
+TensorType = Literal[
+    "float32", "float16", "bfloat16", "float64",
+    "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
+]  # fmt: skip

@@ -1,0 +1,154 @@
+"""What pydantic found wrong, in the words of somebody who writes recipes: which line, which key, what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from winml_dag.recipe.document import Location, Positions
+from winml_dag.recipe.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+# Markers that pydantic adds to a location for its own use.
+_KEY = "[key]"
+
+_EXPECTED = {
+    "bool_type": "expected true or false",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "string_type": "expected text",
+    "tuple_type": "expected a list",
+    "mapping_type": "expected keys and values",
+    "dict_type": "expected keys and values",
+    "model_type": "expected keys and values",
+    "model_attributes_type": "expected keys and values",
+}
+_LONGEST_SHOWN = 60
+
+
+def problems(error: ValidationError, root: type[BaseModel], positions: Positions, name: str) -> tuple[str, ...]:
+    """One line for each finding, in the order of the file: ``bert.yaml:12: quant.sampels: unknown key; ...``."""
+    found = []
+    for details in error.errors(include_url=False):
+        location, is_about_key = _location(details)
+        position = positions.of_key(location) if is_about_key else positions.of_value(location)
+        label = f"{_dotted(location)}: " if location else ""
+        found.append((position, f"{name}:{position.line}: {label}{_message(details, location, root)}"))
+    return tuple(line for _, line in sorted(found))
+
+
+def _location(details: ErrorDetails) -> tuple[Location, bool]:
+    """Where the finding is, and whether it is about the key rather than its value."""
+    location = details["loc"]
+    if details["type"] == "recipe":
+        location = (*location, *details["ctx"]["at"])
+    if location and location[-1] == _KEY:
+        return location[:-1], True
+    return location, details["type"] == "extra_forbidden"
+
+
+def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -> str:
+    kind, value = details["type"], details["input"]
+    if kind == "recipe":
+        return details["msg"]
+    if kind == "extra_forbidden":
+        return _unknown_key(location, root)
+    if kind == "missing":
+        return "is required"
+    if kind == "literal_error":
+        choices = _choices(location, root)
+        return f"{_shown(value)} is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
+    if kind == "string_type" and isinstance(value, int | float):
+        return f"expected text, got {_shown(value)}; put it in quotes"
+    if kind in _EXPECTED:
+        return f"{_EXPECTED[kind]}, got {_shown(value)}"
+    return f"{details['msg'].replace('Input should', 'must', 1)}, got {_shown(value)}"
+
+
+def _unknown_key(location: Location, root: type[BaseModel]) -> str:
+    sections = [kind for kind in _types_at(location[:-1], root) if _is_section(kind)]
+    fields = {
+        key: name for section in sections for name, info in section.model_fields.items() for key in _keys(name, info)
+    }
+    word = str(location[-1])
+    if word in fields:
+        return f"is another name of {fields[word]!r}, which is there too; keep one of them"
+    return f"unknown key{did_you_mean(word, fields)}"
+
+
+def _choices(location: Location, root: type[BaseModel]) -> list[str]:
+    found = [choice for kind in _types_at(location, root) if get_origin(kind) is Literal for choice in get_args(kind)]
+    return [str(choice) for choice in found]
+
+
+def _types_at(location: Location, root: type[BaseModel]) -> list[Any]:
+    """The types that the schema has at *location*; several, where it allows several."""
+    types: list[Any] = [root]
+    for step in location:
+        types = [inner for kind in types for inner in _step(kind, step)]
+    return types
+
+
+def _step(kind: Any, step: str | int) -> Iterator[Any]:
+    if _is_section(kind):
+        for name, info in kind.model_fields.items():
+            if step in _keys(name, info):
+                yield from _alternatives(info.annotation)
+    elif get_origin(kind) is tuple and isinstance(step, int):
+        yield from _alternatives(get_args(kind)[0])
+    elif get_origin(kind) is Mapping:
+        yield from _alternatives(get_args(kind)[1])
+
+
+def _alternatives(kind: Any) -> Iterator[Any]:
+    """The types in a union, without what is annotated to them."""
+    if get_origin(kind) is Annotated:
+        yield from _alternatives(get_args(kind)[0])
+    elif get_origin(kind) in (Union, UnionType):
+        for inner in get_args(kind):
+            yield from _alternatives(inner)
+    else:
+        yield kind
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _keys(name: str, info: FieldInfo) -> list[str]:
+    """What a recipe may call the field."""
+    alias = info.validation_alias
+    if isinstance(alias, AliasChoices):
+        return [choice for choice in alias.choices if isinstance(choice, str)]
+    return [alias if isinstance(alias, str) else name]
+
+
+def _dotted(location: Location) -> str:
+    text = ""
+    for step in location:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            key = step if step and step.isprintable() else repr(step)
+            text += f".{key}" if text else key
+    return text
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, Mapping):
+        return "keys and values"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

@@ -1,0 +1,277 @@
+"""What a person may write: a recipe is winml-cli's ``WinMLBuildConfig`` with a few keys of ours.
+
+A section that was left out and one that is null differ only for ``export`` (default settings, or "the model is ONNX
+already"); ``model_fields_set`` still tells them apart everywhere. Names and defaults are winml-cli's unless a comment
+says otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.paths`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, model_validator
+
+from winml_dag.recipe.fields import (
+    Axis,
+    Count,
+    Device,
+    Dimension,
+    IntegerType,
+    ListOf,
+    MapOf,
+    ModelPath,
+    OptimFlag,
+    OrEmpty,
+    PrecisionName,
+    Section,
+    Seed,
+    TensorType,
+    Text,
+    problem,
+)
+
+
+class RandomWeights(Section):
+    """Ours: weights made from a seed instead of loaded. ``config`` overrides the architecture's own settings."""
+
+    seed: Seed = 0
+    config: MapOf[JsonValue] = Field(default_factory=dict)
+
+
+def _unfold_random_weights(value: object) -> object:
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+class Loader(Section):
+    """Where the PyTorch model comes from. Ours: ``path`` (a local folder), ``revision``, ``random_weights``."""
+
+    task: Text | None = None
+    model_class: Text | None = None
+    model_type: Text | None = None
+    module_path: Text | None = None
+    user_script: Text | None = None
+    trust_remote_code: bool = False
+    path: Text | None = None
+    revision: Text | None = None
+    random_weights: Annotated[RandomWeights | None, BeforeValidator(_unfold_random_weights)] = None
+
+
+class InputTensor(Section):
+    """An input of the exported model; a text in ``shape`` names a dynamic axis, ``value_range`` excludes its end."""
+
+    name: Text
+    dtype: TensorType | None = None
+    shape: ListOf[Dimension] | None = None
+    value_range: Annotated[tuple[float, float], Strict(False)] | None = None
+
+
+class OutputTensor(Section):
+    name: Text
+
+
+class Compatibility(Section):
+    transformers_attention: Literal["eager"] | None = None
+
+
+class Export(Section):
+    """How the PyTorch model becomes ONNX.
+
+    ``opset_version`` None: what suits the target (17 in winml-cli). ``dynamo`` None: the exporter that works best for
+    the architecture (false in winml-cli).
+    """
+
+    opset_version: Count | None = None
+    batch_size: Count = 1
+    input_tensors: ListOf[InputTensor] | None = None
+    output_tensors: ListOf[OutputTensor] | None = None
+    dynamic_axes: Mapping[str, Mapping[Axis, Text]] | None = None
+    export_params: bool = True
+    do_constant_folding: bool = True
+    verbose: bool = False
+    dynamo: bool | None = None
+    clean_onnx: bool = False
+    enable_hierarchy_tags: bool = True
+    hierarchy_tag_format: Literal["full", "module_only"] = "full"
+    compatibility: OrEmpty[Compatibility] = Field(default_factory=Compatibility.model_construct)
+
+
+def _current_mode(value: object) -> object:
+    return "static" if value == "qdq" else value
+
+
+class Quant(Section):
+    """How floats become integers or float16.
+
+    Ours: ``calibration_data``, the path of a .npz, .npy or .txt file, or of a folder of them.
+    """
+
+    mode: Annotated[Literal["static", "dynamic", "rtn", "fp16"], BeforeValidator(_current_mode)] = "static"
+    samples: Count = Field(default=10, validation_alias=AliasChoices("samples", "calibration_samples"))
+    calibration_method: Literal["minmax", "entropy", "percentile"] = "minmax"
+    calibration_data: Text | None = None
+    task: Text | None = None
+    model_id: Text | None = None
+    dataset_name: Text | None = None
+    model_type: Text | None = None
+    weight_type: IntegerType = "uint8"
+    activation_type: IntegerType = "uint8"
+    per_channel: bool = False
+    symmetric: bool = False
+    weight_symmetric: bool | None = None
+    activation_symmetric: bool | None = None
+    op_types_to_quantize: ListOf[Text] | None = None
+    nodes_to_exclude: ListOf[Text] | None = None
+    rtn_bits: Literal[4, 8] = 4
+    rtn_block_size: Count = 128
+    rtn_symmetric: bool = True
+    rtn_accuracy_level: Annotated[int, Field(ge=0, le=4)] = 0
+    reduce_range: bool = False
+    fp16_keep_io_types: bool = True
+    fp16_op_block_list: ListOf[Text] | None = None
+    save_calibration: bool = False
+    distribution: Literal["uniform", "normal"] = "uniform"
+    seed: Seed | None = None
+    calibration_load_path: Text | None = None
+    calibration_save_path: Text | None = None
+
+
+class EpDevice(Section):
+    ep: Text | None = None
+    device: Device | None = None
+    source: Text | None = None
+
+
+class EpSettings(Section):
+    """What both forms of a ``compile`` section can say about the execution provider's compiler."""
+
+    provider_options: MapOf[str] = Field(default_factory=dict)
+    provider_option_file_keys: ListOf[Text] = ()
+    enable_ep_context: bool = True
+    embed_context: bool = False
+    compiler: Literal["ort", "ort_session", "qairt"] = "ort"
+    qnn_sdk_root: Text | None = None
+    device: Device = "auto"
+
+
+class EpConfig(EpSettings):
+    """The nested form, as winml-cli's reference describes it."""
+
+    provider: Text | None = None
+
+
+class Compile(EpSettings):
+    """What the execution provider makes of the model. Both forms are read; the flat one is what the object has.
+
+    Ours: ``quant_config``, a ``quant`` section for this target.
+    """
+
+    execution_provider: Text | None = None
+    ep_device: EpDevice | None = None
+    validation: bool = Field(default=True, alias="validate")
+    verbose: bool = False
+    quant_config: Quant | None = None
+    ep_config: EpConfig | None = None
+
+    @model_validator(mode="after")
+    def _flatten(self) -> Self:
+        nested = self.ep_config
+        for name in sorted(nested.model_fields_set) if nested else ():
+            flat_name = "execution_provider" if name == "provider" else name
+            value = getattr(nested, name)
+            if flat_name in self.model_fields_set and getattr(self, flat_name) != value:
+                raise problem(f"differs from compile.{flat_name}; keep one of the two", at=("ep_config", name))
+            # Only here, before anybody else has seen the object, may a frozen section change.
+            object.__setattr__(self, flat_name, value)
+            self.model_fields_set.add(flat_name)
+        object.__setattr__(self, "ep_config", None)
+        self.model_fields_set.discard("ep_config")
+        return self
+
+
+class Dataset(Section):
+    path: Text | None = None
+    name: Text | None = None
+    split: Text = "validation"
+    samples: Count = 100
+    shuffle: bool = True
+    seed: Seed = 42
+    columns_mapping: MapOf[str] = Field(default_factory=dict)
+    label_mapping: Mapping[str, int] | None = None
+    label_mapping_file: Text | None = None
+    streaming: bool = False
+    revision: Text | None = None
+    build_script: Text | None = None
+
+
+class Eval(Section):
+    """Accuracy on a data set, or (``mode`` compare) against another model."""
+
+    runtime: Literal["winml", "pytorch"] = "winml"
+    mode: Literal["onnx", "compare"] = "onnx"
+    model_id: Text | None = None
+    model_path: ModelPath | None = None
+    input_data: Text | None = None
+    reference_path: Text | None = None
+    reference_device: Device = "cpu"
+    reference_ep: Text | None = None
+    task: Text | None = None
+    device: Device = "auto"
+    precision: PrecisionName = "auto"
+    ep: Text | None = None
+    quant: bool = True
+    optimize: bool = True
+    analyze: bool = True
+    max_optim_iterations: Annotated[int, Field(ge=0)] | None = None
+    shape_config: Mapping[str, JsonValue] | None = None
+    export_overrides: Mapping[str, JsonValue] | None = None
+    dataset: OrEmpty[Dataset] = Field(default_factory=Dataset.model_construct)
+    output_path: Text | None = None
+    skip_build: bool = True
+    use_cache: bool = True
+    rebuild: bool = False
+    trust_remote_code: bool = False
+    allow_unsupported_nodes: bool = False
+
+
+class Validate(Section):
+    """Ours: the result is run on ``samples`` seeded inputs and held against the float model.
+
+    ``min_cosine`` None: the bound that suits the precision.
+    """
+
+    enabled: bool = True
+    min_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
+    samples: Count = 3
+    seed: Seed = 0
+
+
+class Recipe(Section):
+    """A whole recipe.
+
+    Ours: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``, ``validate``.
+
+    ``quant``, ``compile`` and ``eval`` None: that stage is left out, whether the section was missing or null.
+    ``export`` None (only when null was written): the model is ONNX already.
+    """
+
+    model: Text | None = None
+    ep: Text | None = None
+    device: Device = "auto"
+    precision: PrecisionName = "auto"
+    output_dir: Text | None = None
+    loader: OrEmpty[Loader] = Field(default_factory=Loader.model_construct)
+    export: Export | None = Field(default_factory=Export.model_construct)
+    optim: OrEmpty[Mapping[OptimFlag, bool]] = Field(default_factory=dict)
+    quant: Quant | None = None
+    compile: Compile | None = None
+    eval: Eval | None = None
+    validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
+    auto: bool = True
+    skip_optimize: bool = False
+
+    @model_validator(mode="after")
+    def _quantize_once(self) -> Self:
+        if self.quant is not None and self.compile is not None and self.compile.quant_config is not None:
+            raise problem("there is a quant section as well; keep one of the two", at=("compile", "quant_config"))
+        return self

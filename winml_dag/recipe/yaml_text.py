@@ -1,0 +1,230 @@
+"""Recipes in YAML, read as YAML 1.2's core schema does, so that a recipe means what its JSON twin means.
+
+Under YAML 1.1, PyYAML's own, ``no`` is false, ``1e-3`` is text and ``2024-01-01`` is a date. And the values are put
+together here from PyYAML's events, not by PyYAML: its composer recurses in C (200,000 brackets end the process), it
+keeps the last of two equal keys, and a few lines of nested aliases can be made to stand for gigabytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import yaml
+
+from winml_dag.recipe.document import (
+    HALF_CHARACTER,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    Document,
+    Location,
+    Position,
+    Positions,
+    decimal_number,
+    unreadable,
+    whole_number,
+)
+
+# Every value counts, and an alias counts as all that it stands for; the largest recipes have a few hundred.
+MAX_VALUES = 20_000
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
+_NUMBER = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+    r"|0o[0-7]+|0x[0-9a-fA-F]+"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def read_yaml(text: str, name: str) -> Document:
+    """What *text* says.
+
+    Raises:
+        RecipeError: for anything that is not one YAML document of JSON's values, with line and column.
+    """
+    reader = _Reader(text)
+    try:
+        value = reader.document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        position = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
+        context = f" {error.context}" if error.context else ""
+        raise unreadable(name, [*reader.findings, (position, f"{error.problem or 'malformed'}{context}")]) from None
+    except yaml.YAMLError:
+        raise unreadable(name, [(_first_unprintable(text), "control characters are not allowed")]) from None
+    except _CannotGoOn:
+        raise unreadable(name, reader.findings) from None
+    if reader.findings:
+        raise unreadable(name, reader.findings)
+    return Document(value, partial(_positions_of, reader))
+
+
+def _positions_of(reader: _Reader) -> Positions:
+    return reader.positions
+
+
+def _first_unprintable(text: str) -> Position:
+    match = _UNPRINTABLE.search(text)
+    if match is None:
+        return Position(1, 1)
+    before = text[: match.start()]
+    return Position(before.count("\n") + 1, match.start() - (before.rfind("\n") + 1) + 1)
+
+
+class _Anchor(NamedTuple):
+    """What an alias stands for: how many values it counts as, and how far they are nested."""
+
+    value: object
+    size: int
+    height: int
+
+
+class _CannotGoOn(Exception):
+    """There is a finding after which reading further makes no sense."""
+
+
+class _Reader:
+    """Puts values together from the parser's events, and notes where each was written."""
+
+    def __init__(self, text: str) -> None:
+        self.positions = Positions()
+        self.findings: list[tuple[Position, str]] = []
+        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
+        self._anchors: dict[str, _Anchor] = {}
+        self._values = 0
+        self._deepest = 0
+
+    def document(self) -> object:
+        """The value of the only document; None for an empty text."""
+        value = None
+        documents = 0
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._find(event, "a recipe is one document; there is a second one here")
+                    raise _CannotGoOn
+            elif isinstance(event, yaml.NodeEvent):
+                value = self._value(event, ())
+        return value
+
+    def _value(self, event: yaml.NodeEvent, location: Location) -> object:
+        self.positions.values[location] = _start(event)
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, len(location))
+        assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
+        if event.tag is not None:
+            self._find(event, "tags (a word that begins with !) are not supported")
+        values_before, deepest_before = self._values, self._deepest
+        self._deepest = 0
+        self._count(event, 1, len(location))
+        value: object
+        if isinstance(event, yaml.MappingStartEvent):
+            value = self._mapping(location)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = [
+                self._value(item, (*location, index)) for index, item in enumerate(self._until(yaml.SequenceEndEvent))
+            ]
+        else:
+            assert isinstance(event, yaml.ScalarEvent)
+            value = self._scalar(event)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = _Anchor(value, self._values - values_before, self._deepest - len(location))
+        self._deepest = max(self._deepest, deepest_before)
+        return value
+
+    def _alias(self, event: yaml.AliasEvent, depth: int) -> object:
+        if event.anchor not in self._anchors:
+            self._find(event, f"the alias *{event.anchor} stands for nothing that is complete before it")
+            return None
+        anchor = self._anchors[event.anchor]
+        self._count(event, anchor.size, depth + anchor.height)
+        return anchor.value
+
+    def _mapping(self, location: Location) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for event in self._until(yaml.MappingEndEvent):
+            key = self._key(event, location)
+            here = (*location, key)
+            if key in found:
+                first = self.positions.keys[here].line
+                self._find(event, f"the key {key!r} is there twice, first on line {first}")
+            self.positions.keys.setdefault(here, _start(event))
+            found[key] = self._value(self._next(), here)
+        return found
+
+    def _key(self, event: yaml.NodeEvent, location: Location) -> str:
+        if not isinstance(event, yaml.ScalarEvent):
+            self._find(event, "a key must be text")
+            self._value(event, (*location, "?"))
+            return "?"
+        key: str = event.value
+        is_plain = event.implicit[0]
+        if is_plain and key == "<<":
+            self._find(event, "merge keys (<<) are not supported; write the keys out")
+        # A whole number is taken as its text, as in JSON, where a key cannot be anything else.
+        elif not (is_plain and _WHOLE_NUMBER.fullmatch(key)) and not isinstance(self._scalar(event), str):
+            self._find(event, "a key must be text; put it in quotes")
+        return key
+
+    def _scalar(self, event: yaml.ScalarEvent) -> str | int | float | None:
+        text: str = event.value
+        if not event.implicit[0]:
+            if HALF_CHARACTER.search(text):
+                self._find(event, "the text has half of a character")
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        if not _NUMBER.fullmatch(text):
+            return text
+        number = _number(text)
+        if number is None:
+            what = f"{text[:MAX_DIGITS]} is not a number that can be used here"
+            self._find(event, f"{what}; put quotes around it if it is text")
+        return number
+
+    def _until(self, end: type[yaml.Event]) -> Iterator[yaml.NodeEvent]:
+        while not isinstance(event := next(self._events), end):
+            assert isinstance(event, yaml.NodeEvent)
+            yield event
+
+    def _next(self) -> yaml.NodeEvent:
+        event = next(self._events)
+        assert isinstance(event, yaml.NodeEvent)
+        return event
+
+    def _count(self, event: yaml.Event, values: int, depth: int) -> None:
+        self._deepest = max(self._deepest, depth)
+        if depth > MAX_DEPTH:
+            self._find(event, "nested too deeply")
+            raise _CannotGoOn
+        self._values += values
+        if self._values > MAX_VALUES:
+            self._find(event, f"more than {MAX_VALUES} values, aliases counted as what they stand for")
+            raise _CannotGoOn
+
+    def _find(self, event: yaml.Event, what: str) -> None:
+        self.findings.append((_start(event), what))
+
+
+def _number(text: str) -> int | float | None:
+    """The number that *text*, which has the form of one, stands for; None for one that a recipe cannot use."""
+    if _WHOLE_NUMBER.fullmatch(text):
+        return whole_number(text)
+    if text.startswith(("0o", "0x")):
+        return int(text, 0) if len(text) <= MAX_DIGITS else None
+    return None if text[-1].isalpha() and "." in text else decimal_number(text)
+
+
+def _start(event: yaml.Event) -> Position:
+    assert event.start_mark is not None
+    return Position(event.start_mark.line + 1, event.start_mark.column + 1)
