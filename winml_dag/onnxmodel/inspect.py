@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from winml_dag.errors import InputError
@@ -37,6 +38,7 @@ _QUANTIZED_OPS = frozenset(
     }
 )
 _QUANTIZED_PREFIXES = ("QLinear", "DynamicQuantize")
+_QUANTIZE_DEFAULT = 2  # QuantizeLinear makes uint8 unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class ModelSummary:
         inputs: what a caller must feed; initializers that older models list as inputs are left out.
         tensor_bytes: bytes of initializers and constants by dtype, wherever they are stored.
         external_data: the distinct files with tensor data, relative to the model, sorted.
-        weight_types, activation_types: integer types seen at QDQ nodes and MatMulNBits, sorted; for w8a16 they are
-            ``("uint8",)`` and ``("uint16",)``. 32-bit types (biases) are left out.
+        weight_types: integer types of weights at QDQ nodes and MatMulNBits, the one with most elements first (constants
+            that meet an activation, as in Add, get the activation's type); int32, for biases, is left out.
+        activation_types: integer types of activations at QDQ nodes, the most frequent first.
         files: all that must travel together: the model's own name, its external data, its EPContext binaries.
     """
 
@@ -190,19 +193,26 @@ def _spec(value: Value) -> TensorSpec:
 
 def _integer_types(nodes: Iterable[Node], tensors: Iterable[Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The types that weights and activations are quantized to, as far as QDQ nodes and MatMulNBits tell."""
-    constants = {tensor.name: tensor.data_type for tensor in tensors}
-    weights: set[int] = set()
-    activations: set[int] = set()
-    bits: set[int] = set()
+    constants = {tensor.name: tensor for tensor in tensors}
+    weights: Counter[str] = Counter()  # elements
+    activations: Counter[str] = Counter()  # nodes
     for node in nodes:
         attributes = {attribute.name: attribute.integer for attribute in node.attributes}
+        source = constants.get(node.inputs[0]) if node.inputs else None
         if node.op_type == "MatMulNBits":
-            bits.add(attributes.get("bits") or 4)
-        elif node.op_type == "DequantizeLinear" and node.inputs and node.inputs[0] in constants:
-            weights.add(constants[node.inputs[0]])
-        elif node.op_type == "QuantizeLinear" and node.inputs:
-            kind = weights if node.inputs[0] in constants else activations
+            weights[f"uint{attributes.get('bits') or 4}"] += (attributes.get("K") or 0) * (attributes.get("N") or 0)
+        elif node.op_type == "DequantizeLinear" and source is not None:
+            weights[dtype_name(source.data_type)] += prod(source.dims)
+        elif node.op_type == "QuantizeLinear":
             zero_point = constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
-            kind.add(zero_point or attributes.get("output_dtype") or 2)  # uint8 is the operator's default
-    names = {dtype_name(data_type) for data_type in weights} - {"int32"} | {f"uint{count}" for count in bits}
-    return tuple(sorted(names)), tuple(sorted(dtype_name(data_type) for data_type in activations))
+            data_type = zero_point.data_type if zero_point else attributes.get("output_dtype") or _QUANTIZE_DEFAULT
+            if source is None:
+                activations[dtype_name(data_type)] += 1
+            else:
+                weights[dtype_name(data_type)] += prod(source.dims)
+    del weights["int32"]  # biases
+    return _most_first(weights), _most_first(activations)
+
+
+def _most_first(counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(counts, key=lambda name: (-counts[name], name)))

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.feeds import Distribution, InputSpec, model_inputs, random_feeds, write_io_specs
+from winml_dag.onnxmodel.files import canonicalise
+from winml_dag.onnxmodel.inspect import TensorSpec
+
+ModelMaker = Callable[..., onnx.ModelProto]
+
+
+def _one(spec: InputSpec, distribution: Distribution = "uniform", seed: int = 0) -> np.ndarray:
+    return next(random_feeds([spec], seed, 1, distribution))[spec.name]
+
+
+def test_written_ranges_are_read_from_file_and_session(linear: ModelMaker, tmp_path: Path) -> None:
+    model = linear()
+    write_io_specs(
+        model, [InputSpec("x", "float32", ("batch", 64), (-2, 3.5))], [TensorSpec("y", "float32", ("batch", 64))]
+    )
+    canonicalise(model)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    expected = (InputSpec("x", "float32", ("batch", 64), (-2.0, 3.5)),)
+    assert model_inputs(path) == expected
+    assert model_inputs(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])) == expected
+
+
+def test_writing_again_replaces(linear: ModelMaker) -> None:
+    model = linear()
+    model.metadata_props.add(key="other", value="kept")
+    for _ in range(2):
+        write_io_specs(model, [InputSpec("x", "float32", (1, 64))], [])
+    assert sorted(entry.key for entry in model.metadata_props) == ["other", "winml.io.inputs", "winml.io.outputs"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '[{"name": 1}]',
+        '[{"name": "x", "value_range": [1]}]',
+        '[{"name": "x", "value_range": [2, 1]}]',
+        '[{"name": "x", "value_range": [0, NaN]}]',
+        '[{"name": "x", "value_range": [false, true]}]',
+        '[{"name": "x", "value_range": ["0", "1"]}]',
+    ],
+)
+def test_malformed_metadata_is_an_input_error(linear: ModelMaker, tmp_path: Path, text: str) -> None:
+    model = linear()
+    model.metadata_props.add(key="winml.io.inputs", value=text)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=r"winml\.io\.inputs"):
+        model_inputs(tmp_path / "m.onnx")
+
+
+def test_feeds_run(linear: ModelMaker, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(linear().SerializeToString())
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    samples = list(random_feeds(model_inputs(session), 7, 3))
+    outputs = [session.run(None, sample)[0] for sample in samples]
+    assert [output.shape for output in outputs] == [(1, 64)] * 3
+    assert not np.array_equal(outputs[0], outputs[1])
+
+
+SPECS = [
+    InputSpec("input_ids", "int64", ("batch", 5), (0, 1000)),
+    InputSpec("pixels", "float32", (1, 3, 4), (-1, 1)),
+    InputSpec("image", "float16", (2, "?")),
+]
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "normal"])
+def test_an_input_gets_the_same_values_beside_whichever_others(distribution: Distribution) -> None:
+    together = list(random_feeds(SPECS, 3, 4, distribution))
+    reordered = list(random_feeds(SPECS[::-1], 3, 2, distribution))
+    for index in range(2):
+        for spec in SPECS:
+            np.testing.assert_array_equal(together[index][spec.name], reordered[index][spec.name])
+            assert together[index][spec.name].dtype == spec.dtype
+
+
+def test_another_process_gets_the_same_values() -> None:
+    code = (
+        "from winml_dag.onnxmodel.feeds import InputSpec, random_feeds\n"
+        "spec = InputSpec('pixels', 'float32', (1, 3, 4), (-1, 1))\n"
+        "print(next(random_feeds([spec], 3, 1))['pixels'].tobytes().hex())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == _one(SPECS[1], seed=3).tobytes().hex()
+
+
+def test_seed_name_and_index_each_change_the_values() -> None:
+    samples = [sample["pixels"].tobytes() for sample in random_feeds([SPECS[1]], 0, 2)]
+    renamed = InputSpec("other", "float32", (1, 3, 4), (-1, 1))
+    assert len({*samples, _one(SPECS[1], seed=1).tobytes(), _one(renamed).tobytes()}) == 4
+
+
+@given(
+    dtype=st.sampled_from(["float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint64"]),
+    low=st.integers(0, 50),
+    width=st.integers(1, 60),
+    distribution=st.sampled_from(["uniform", "normal"]),
+    seed=st.integers(0, 2**63),
+)
+def test_values_stay_in_their_range(dtype: str, low: int, width: int, distribution: Distribution, seed: int) -> None:
+    values = _one(InputSpec("x", dtype, (50,), (low, low + width)), distribution, seed)
+    assert values.dtype == dtype
+    assert values.min() >= low
+    assert values.max() < low + width
+
+
+def test_an_integer_range_is_used_up_to_its_ends() -> None:
+    assert set(_one(InputSpec("x", "int64", (200,), (3, 6)))) == {3, 4, 5}
+    assert set(_one(InputSpec("x", "int64", (20,), (1, 1)))) == {1}
+
+
+def test_defaults_by_name_and_type() -> None:
+    assert set(_one(InputSpec("attention_mask", "int64", (40,)))) == {1}
+    assert set(_one(InputSpec("encoder_attention_mask", "float32", (40,)))) == {1.0}
+    assert set(_one(InputSpec("token_type_ids", "int64", (40,)))) == {0, 1}
+    assert set(_one(InputSpec("flag", "bool", (40,)))) == {False, True}
+    ids = _one(InputSpec("input_ids", "int32", (400,)))
+    assert (ids.min(), ids.max()) == (0, 9)
+    image = _one(InputSpec("image", "float32", (400,)))
+    assert 0 <= image.min() < 0.1 < 0.9 < image.max() < 1
+    assert _one(InputSpec("image", "float32", (400,)), "normal").min() < -1
+
+
+def test_a_mask_follows_its_range_when_it_has_one() -> None:
+    assert set(_one(InputSpec("attention_mask", "int64", (40,), (0, 2)))) == {0, 1}
+
+
+@pytest.mark.parametrize("dtype", ["string", "not a tensor", "bfloat16"])
+def test_types_without_random_values_are_refused(dtype: str) -> None:
+    with pytest.raises(InputError, match="'x'"):
+        _one(InputSpec("x", dtype, (1,)))
+
+
+def test_a_range_beyond_the_type_is_refused() -> None:
+    with pytest.raises(InputError, match="int8"):
+        _one(InputSpec("x", "int8", (1,), (0, 1000)))
