@@ -112,9 +112,12 @@ def save_model(model: ModelProto, path: Path) -> None:
     else:
         # Not written in place: the model may be about to replace the very file that its weights are read from.
         unfinished = data.with_name(data.name + ".part")
-        with unfinished.open("wb") as file:
-            content = _serialise(_lean(model, path, _DataFile(file, data.name)), path)
-        unfinished.replace(data)
+        try:
+            with unfinished.open("wb") as file:
+                content = _serialise(_lean(model, path, _DataFile(file, data.name)), path)
+            unfinished.replace(data)
+        finally:
+            unfinished.unlink(missing_ok=True)
     path.write_bytes(content)
 
 
@@ -133,13 +136,14 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
             f"{path} is damaged, or over 2 GiB in one file, which protobuf cannot read.",
             advice="Export it again, with its weights in a file beside it.",
         ) from error
-    for tensor in _initializers(model):
+    for tensor in (*_initializers(model), *_other_tensors(model)):
         if _is_external(tensor):
-            _set_location(tensor, folder=path.parent.absolute())
-            if weights:
-                _embed(tensor, path)
-            else:
-                _External.of(tensor, path)
+            _set_folder(tensor, path.parent.absolute())
+    for tensor in _initializers(model):
+        if _is_external(tensor) and weights:
+            _embed(tensor, path)
+        elif _is_external(tensor):
+            _External.of(tensor, path)  # raises now what would only come up when the weights are needed
     _embed_constants(model, path)
     return model
 
@@ -220,7 +224,8 @@ def _is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
-def _set_location(tensor: TensorProto, *, folder: Path) -> None:
+def _set_folder(tensor: TensorProto, folder: Path) -> None:
+    """Also in place of a folder that the file itself brings: that could be anywhere."""
     kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key != _FOLDER]
     del tensor.external_data[:]
     for key, value in (*kept, (_FOLDER, str(folder))):

@@ -262,6 +262,24 @@ def test_missing_short_and_misplaced_weights_are_told_apart(linear: ModelMaker, 
                 load_model(bad, weights=weights)
 
 
+def test_a_folder_that_the_file_itself_names_is_ignored(branching: onnx.ModelProto, tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "key").write_bytes(bytes(2048))
+    weight = branching.graph.initializer.add(name="w", data_type=1, dims=[512])
+    condition = branching.graph.node[0].attribute[0].t
+    condition.ClearField("raw_data")
+    for tensor in (weight, condition):
+        path = tmp_path / f"{tensor.name}.onnx"
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="key")
+        tensor.external_data.add(key="basepath", value=str(tmp_path / "secrets"))
+        path.write_bytes(branching.SerializeToString())
+        for weights in (True, False):
+            with pytest.raises(InputError, match="does not exist"):
+                load_model(path, weights=weights)
+        tensor.data_location = onnx.TensorProto.DEFAULT
+
+
 def test_what_is_not_a_model_is_an_input_error(linear: ModelMaker, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     with pytest.raises(InputError, match="does not exist"):
