@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.ep.options import SOCS, compile_options, complete_options, file_options, option_table
+from winml_dag.ep.registry import QNN, find_ep, resolve_target
+from winml_dag.errors import UsageError
+
+NPU = resolve_target("qnn", "npu")
+GPU = resolve_target("qnn", "gpu")
+
+
+def test_the_npu_is_a_snapdragon_x_elite_unless_said_otherwise():
+    options = complete_options(NPU, {})
+    assert (options["soc_model"], options["htp_arch"]) == ("60", "73")
+    assert options["htp_graph_finalization_optimization_mode"] == "3"
+
+
+@given(st.sampled_from(SOCS), st.booleans(), st.booleans())
+def test_soc_model_is_always_there_and_fits_htp_arch(soc, say_model, say_arch):
+    given_options = {}
+    if say_model:
+        given_options["soc_model"] = soc.model
+    if say_arch:
+        given_options["htp_arch"] = soc.htp_arch
+    options = complete_options(NPU, given_options)
+    assert {**options, **given_options} == options
+    found = next(known for known in SOCS if known.model == options["soc_model"])
+    assert options["htp_arch"] == found.htp_arch
+
+
+def test_a_soc_model_newer_than_our_table_is_left_to_the_compiler():
+    options = complete_options(NPU, {"soc_model": "99999"})
+    assert options["soc_model"] == "99999"
+    assert "htp_arch" not in options
+
+
+def test_a_soc_model_and_an_architecture_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="Snapdragon X Elite"):
+        complete_options(NPU, {"soc_model": "60", "htp_arch": "75"})
+
+
+@given(st.data())
+def test_completing_again_changes_nothing(data):
+    table = option_table(NPU)
+    names = [name for name, option in table.items() if option.values and not option.refusal and name != "htp_arch"]
+    name = data.draw(st.sampled_from(names))
+    once = complete_options(NPU, {name: data.draw(st.sampled_from(table[name].values))})
+    assert complete_options(NPU, once) == once
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"htp_archh": "73"}, "htp_arch"),
+        ({"banana": "1"}, "no provider option"),
+        ({"htp_arch": "12"}, "htp_arch"),
+        ({"htp_performance_mode": "bursts"}, "burst"),
+        ({"vtcm_mb": "-3"}, "above 0"),
+        ({"soc_model": "abc"}, "above 0"),
+        ({"soc_model": "60,88"}, "above 0"),
+        ({"soc_model": "0"}, "above 0"),
+        ({"enable_htp_fp16_precision": "yes"}, "enable_htp_fp16_precision"),
+        ({"backend_path": "libQnnHtp.so"}, "Leave it out"),
+        ({"profiling_level": "basic"}, "Leave it out"),
+        ({"device_type": "GPU"}, "contradicts"),
+    ],
+)
+def test_what_qnn_would_silently_ignore_is_refused(options, words):
+    with pytest.raises(UsageError, match=words):
+        complete_options(NPU, options)
+
+
+def test_the_gpu_gets_no_npu_options():
+    assert complete_options(GPU, {}) == {}
+    with pytest.raises(UsageError, match="for the npu"):
+        complete_options(GPU, {"htp_arch": "73"})
+
+
+def test_the_cpu_takes_no_options():
+    with pytest.raises(UsageError, match="no provider options"):
+        complete_options(resolve_target("cpu", None), {"a": "b"})
+
+
+def test_the_device_of_other_tools_configurations_is_understood():
+    assert "device_type" not in complete_options(NPU, {"device_type": "NPU"})
+    assert complete_options(resolve_target("openvino", "gpu"), {}) == {"device_type": "GPU"}
+
+
+def test_what_only_matters_at_run_time_is_no_reason_to_compile_again():
+    quiet = compile_options(NPU, complete_options(NPU, {"htp_performance_mode": "power_saver"}))
+    assert quiet == compile_options(NPU, complete_options(NPU, {"rpc_control_latency": "100"}))
+    assert quiet != compile_options(NPU, complete_options(NPU, {"vtcm_mb": "4"}))
+
+
+def test_options_that_name_files_are_known():
+    assert file_options(QNN) == {"op_affinity"}
+    assert file_options(find_ep("cpu")) == frozenset()

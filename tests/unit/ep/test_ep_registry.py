@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.ep.fingerprint import library_files
+from winml_dag.ep.registry import (
+    CPU,
+    EXECUTION_PROVIDERS,
+    QNN,
+    find_ep,
+    installed,
+    require_installed,
+    resolve_target,
+)
+from winml_dag.errors import UsageError
+
+SPELLINGS = [(spelling, ep) for ep in EXECUTION_PROVIDERS for spelling in (ep.name, ep.alias, *ep.aliases)]
+
+
+@given(st.sampled_from(SPELLINGS), st.sampled_from([str.lower, str.upper, str.title]))
+def test_a_provider_is_found_by_each_of_its_names_in_any_case(spelling, change):
+    text, ep = spelling
+    assert find_ep(change(text)) == ep
+
+
+def test_no_two_providers_share_a_spelling():
+    texts = [text.lower() for text, _ in SPELLINGS]
+    assert len(texts) == len(set(texts))
+
+
+def test_a_misspelled_provider_is_refused_with_the_nearest_name():
+    with pytest.raises(UsageError, match="openvino") as caught:
+        find_ep("openvin")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("ep", "device", "expected"),
+    [
+        (None, None, ("CPUExecutionProvider", "cpu")),
+        (None, "auto", ("CPUExecutionProvider", "cpu")),
+        ("auto", "auto", ("CPUExecutionProvider", "cpu")),
+        (None, "cpu", ("CPUExecutionProvider", "cpu")),
+        ("qnn", None, ("QNNExecutionProvider", "npu")),
+        ("qnn", "auto", ("QNNExecutionProvider", "npu")),
+        ("QNNExecutionProvider", "GPU", ("QNNExecutionProvider", "gpu")),
+        (None, "qnn", ("QNNExecutionProvider", "npu")),
+        ("qnn", "QNN", ("QNNExecutionProvider", "npu")),
+        ("dml", None, ("DmlExecutionProvider", "gpu")),
+        ("openvino", "cpu", ("OpenVINOExecutionProvider", "cpu")),
+    ],
+)
+def test_a_target_is_what_provider_and_device_say_together(ep, device, expected):
+    target = resolve_target(ep, device)
+    assert (target.ep.name, target.device) == expected
+
+
+@given(st.sampled_from(EXECUTION_PROVIDERS), st.sampled_from(["npu", "gpu", "cpu"]))
+def test_a_device_that_a_provider_cannot_drive_is_refused(ep, device):
+    if device in ep.devices:
+        assert resolve_target(ep.alias, device).device == device
+    else:
+        with pytest.raises(UsageError, match=device):
+            resolve_target(ep.alias, device)
+
+
+@pytest.mark.parametrize(("ep", "device"), [("cpu", "qnn"), (None, "np"), ("qnn", "tpu")])
+def test_devices_that_make_no_sense_are_refused(ep, device):
+    with pytest.raises(UsageError):
+        resolve_target(ep, device)
+
+
+def test_a_provider_that_is_not_here_is_refused_with_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    require_installed(CPU)
+    for ep in EXECUTION_PROVIDERS:
+        if ep != CPU:
+            assert not installed(ep)
+            with pytest.raises(UsageError) as caught:
+                require_installed(ep)
+            assert caught.value.advice == ep.how_to_get
+
+
+def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monkeypatch, tmp_path):
+    package = tmp_path / "onnxruntime_qnn"
+    (package / "libs").mkdir(parents=True)
+    for name in ("__init__.py", "libQnnHtp.so", "QnnHtp.dll", "libs/libA.so.1.7", "LICENSE"):
+        (package / name).write_bytes(b"")
+    (tmp_path / "onnxruntime_gpu-1.31.1.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "missing"), str(tmp_path)])
+
+    assert installed(QNN)
+    assert installed(find_ep("cuda"))
+    assert not installed(find_ep("dml"))
+    names = [path.relative_to(package).as_posix() for path in library_files(QNN)]
+    assert names == ["QnnHtp.dll", "libQnnHtp.so", "libs/libA.so.1.7"]
+    assert library_files(find_ep("cuda")) == ()
+
+
+def test_asking_for_targets_imports_no_runtime():
+    code = (
+        "import sys\n"
+        "from winml_dag.ep import fingerprint, options, registry\n"
+        "import winml_dag.stages.compile, winml_dag.stages.validate\n"
+        "target = registry.resolve_target('qnn', None)\n"
+        "options.complete_options(target, {})\n"
+        "registry.installed(target.ep), fingerprint.library_files(target.ep)\n"
+        "heavy = {'onnxruntime', 'onnxruntime_qnn', 'onnx', 'numpy', 'importlib.metadata'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path.cwd(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,144 @@
+"""Sessions of onnxruntime that really use the execution provider that was asked for.
+
+onnxruntime prefers running on the CPU to failing: a provider that cannot be created or take a single node leaves a line
+in the log, and even ``get_providers()`` goes on to name it. So the fallback is switched off here, and the assignment of
+nodes is looked at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target
+from winml_dag.errors import StageError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_ERROR_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_LONGEST_REASON = 400
+
+_registered: set[str] = set()
+
+
+def register(ep: ExecutionProvider) -> None:
+    """Make *ep* known to onnxruntime in this process; again is a no-op (onnxruntime itself fails the second time).
+
+    Raises:
+        StageError: when *ep* is not installed, or its library does not load.
+    """
+    if ep == CPU or ep.name in _registered:
+        return
+    import onnxruntime
+
+    if ep.plugin_module:
+        try:
+            library = _plugin(ep).get_library_path()
+            onnxruntime.register_execution_provider_library(ep.name, library)
+        except Exception as error:
+            raise StageError(f"{ep.name} does not load here: {reason(error)}", advice=ep.how_to_get) from error
+    elif ep.name not in onnxruntime.get_available_providers():
+        raise StageError(f"{ep.name} is not part of the installed onnxruntime.", advice=ep.how_to_get)
+    _registered.add(ep.name)
+
+
+def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.SessionOptions:
+    """Options for a session, or a compilation, with *target*'s execution provider, registered, and *options* for it.
+
+    Raises:
+        StageError: when the provider or its device is not here.
+    """
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(3)  # warnings about every node that stays on the CPU hide the errors
+    register(target.ep)
+    settings = onnxruntime.SessionOptions()
+    if target.ep == CPU:
+        return settings
+    if target.ep.plugin_module:
+        settings.add_provider_for_devices([_device(target)], {**options, **_backend(target)})
+    else:
+        settings.add_provider(target.ep.name, dict(options))
+    return settings
+
+
+def create_session(model: Path, target: Target, options: Mapping[str, str]) -> onnxruntime.InferenceSession:
+    """Load *model* for *target*.
+
+    Raises:
+        StageError: when it does not load there, or would run entirely on the CPU instead.
+    """
+    import onnxruntime
+
+    settings = session_options(target, options)
+    settings.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    providers = [CPU.name] if target.ep == CPU else None
+    try:
+        session = onnxruntime.InferenceSession(str(model), settings, providers, enable_fallback=0)
+    except Exception as error:
+        raise StageError(f"{target.ep.name} cannot load {model.name}: {reason(error)}", advice=SEE_LOG) from error
+    session.disable_fallback()
+    if target.ep != CPU and target.ep.name not in assigned_nodes(session):
+        raise StageError(
+            f"{target.ep.name} took no part of {model.name}: all of it would run on the CPU.",
+            advice=f"Check the provider options. {SEE_LOG}",
+        )
+    return session
+
+
+SEE_LOG = "The log of this stage has the execution provider's own words."
+
+
+def assigned_nodes(session: onnxruntime.InferenceSession) -> dict[str, dict[str, int]]:
+    """Which provider runs what: operators and their number. Before version 1.24, onnxruntime tells the names only."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {name: {} for name in session.get_providers()}
+    counts: dict[str, Counter[str]] = {}
+    for subgraph in session.get_provider_graph_assignment_info():
+        counts.setdefault(subgraph.ep_name, Counter()).update(node.op_type for node in subgraph.get_nodes())
+    return {name: dict(sorted(counts[name].items())) for name in sorted(counts)}
+
+
+def reason(error: Exception) -> str:
+    """The sentence in an error of onnxruntime, without source files, codes and colours."""
+    text = _ERROR_PREFIX.split(str(error))[-1]
+    line = next(iter(text.strip().splitlines()), "") or type(error).__name__
+    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
+
+
+def _plugin(ep: ExecutionProvider) -> Any:
+    return importlib.import_module(ep.plugin_module)
+
+
+def _device(target: Target) -> onnxruntime.OrtEpDevice:
+    import onnxruntime
+
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == target.ep.name]
+    wanted = {target.device}
+    if target.ep == QNN and target.device == "npu":
+        # On x86-64, QNN has an emulator of its NPU: it compiles for the real one, and shows up as a CPU.
+        wanted.add("cpu")
+    by_preference = sorted(devices, key=lambda device: device.device.type.name.lower() != target.device)
+    for device in by_preference:
+        if device.device.type.name.lower() in wanted:
+            return device
+    found = ", ".join(device.device.type.name.lower() for device in devices) or "none"
+    raise StageError(
+        f"{target.ep.name} finds no {target.device} on this machine (devices: {found}).",
+        advice="Run this target on a machine that has one.",
+    )
+
+
+def _backend(target: Target) -> dict[str, str]:
+    """Where QNN's own library for the device lies: different on every machine, so never part of a key."""
+    if target.ep != QNN:
+        return {}
+    module = _plugin(QNN)
+    path = module.get_qnn_htp_path() if target.device == "npu" else module.get_qnn_gpu_path()
+    return {"backend_path": path}
