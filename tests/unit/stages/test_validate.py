@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.stages.compile import COMPILE
+from winml_dag.stages.validate import MINIMUM_COSINE, VALIDATE
+
+CPU = {"execution_provider": "CPUExecutionProvider", "device": "cpu", "provider_options": {}}
+NPU = compile_config()["compile"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Models:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+def validate(folder, candidate, reference, target=CPU, **fields):
+    files = candidate if isinstance(candidate, dict) else {"candidate.onnx": candidate}
+    config = {"validate": {"min_cosine": 0.95, **fields}, "target": target}
+    return run_stage(VALIDATE, folder, config, {"model": files, "reference": {"reference.onnx": reference}})
+
+
+def compiled(models, precision, folder) -> dict:
+    outcome = run_stage(COMPILE, folder, compile_config(), {"model": {"m.onnx": getattr(models, precision)}})
+    assert not outcome.error
+    return {name: outcome.outputs / "model" / name for name in outcome.files()}
+
+
+def elementwise(path, op: str, outputs: tuple[str, ...] = ("y",)) -> object:
+    """A model whose outputs are *op* of ``1 - x``."""
+    nodes = [helper.make_node("Sub", ["one", "x"], ["difference"])]
+    nodes += [helper.make_node(op, ["difference"], [name]) for name in outputs]
+    graph = helper.make_graph(
+        nodes,
+        "elementwise",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in outputs],
+        [numpy_helper.from_array(np.float32(1), "one")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def test_a_model_agrees_with_itself(models, tmp_path):
+    outcome = validate(tmp_path, models.float32, models.float32, min_cosine=1.0)
+    assert outcome.error == ""
+    assert outcome.metrics["execution_provider"] == "CPUExecutionProvider"
+    assert outcome.metrics["outputs"] == {"scores": {"cosine": 1.0, "sqnr_db": None, "max_abs_error": 0.0}}
+
+
+def test_the_report_says_what_the_metrics_say_and_is_the_same_every_time(models, tmp_path):
+    first = validate(tmp_path / "a", models.w8a16, models.float32)
+    second = validate(tmp_path / "b", models.w8a16, models.float32)
+    assert first.files() == second.files()
+    assert json.loads(first.files()["validation.json"]) == first.metrics
+
+
+@requires_qnn
+@pytest.mark.parametrize("precision", ["w8a8", "w8a16", "float32"])
+def test_a_compiled_model_runs_on_its_provider_and_keeps_its_bound(models, tmp_path, precision):
+    files = compiled(models, precision, tmp_path / "compile")
+    bound = MINIMUM_COSINE["fp32" if precision == "float32" else precision]
+    outcome = validate(tmp_path / "validate", files, models.float32, NPU, min_cosine=bound)
+    assert outcome.error == ""
+    assert outcome.metrics["execution_provider"] == "QNNExecutionProvider"
+    assert outcome.metrics["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
+
+
+@requires_qnn
+def test_a_compiled_model_fails_on_a_target_that_cannot_load_it(models, tmp_path):
+    outcome = validate(tmp_path / "v", compiled(models, "w8a8", tmp_path / "c"), models.float32, CPU)
+    assert "CPUExecutionProvider cannot load" in outcome.error
+
+
+@requires_qnn
+def test_a_provider_that_takes_no_part_of_the_model_is_a_failure(models, tmp_path):
+    target = {**NPU, "provider_options": {"soc_model": "99999"}}
+    outcome = validate(tmp_path, models.w8a8, models.float32, target)
+    assert "on the CPU" in outcome.error
+
+
+@requires_qnn
+def test_a_provider_that_cannot_be_created_is_a_failure(models, tmp_path):
+    target = {**NPU, "provider_options": {"enable_htp_fp16_precision": "1"}}
+    outcome = validate(tmp_path, models.w8a8, models.float32, target)
+    assert "soc_model" in outcome.error
+
+
+def test_a_model_below_its_bound_is_named_with_its_figures(models, tmp_path):
+    outcome = validate(tmp_path, models.w8a8, models.float32, min_cosine=0.9999999)
+    assert "'scores'" in outcome.error
+    assert "cosine 0.9" in outcome.error
+    assert "w8a16" in outcome.advice
+    assert outcome.files() == {}
+
+
+def test_infinities_on_ones_are_a_failure_even_if_random_inputs_are_fine(tmp_path):
+    reference = elementwise(tmp_path / "reference.onnx", "Identity")
+    candidate = elementwise(tmp_path / "candidate.onnx", "Reciprocal")
+    outcome = validate(tmp_path / "run", candidate, reference, min_cosine=-1.0)
+    assert "'y'" in outcome.error
+    assert "6 infinite" in outcome.error
+
+
+def test_a_reference_with_the_same_infinities_is_no_failure(tmp_path):
+    model = elementwise(tmp_path / "m.onnx", "Reciprocal")
+    assert validate(tmp_path / "run", model, model).error == ""
+
+
+def test_a_half_precision_model_gets_its_inputs_in_half_precision(models, tmp_path):
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    half = tmp_path / "half.onnx"
+    onnx.save(convert_float_to_float16(onnx.load(models.float32), keep_io_types=False), half)
+    outcome = validate(tmp_path / "run", half, models.float32, min_cosine=MINIMUM_COSINE["fp16"])
+    assert outcome.error == ""
+    assert 0.999 < outcome.metrics["outputs"]["scores"]["cosine"] <= 1
+
+
+def test_outputs_that_the_reference_does_not_have_are_named(tmp_path):
+    reference = elementwise(tmp_path / "reference.onnx", "Neg")
+    candidate = elementwise(tmp_path / "candidate.onnx", "Neg", outputs=("y", "z"))
+    outcome = validate(tmp_path / "run", candidate, reference)
+    assert "y, z" in outcome.error
+
+
+def test_another_seed_compares_other_samples(models, tmp_path):
+    first = validate(tmp_path / "a", models.w8a8, models.float32, seed=0)
+    other = validate(tmp_path / "b", models.w8a8, models.float32, seed=1)
+    assert first.metrics["outputs"] != other.metrics["outputs"]
