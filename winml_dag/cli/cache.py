@@ -40,9 +40,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
     click.echo(f"records        {found.records}")
     click.echo(f"blobs          {found.blobs}")
     click.echo(f"unique bytes   {_bytes(found.unique_bytes)}")
-    click.echo(
-        f"apparent bytes {_bytes(found.apparent_bytes)}  (the outputs of all records, shared ones counted each time)"
-    )
+    click.echo(f"apparent bytes {_bytes(found.apparent_bytes)}  (outputs of all records, shared ones each time)")
     click.echo(f"index          {_bytes(found.index_bytes)}")
     click.echo(f"scratch        {_bytes(found.scratch_bytes)}")
     click.echo(f"quarantine     {_bytes(found.quarantine_bytes)}")
@@ -53,7 +51,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
 @_cache_dir
 @format_option
 def verify(cache_dir: Path | None, format_: str) -> int:
-    """Read everything in the cache again; what is damaged goes to quarantine and will be made anew when it is needed."""
+    """Read everything in the cache again; what is damaged goes to quarantine and is made anew when needed."""
     from winml_dag.store import upkeep
 
     report = upkeep.verify(_store(cache_dir))
@@ -66,9 +64,8 @@ def verify(cache_dir: Path | None, format_: str) -> int:
             click.echo(f"damaged record, now in quarantine: {key}")
         for name in report.foreign:
             click.echo(f"not of this cache, left alone: {name}")
-        click.echo(
-            f"{report.records} records and {report.blobs} blobs are sound; {len(report.incomplete)} records lack a blob."
-        )
+        lacking = len(report.incomplete)
+        click.echo(f"{report.records} records and {report.blobs} blobs are sound; {lacking} records lack a blob.")
     return 0 if report.clean else 1
 
 

@@ -8,13 +8,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.execute import Executor, LocalExecutor
 from winml_dag.engine.plan import plan_graph, remembered_name
-from winml_dag.engine.run import Runner
-from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
 from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
@@ -24,6 +22,9 @@ from winml_dag.pipeline.variant import Build
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
+
+if TYPE_CHECKING:
+    from winml_dag.engine.execute import Executor
 
 MADE_BY = f"winml_dag {__version__}"
 # Where the logs of failed stages stay, in the cache folder.
@@ -175,6 +176,11 @@ def _run(
             if observer is not None:
                 observer.finished(result)
         return foreseen
+    # Imported here: what runs processes and threads takes 30 ms to import, and most builds have nothing to run.
+    from winml_dag.engine.execute import LocalExecutor
+    from winml_dag.engine.run import Runner
+    from winml_dag.engine.schedule import RunOptions, Scheduler
+
     prepare_folder(planned.build.output_dir)
     executor = executor or LocalExecutor()
     with store.scratch.open() as scratch:
@@ -205,11 +211,15 @@ def _materialise(
     files = visible_files(results)
     settings = (json.dumps(build.settings, indent=2, ensure_ascii=False) + "\n").encode()
     value = make_manifest(planned, results, files, elapsed_seconds)
+    before = read_manifest(build.output_dir)
+    same = before is not None and before.says_the_same_as(value)
+    manifest = manifest_text(before.value if same and before is not None else value)
+    texts = {BUILD_CONFIG: settings, MANIFEST: manifest}
+    if folder.is_as_wanted(files, texts):
+        return Materialised()
+    # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
     with store.claim(_folder_key(build)):
-        before = read_manifest(build.output_dir)
-        same = before is not None and before.says_the_same_as(value)
-        manifest = manifest_text(before.value if same and before is not None else value)
-        return folder.materialise(files, {BUILD_CONFIG: settings, MANIFEST: manifest})
+        return folder.materialise(files, texts)
 
 
 def _folder_key(build: Build) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class OutputFolder:
                     advice="Move it, or choose another folder with -o.",
                 )
 
-    def materialise(self, wanted: Iterable[FileEntry], texts: Mapping[str, bytes]) -> Materialised:
+    def materialise(self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]) -> Materialised:
         """Make the folder hold *wanted* and *texts*, and nothing of ours beside them.
 
         Files that are as they should be are not touched. One of ours that is no longer wanted goes, unless somebody
@@ -60,13 +60,10 @@ class OutputFolder:
             UsageError: when a file of somebody else's is in the way.
             StoreError: when the folder cannot be written; it is as it was.
         """
-        stale = [entry for entry in wanted if not self._is(entry)]
-        self.refuse_foreign(entry.name for entry in stale)
-        changed_texts = {name: data for name, data in texts.items() if not _holds(self._folder / name, data)}
-        kept = {entry.name for entry in wanted} | texts.keys()
-        removed = [entry.name for name, entry in self._owned.items() if name not in kept and self._is(entry)]
+        stale, changed_texts, removed = self._differences(wanted, texts)
         if not (stale or changed_texts or removed):
             return Materialised()
+        self.refuse_foreign(entry.name for entry in stale)
         restored = tuple(entry.name for entry in stale if self._owned.get(entry.name) == entry)
 
         def prepare(folder: Path) -> list[str]:
@@ -79,6 +76,20 @@ class OutputFolder:
         change = change_folder(self._folder, prepare, removed)
         written = tuple(name for name in change.put if name not in restored)
         return Materialised(written, restored, tuple(removed))
+
+    def is_as_wanted(self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]) -> bool:
+        """Whether :meth:`materialise` would have nothing to do."""
+        return not any(self._differences(wanted, texts))
+
+    def _differences(
+        self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]
+    ) -> tuple[list[FileEntry], dict[str, bytes], list[str]]:
+        """Files to put, texts to write, names to take away."""
+        stale = [entry for entry in wanted if not self._is(entry)]
+        changed_texts = {name: data for name, data in texts.items() if not _holds(self._folder / name, data)}
+        kept = {entry.name for entry in wanted} | texts.keys()
+        removed = [entry.name for name, entry in self._owned.items() if name not in kept and self._is(entry)]
+        return stale, changed_texts, removed
 
     def _is(self, entry: FileEntry) -> bool:
         path = self._folder / entry.name
@@ -105,10 +116,13 @@ def prepare_folder(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"{folder} is a file, not a folder.", advice="Choose another folder with -o.")
         finish_change(folder)
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".winml-dag-probe"
         probe.touch()
         probe.unlink()
+        if made:  # a build that fails leaves nothing behind
+            folder.rmdir()
     except OSError as error:
         raise StoreError(
             f"The output folder {folder} cannot be written: {error.strerror or error}.",

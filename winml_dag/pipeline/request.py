@@ -22,9 +22,12 @@ OUTPUTS = "outputs"
 
 @dataclass(frozen=True)
 class Request:
-    """A recipe file and the options of this run; ``output_dir`` None with ``use_cache`` means a folder in the cache."""
+    """A recipe (its file, or loaded already) and the options of this run.
 
-    recipe: Path | None
+    ``output_dir`` None with ``use_cache`` means a folder in the cache.
+    """
+
+    recipe: Path | LoadedRecipe | None
     overrides: Overrides
     output_dir: Path | None = None
     use_cache: bool = False
@@ -36,7 +39,8 @@ def build_of(request: Request, cache_dir: Path, *, download: bool) -> Build:
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`; also when no output folder is named.
     """
-    loaded = None if request.recipe is None else load_recipe(request.recipe)
+    recipe = request.recipe
+    loaded = load_recipe(recipe) if isinstance(recipe, Path) else recipe
     folder = _output_dir(request, loaded, cache_dir)
     return resolve(loaded, request.overrides, folder, download=download)
 
