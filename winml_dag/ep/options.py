@@ -119,7 +119,7 @@ class Soc:
     htp_arch: str
 
 
-# Only those whose number and architecture two public sources of Qualcomm's agree on.
+# Only those whose number and architecture independent public sources agree on.
 SOCS = (
     Soc("60", "SC8380XP (Snapdragon X Elite)", "73"),
     Soc("88", "SC8480XP (Snapdragon X2 Elite)", "81"),
