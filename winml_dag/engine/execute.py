@@ -40,6 +40,10 @@ class Job:
     def output_folder(self, slot: str) -> Path:
         return self.folder / "outputs" / slot
 
+    def make_output_folders(self) -> None:
+        for slot in self.node.stage.outputs:
+            self.output_folder(slot).mkdir(parents=True)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -74,6 +78,7 @@ class LocalExecutor:
         log = job.folder / LOG_FILE
         work = job.folder / "work"
         work.mkdir()
+        job.make_output_folders()
         _task(job).write(work)
         started = time.monotonic()
         with self._lock:
@@ -103,8 +108,6 @@ class LocalExecutor:
 
 def _task(job: Job) -> Task:
     stage = job.node.stage
-    for slot in stage.outputs:
-        job.output_folder(slot).mkdir(parents=True)
     return Task(
         stage=stage.name,
         work=stage.work,

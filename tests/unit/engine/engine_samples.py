@@ -1,0 +1,176 @@
+"""Small graphs of text stages, and a bench on which they run in this process, with a store in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.memory import MemoryExecutor, Work
+from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.run import Runner
+from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.memory import MemoryStore
+
+TEXT = "text"
+
+
+def stage(name: str, slots: Iterable[str] = (), outputs: Iterable[str] = ("out",), *, version: int = 1) -> Stage:
+    return Stage(
+        name=name,
+        version=version,
+        work="",
+        config="",
+        inputs={slot: InputSlot(frozenset({TEXT})) for slot in slots},
+        outputs=dict.fromkeys(outputs, TEXT),
+    )
+
+
+def node(
+    node_id: str,
+    *inputs: str,
+    of: str | None = None,
+    salt: int = 0,
+    outputs: Iterable[str] = ("out",),
+    version: int = 1,
+    toolchain: Mapping[str, str] | None = None,
+) -> Node:
+    """A node that reads the artifacts *inputs* in slots ``in0``, ``in1``...; *of* is its stage's name, else its id."""
+    slots = {f"in{number}": name for number, name in enumerate(inputs)}
+    declared = stage(of or node_id, slots, outputs, version=version)
+    return Node(node_id, declared, {"text": {"salt": salt}}, slots, toolchain=toolchain or {})
+
+
+def salt(node: Node) -> int:
+    section = node.config["text"]
+    assert isinstance(section, Mapping)
+    value = section["salt"]
+    assert isinstance(value, int)
+    return value
+
+
+def read(workspace: Workspace) -> list[str]:
+    """The texts of all inputs, by slot."""
+    return [
+        path.read_text()
+        for slot in sorted(workspace.inputs)
+        for path in sorted(workspace.inputs[slot].iterdir())
+        if path.is_file()
+    ]
+
+
+def join(node: Node, workspace: Workspace) -> JsonObject:
+    """Work whose output tells all that went into it: ``quantize7:out(weights)``."""
+    for slot, folder in workspace.outputs.items():
+        text = f"{node.stage.name}{salt(node)}:{slot}({','.join(read(workspace))})"
+        (folder / f"{node.stage.name}-{slot}.txt").write_text(text)
+    return {"inputs": len(workspace.inputs)}
+
+
+class StatStore(MemoryStore):
+    """Looks at a blob with one ``stat``, as the store on disk does: bits that rot are found by who reads them."""
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        return [file for file in files if len(self.blobs.get(file.digest, b"")) != file.size]
+
+    def rot(self, file: FileEntry) -> None:
+        self.blobs[file.digest] = b"\x00" * file.size
+
+
+@dataclass
+class Notes:
+    """An observer that writes down what it is told."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None:  # noqa: ARG002
+        self.lines.append(f"start {node.id}")
+
+    def finished(self, result: StageResult) -> None:
+        self.lines.append(f"{result.status} {result.node.id}")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run: its results by node, the nodes that were executed, and what an observer was told."""
+
+    results: Mapping[str, StageResult]
+    calls: list[str]
+    told: list[str]
+
+    def of(self, status: Status) -> list[str]:
+        return sorted(node_id for node_id, result in self.results.items() if result.status is status)
+
+    def reason(self, node_id: str) -> str:
+        return str(self.results[node_id].reason)
+
+    def file(self, node_id: str, slot: str = "out") -> FileEntry:
+        record = self.results[node_id].record
+        assert record is not None
+        (file,) = record.outputs[slot].files
+        return file
+
+
+class Bench:
+    """Runs graphs one after the other against one store."""
+
+    def __init__(self, folder: Path, store: MemoryStore | None = None) -> None:
+        self.folder = folder
+        self.store = store or StatStore()
+        self.failures = folder / "failures"
+        self._numbers = itertools.count()
+
+    def source(self, name: str, text: str) -> Source:
+        path = self.folder / f"{name}.txt"
+        path.write_text(text)
+        return Source(name, TEXT, (SourceFile("source.txt", path),))
+
+    def run(
+        self,
+        nodes: Iterable[Node],
+        sources: Iterable[Source] = (),
+        *,
+        work: Work = join,
+        jobs: int = 1,
+        keep_going: bool = False,
+        rebuild: bool = False,
+        scope: str = "here",
+    ) -> Ran:
+        graph = Graph.of(nodes, sources)
+        digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
+        executor = MemoryExecutor(work)
+        scratch = self.folder / f"scratch{next(self._numbers)}"
+        scratch.mkdir()
+        runner = Runner(
+            graph,
+            self.store,
+            executor,
+            self.store.fingerprints,
+            scratch=scratch,
+            failures=self.failures,
+            made_by="tests",
+            rebuild=rebuild,
+        )
+        notes = Notes()
+        options = RunOptions(scope, jobs, keep_going, rebuild)
+        results = Scheduler(graph, digests, self.store, runner, executor, options, notes).run()
+        assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
+        return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)
+
+    def plan(self, nodes: Iterable[Node], sources: Iterable[Source] = (), *, scope: str = "here") -> list[StageResult]:
+        graph = Graph.of(nodes, sources)
+        digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
+        return list(plan_graph(graph, digests, self.store, scope=scope))
+
+    def text(self, file: FileEntry) -> str:
+        return self.store.blobs[file.digest].decode()
+
+

@@ -1,0 +1,58 @@
+"""The executor's in-memory twin, which records calls: the scheduler's tests need no processes with it, and no mocks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.execute import LOG_FILE, Job, Outcome
+from winml_dag.engine.stage import Node, Workspace
+from winml_dag.errors import WinmlDagError
+
+Work: TypeAlias = Callable[[Node, Workspace], JsonObject]
+
+
+class MemoryExecutor:
+    """Calls *work* with each node, in this process and in the thread that asks for it.
+
+    The folders of the workspace are absolute, unlike those of a worker process: threads share one current folder.
+
+    Attributes:
+        calls: the ids of the nodes that were run, in the order in which they began.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.calls: list[str] = []
+        self._work = work
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(self, job: Job) -> Outcome:
+        log = job.folder / LOG_FILE
+        log.touch()
+        with self._lock:
+            if self._stopped:
+                return Outcome(0.0, log, {}, "stopped")
+            self.calls.append(job.node.id)
+        job.make_output_folders()
+        started = time.monotonic()
+        try:
+            metrics = self._work(job.node, _workspace(job))
+        except WinmlDagError as error:
+            return Outcome(time.monotonic() - started, log, {}, error.message, error.advice)
+        return Outcome(time.monotonic() - started, log, metrics)
+
+    def stop(self) -> None:
+        """Run nothing more. What runs goes on to its end: a thread cannot be ended from outside."""
+        with self._lock:
+            self._stopped = True
+
+
+def _workspace(job: Job) -> Workspace:
+    return Workspace(
+        inputs={slot: job.input_folder(slot) for slot in job.node.inputs},
+        outputs={slot: job.output_folder(slot) for slot in job.node.stage.outputs},
+    )
