@@ -32,11 +32,11 @@ class Graph:
         """Check and order *nodes*.
 
         Raises:
-            UsageError: for two nodes of one id, two makers of one artifact, an input that nothing makes, a kind that a
-                stage does not take, a missing or unknown slot, a cycle.
+            UsageError: for two nodes of one id, two sources of one name, two makers of one artifact, an input that
+                nothing makes, a kind that a stage does not take, a missing or unknown slot, a cycle.
         """
         by_id = _by_id(nodes)
-        source_by_name = {source.name: source for source in sources}
+        source_by_name = _by_name(sources)
         makers = _makers(by_id.values(), source_by_name)
         for node in by_id.values():
             _check_inputs(node, makers, source_by_name)
@@ -80,6 +80,14 @@ def _by_id(nodes: Iterable[Node]) -> dict[str, Node]:
             raise UsageError(f"Two stages have the name {node.id!r}.", advice="Give one of them another name.")
         by_id[node.id] = node
     return by_id
+
+
+def _by_name(sources: Iterable[Source]) -> dict[str, Source]:
+    by_name: dict[str, Source] = {}
+    for source in sources:
+        if by_name.setdefault(source.name, source) != source:
+            raise UsageError(f"Two sources have the name {source.name!r}.")
+    return by_name
 
 
 def _makers(nodes: Iterable[Node], sources: Mapping[str, Source]) -> dict[str, Node]:
