@@ -1,7 +1,7 @@
 """What a stage puts out: a named, immutable set of files, identified by its content.
 
-A graph file and its weights (``export.onnx`` + ``export.onnx.data``) belong together, so they are one artifact. Its digest
-covers the relative names and the digests of the files, never a folder, a time or an owner.
+A graph file and its weights (``export.onnx`` + ``export.onnx.data``) belong together, so they are one artifact. Its
+digest covers the relative names and the digests of the files, never a folder, a time or an owner.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
 
 # Names that Windows gives to devices, with any extension: opening one never opens a file.
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
-_FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\]')
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
+# Lone surrogates stand for bytes that are no text: such a name has no UTF-8, and so no digest.
+_FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\\ud800-\udfff]')
 
 
 def check_name(name: str) -> str:
     """Return *name* if it is a safe relative name with ``/`` between its parts, on every system.
 
-    Records and external-data locations may come from others; a name that leaves its folder, is absolute, means a device,
-    or that Windows would silently change (a trailing dot or blank) is refused.
+    Records and external-data locations may come from others; a name that leaves its folder, is absolute, means a
+    device, or that Windows would silently change (a trailing dot or blank) is refused.
 
     Raises:
         StoreError: naming the offender.
@@ -65,7 +66,9 @@ class Artifact:
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:...`` over names, digests and sizes: small data, and what a key is made from must be collision-proof."""
+        """``sha256:...`` over names, digests and sizes: small data, and what a key is made from must be collision-
+        proof.
+        """
         text = canonical_json([[file.name, file.digest, file.size] for file in self.files])
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -91,7 +94,7 @@ _DIGEST = re.compile(r"(xxh3-128:[0-9a-f]{32}|sha256:[0-9a-f]{64})")
 def _file_from_json(value: JsonValue) -> FileEntry:
     if isinstance(value, Mapping) and value.keys() == {"name", "digest", "size"}:
         name, digest, size = value["name"], value["digest"], value["size"]
-        if isinstance(name, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest):
-            if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-                return FileEntry(name, digest, size)
+        texts = isinstance(name, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest)
+        if texts and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+            return FileEntry(str(name), str(digest), size)
     raise StoreError(f"A file in a record is malformed: {value!r}.")

@@ -1,8 +1,8 @@
 """What a cache key maps to: everything that is known about one finished run of a stage.
 
-A record holds the ingredients of its key (so that a later miss can say what differs), the digests of what came out, what was
-measured, how long it took and who made it. It is plain JSON; reading one checks every field, because a record
-may come from a cache folder that somebody else wrote.
+A record holds the ingredients of its key (so that a later miss can say what differs), the digests of what came out,
+what was measured, how long it took and who made it. It is plain JSON; reading one checks every field, because a
+record may come from a cache folder that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RECORD_FORMAT = 1
 class Ingredients:
     """All that a cache key is made from.
 
-    ``config`` holds the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input slot;
-    ``toolchain`` the versions and fingerprints of whatever shapes the bytes, by name.
+    ``config`` holds the resolved recipe fields that the stage reads, by section; ``inputs`` the digest of each input
+    slot; ``toolchain`` the versions and fingerprints of whatever shapes the bytes, by name.
     """
 
     stage: str
@@ -80,7 +80,7 @@ class Record:
             raise StoreError("A record in the cache is malformed or of another format.")
         ingredients = Ingredients(
             stage=_text(value, "stage"),
-            version=int(_number(value, "version")),
+            version=_whole(value, "version"),
             config=_object(value, "config"),
             inputs=_texts(value, "inputs"),
             toolchain=_texts(value, "toolchain"),
@@ -110,6 +110,13 @@ def _number(value: JsonObject, name: str) -> float:
     found = value.get(name)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise StoreError(f"A record in the cache has no number in {name!r}.")
+    return found
+
+
+def _whole(value: JsonObject, name: str) -> int:
+    found = _number(value, name)
+    if not isinstance(found, int):
+        raise StoreError(f"A record in the cache has no whole number in {name!r}.")
     return found
 
 

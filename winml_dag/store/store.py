@@ -13,7 +13,9 @@ from winml_dag.store.record import Record
 
 
 class BlobDamaged(StoreError):
-    """A blob's bytes no longer match its digest, or it has gone. It is in quarantine: the stage that made it can run again."""
+    """A blob's bytes no longer match its digest, or it has gone. It is in quarantine: the stage that made it can run
+    again.
+    """
 
     def __init__(self, file: FileEntry, what: str) -> None:
         super().__init__(f"{file.name} in the cache is {what} ({file.digest}).", advice="Build again to make it anew.")
@@ -28,7 +30,9 @@ class Store(Protocol):
         """The record of *key*; a record that cannot be read counts as absent."""
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        """Those of *files* whose blob is not here or visibly damaged (by its ``stat``; one that was written to since it was stored is hashed again)."""
+        """Those of *files* whose blob is not here or visibly damaged (by its ``stat``; one that was written to since it
+        was stored is hashed again).
+        """
 
     def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
         """Move the files of each output slot's folder into the store, then write the record, last.
@@ -41,14 +45,15 @@ class Store(Protocol):
         """
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
-        """Put copies of the artifact's files (reflinks where the file system can) into *folder*, made if need be, checking every digest.
+        """Put copies of the artifact's files (reflinks where the file system can) into *folder*, made if need be,
+        checking every digest.
 
         Raises:
             BlobDamaged: and moves the blob to quarantine.
         """
 
     def claim(self, key: str) -> AbstractContextManager[None]:
-        """Hold *key* against every other process and thread until the block ends; waits while somebody else holds it."""
+        """Hold *key* against every other process and thread until the block ends; wait while somebody else does."""
 
     def latest(self, name: str) -> Record | None:
         """The record last made or reused under *name*: what a reason compares with, what an estimate is taken from."""

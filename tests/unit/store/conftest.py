@@ -1,0 +1,69 @@
+"""A store in a temporary folder, its in-memory twin, and short ways to put something in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from store_samples import KEY
+
+from winml_dag.store.local import LocalStore
+from winml_dag.store.memory import MemoryStore
+from winml_dag.store.record import Ingredients, Record
+
+Publish = Callable[..., Record]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    store = LocalStore(tmp_path / "cache")
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["local", "memory"])
+def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalStore | MemoryStore]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    store = LocalStore(tmp_path / "cache")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def new_record() -> Callable[[str], Record]:
+    def new_record(key: str = KEY) -> Record:
+        made = Ingredients("export", 1, {"export": {"opset": 21}}, {"source": "sha256:" + "0" * 64}, {"torch": "2.13"})
+        return Record(key, "c" * 64, made, outputs={}, metrics={"nodes": 37}, elapsed_seconds=1.5, made_by="me@here")
+
+    return new_record
+
+
+@pytest.fixture
+def fill(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
+    """Make a new folder with these files."""
+    numbers = itertools.count()
+
+    def fill(files: Mapping[str, bytes]) -> Path:
+        folder = tmp_path / f"output{next(numbers)}"
+        folder.mkdir()
+        for name, data in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return folder
+
+    return fill
+
+
+@pytest.fixture
+def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, bytes]], Path]) -> Publish:
+    """Publish one output slot, ``model``, with these files."""
+
+    def publish(store: LocalStore | MemoryStore, files: Mapping[str, bytes], key: str = KEY) -> Record:
+        return store.publish(new_record(key), {"model": fill(files)})
+
+    return publish

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from winml_dag.errors import InputError
+from winml_dag.store import fingerprints as module
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.memory import MemoryRows
+
+
+@pytest.fixture
+def rows() -> MemoryRows:
+    return MemoryRows()
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Files made a moment ago count as old: their real age would have to be waited for."""
+    monkeypatch.setattr(module, "_SETTLED_NS", -(10**12))
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[str]:
+    """The names of the files that were really read."""
+    names = []
+
+    def digest_file(path, function):
+        names.append(path.name)
+        return original(path, function)
+
+    original = module.digest_file
+    monkeypatch.setattr(module, "digest_file", digest_file)
+    return names
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"graph")
+    return path
+
+
+@pytest.mark.usefixtures("settled")
+def test_an_unchanged_file_is_read_once(rows, file, hashed) -> None:
+    for _ in range(3):
+        assert Fingerprints(rows).digest(file) == digest_bytes(b"graph")
+    assert hashed == ["model.onnx"]
+
+
+@pytest.mark.usefixtures("settled")
+def test_an_edit_that_keeps_size_and_time_is_noticed(rows, file) -> None:
+    fingerprints = Fingerprints(rows)
+    fingerprints.digest(file)
+    status = file.stat()
+    file.write_bytes(b"grapf")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_mtime_ns == status.st_mtime_ns
+    assert fingerprints.digest(file) == digest_bytes(b"grapf")
+
+
+@pytest.mark.usefixtures("settled")
+def test_another_file_under_the_same_name_is_noticed(rows, file, tmp_path) -> None:
+    fingerprints = Fingerprints(rows)
+    fingerprints.digest(file)
+    other = tmp_path / "other"
+    other.write_bytes(b"grapf")
+    status = file.stat()
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(file)
+    assert fingerprints.digest(file) == digest_bytes(b"grapf")
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_link_that_is_pointed_elsewhere_is_noticed(rows, file, tmp_path) -> None:
+    (tmp_path / "other").write_bytes(b"other")
+    (tmp_path / "current").symlink_to(file)
+    fingerprints = Fingerprints(rows)
+    assert fingerprints.digest(tmp_path / "current") == digest_bytes(b"graph")
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(tmp_path / "other")
+    assert fingerprints.digest(tmp_path / "current") == digest_bytes(b"other")
+
+
+def test_a_file_that_changed_a_moment_ago_is_not_remembered(rows, file, hashed) -> None:
+    fingerprints = Fingerprints(rows)
+    fingerprints.digest(file)
+    fingerprints.digest(file)
+    assert hashed == ["model.onnx", "model.onnx"]
+
+
+def test_a_file_whose_time_was_set_far_back_a_moment_ago_is_not_remembered_either(rows, file, hashed) -> None:
+    os.utime(file, (1, 1))
+    fingerprints = Fingerprints(rows)
+    fingerprints.digest(file)
+    fingerprints.digest(file)
+    assert hashed == ["model.onnx", "model.onnx"]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_from_the_future_is_remembered_once_its_change_has_settled(rows, file, hashed) -> None:
+    os.utime(file, (time.time() + 10**6,) * 2)
+    fingerprints = Fingerprints(rows)
+    fingerprints.digest(file)
+    fingerprints.digest(file)
+    assert hashed == ["model.onnx"]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_that_changes_while_it_is_read_is_read_again(rows, file, monkeypatch) -> None:
+    original = module.digest_file
+
+    def change_after_reading(path, function):
+        digest = original(path, function)
+        if file.read_bytes() == b"graph":
+            file.write_bytes(b"longer graph")
+        return digest
+
+    monkeypatch.setattr(module, "digest_file", change_after_reading)
+    assert Fingerprints(rows).entry(file, "m") == FileEntry("m", digest_bytes(b"longer graph"), 12)
+
+
+def test_a_file_that_never_comes_to_rest_is_an_error_naming_it(rows, file, monkeypatch) -> None:
+    original = module.digest_file
+
+    def change_after_reading(path, function):
+        digest = original(path, function)
+        file.write_bytes(file.read_bytes() + b"!")
+        return digest
+
+    monkeypatch.setattr(module, "digest_file", change_after_reading)
+    with pytest.raises(InputError, match=r"model\.onnx keeps changing"):
+        Fingerprints(rows).digest(file)
+
+
+@pytest.mark.usefixtures("settled")
+def test_many_files_come_in_the_order_asked_for(rows, tmp_path, hashed) -> None:
+    files = []
+    for number in range(20):
+        (tmp_path / f"{number}.bin").write_bytes(b"%d" % number)
+        files.append((tmp_path / f"{number}.bin", f"data/{number}"))
+    expected = [FileEntry(f"data/{n}", digest_bytes(b"%d" % n), len(str(n))) for n in range(20)]
+    assert Fingerprints(rows).entries(files) == expected
+    assert Fingerprints(rows).entries(files) == expected
+    assert len(hashed) == 20
+
+
+@pytest.mark.usefixtures("settled")
+def test_each_function_has_fingerprints_of_its_own(rows, file) -> None:
+    assert Fingerprints(rows).digest(file) == digest_bytes(b"graph")
+    assert Fingerprints(rows, "sha256").digest(file) == digest_bytes(b"graph", "sha256")
+
+
+@pytest.mark.usefixtures("settled")
+def test_unchanged_tells_after_a_stage_ran_whether_its_input_is_still_the_same(rows, file) -> None:
+    fingerprints = Fingerprints(rows)
+    digest = fingerprints.digest(file)
+    assert fingerprints.unchanged(file, digest)
+    file.write_bytes(b"grapf")
+    assert not fingerprints.unchanged(file, digest)
+    file.unlink()
+    assert not fingerprints.unchanged(file, digest)
+
+
+@pytest.mark.parametrize("what", ["absent", "folder", "dangling", "pipe"])
+def test_what_is_no_readable_file_is_an_input_error_naming_it(rows, tmp_path, what) -> None:
+    path = tmp_path / what
+    if what == "folder":
+        path.mkdir()
+    elif what == "dangling":
+        path.symlink_to(tmp_path / "nowhere")
+    elif what == "pipe":
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("no named pipes here")
+        os.mkfifo(path)
+    with pytest.raises(InputError, match=what):
+        Fingerprints(rows).digest(path)
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_row_that_makes_no_sense_is_ignored(rows, file) -> None:
+    fingerprints = Fingerprints(rows)
+    fingerprints.digest(file)
+    status = file.stat()
+    name = f"xxh3-128:{file}"
+    assert rows.read("fingerprint", [name])
+    for digest in (None, 5, "nonsense", "sha256:" + "0" * 64):
+        row = [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns, digest]
+        rows.write("fingerprint", {name: row})
+        assert fingerprints.digest(file) == digest_bytes(b"graph")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names there are always text")
+@pytest.mark.usefixtures("settled")
+def test_a_name_that_is_no_text_has_a_fingerprint_too(store, tmp_path, hashed) -> None:
+    path = tmp_path / b"\xff.onnx".decode(errors="surrogateescape")
+    path.write_bytes(b"graph")
+    for _ in range(2):
+        assert store.fingerprints.digest(path) == digest_bytes(b"graph")
+    assert len(hashed) == 1
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_stores_fingerprints_outlive_it(store, file, hashed) -> None:
+    store.fingerprints.digest(file)
+    store.close()
+    type(store)(store.folder).fingerprints.digest(file)
+    assert len(hashed) == 1

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_samples import KEY, contents
+
+from winml_dag.errors import StoreError
+from winml_dag.store.files import in_words
+from winml_dag.store.local import LocalStore, default_cache_dir
+
+FILES = {"model.onnx": b"graph"}
+
+
+def test_a_new_folder_becomes_a_store_of_format_1(tmp_path) -> None:
+    LocalStore(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b" / "FORMAT").read_text().strip() == "1"
+
+
+def test_what_one_process_stored_another_finds(store, publish) -> None:
+    record = publish(store, FILES)
+    code = (
+        "import sys; from pathlib import Path; from winml_dag.store.local import LocalStore;"
+        "print(LocalStore(Path(sys.argv[1])).record(sys.argv[2]).outputs['model'].digest)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(store.folder), KEY], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == record.outputs["model"].digest
+
+
+@pytest.mark.parametrize("text", ["2", "", "one", "\x00\xff"])
+def test_an_unknown_format_is_refused_with_advice_and_left_alone(tmp_path, text) -> None:
+    (tmp_path / "FORMAT").write_text(text, encoding="latin-1")
+    with pytest.raises(StoreError, match="format") as caught:
+        LocalStore(tmp_path)
+    assert "--cache-dir" in caught.value.advice
+    assert [path.name for path in tmp_path.iterdir()] == ["FORMAT"]
+
+
+def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
+    (tmp_path / "thesis.docx").write_text("precious")
+    with pytest.raises(StoreError, match=r"not a cache: it has thesis\.docx"):
+        LocalStore(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.docx"]
+
+
+@pytest.mark.parametrize("path", ["file", "file/below"])
+def test_a_file_in_place_of_the_folder_is_an_error_in_words(tmp_path, path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="a file is where a folder should be"):
+        LocalStore(tmp_path / path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anything")
+def test_a_store_that_may_not_be_written_is_an_error_in_words(store, publish, tmp_path) -> None:
+    publish(store, FILES)
+    store.close()
+    (tmp_path / "closed").mkdir(mode=0o555)
+    with pytest.raises(StoreError, match="permission denied"):
+        LocalStore(tmp_path / "closed" / "cache")
+    (store.blobs.folder / "xxh3-128").chmod(0o555)
+    try:
+        with pytest.raises(StoreError, match="permission denied"):
+            publish(store, FILES | {"other": b"x"}, "a" * 64)
+    finally:
+        (store.blobs.folder / "xxh3-128").chmod(0o755)
+
+
+def test_many_processes_may_begin_one_store_at_once(tmp_path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from winml_dag.store.local import LocalStore;"
+        "print('ready', flush=True); sys.stdin.readline();"
+        "store = LocalStore(Path(sys.argv[1])); store.remember('name', 'k' * 64)"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "cache")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate()
+        assert (process.returncode, errors) == (0, "")
+    assert LocalStore(tmp_path / "cache").index.read("latest", ["name"]) == {"name": "k" * 64}
+
+
+def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "mine"))
+    assert default_cache_dir() == tmp_path / "mine"
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "~/mine")
+    assert default_cache_dir() == Path.home() / "mine"
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "")
+    assert "winml_dag" in default_cache_dir().parts
+    assert default_cache_dir().is_absolute()
+
+
+def test_only_what_is_used_is_imported() -> None:
+    code = (
+        "import sys, winml_dag.store.local, winml_dag.store.fingerprints, winml_dag.store.memory;"
+        "heavy = {'diskcache', 'sqlite3', 'filelock', 'platformdirs', 'numpy', 'onnx', 'pydantic'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("number", "words"), [("ENOSPC", "disk is full"), ("EROFS", "read-only"), ("EIO", "error")])
+def test_errors_of_the_system_are_put_in_words(number, words) -> None:
+    import errno
+
+    with pytest.raises(StoreError, match=words) as caught, in_words("Cannot store the outputs of export"):
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)), "weights.bin")
+    assert caught.value.message.startswith("Cannot store the outputs of export: ")
+    assert "weights.bin" in caught.value.message
+
+
+def test_a_log_that_is_missing_is_an_error_and_nothing_is_recorded(store, new_record, fill) -> None:
+    with pytest.raises(StoreError, match=r"log\.txt"):
+        store.publish(new_record(KEY), {"model": fill(FILES)}, fill({}) / "log.txt")
+    assert store.record(KEY) is None
+
+
+def test_a_file_in_the_way_of_a_fetch_is_an_error_in_words(store, publish, fill) -> None:
+    record = publish(store, {"nested/model.onnx": b"graph"})
+    folder = fill({"nested": b"in the way"})
+    with pytest.raises(StoreError, match="a file is where a folder should be"):
+        store.fetch(record.outputs["model"], folder)
+    assert contents(folder) == {"nested": b"in the way"}

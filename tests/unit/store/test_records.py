@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import contextlib
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_samples import KEY, OTHER_KEY
+
+from winml_dag.errors import StoreError
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+
+FILES = {"model.onnx": b"graph"}
+
+
+def test_a_record_is_found_again_after_the_index_was_deleted_and_the_index_filled_again(store, publish) -> None:
+    record = publish(store, FILES)
+    store.close()
+    shutil.rmtree(store.folder / "index")
+    again = LocalStore(store.folder)
+    assert again.record(KEY) == record
+    assert again.index.names("record") == [KEY]
+
+
+def test_a_record_is_found_while_its_file_is_gone_too(store, publish) -> None:
+    record = publish(store, FILES)
+    store.records.path(KEY).unlink()
+    assert store.record(KEY) == record
+
+
+@pytest.mark.parametrize("text", ["", "{}", "no json", '["0000000000000000",{}]', "[" * 100_000])
+def test_a_record_that_cannot_be_read_counts_as_absent_and_running_again_heals_it(store, publish, text) -> None:
+    publish(store, FILES)
+    store.index.clear()
+    store.records.path(KEY).write_text(text)
+    assert store.record(KEY) is None
+    assert publish(store, FILES) == store.record(KEY)
+
+
+def test_a_record_under_another_records_name_is_not_taken_for_it(store, publish) -> None:
+    publish(store, FILES)
+    other = store.records.path(OTHER_KEY)
+    other.parent.mkdir()
+    store.records.path(KEY).rename(other)
+    store.index.clear()
+    assert store.record(OTHER_KEY) is None
+    store.index.write("record", {OTHER_KEY: publish(store, FILES).to_json()})
+    assert store.record(OTHER_KEY) is None
+
+
+def test_a_sound_file_is_taken_when_the_row_in_the_index_makes_no_sense(store, publish) -> None:
+    record = publish(store, FILES)
+    store.index.write("record", {KEY: {"format": 1}})
+    assert store.record(KEY) == record
+
+
+def test_keys_come_from_files_and_index_alike(store, publish) -> None:
+    publish(store, FILES)
+    publish(store, FILES, OTHER_KEY)
+    store.records.path(KEY).unlink()
+    store.index.remove("record", [OTHER_KEY])
+    assert store.records.keys() == sorted([KEY, OTHER_KEY])
+    store.records.remove(KEY)
+    store.records.remove(OTHER_KEY)
+    assert store.records.keys() == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(
+    name=st.sampled_from(["format", "version", "config", "inputs", "outputs", "metrics", "log", "made_by"]), value=JSON
+)
+def test_a_record_with_any_nonsense_in_a_field_is_read_or_refused_in_words(new_record_json, name, value) -> None:
+    # Any other error would come through and stop a build.
+    with contextlib.suppress(StoreError):
+        Record.from_json({**new_record_json, name: value})
+
+
+@pytest.fixture(scope="module")
+def new_record_json():
+    from winml_dag.store.record import Ingredients
+
+    return Record(KEY, "c" * 64, Ingredients("export", 1, {}, {}, {}), {}).to_json()

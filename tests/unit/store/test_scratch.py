@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_samples import contents
+
+from winml_dag.store.local import LocalStore
+
+LIVE = """
+import sys
+from pathlib import Path
+from pathlib import Path
+from winml_dag.store.local import LocalStore
+with LocalStore(Path(sys.argv[1])).scratch.open() as root:
+    (root / "work").write_text("half done")
+    print(root, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def living(store: LocalStore):
+    """Another process with a scratch folder, until its standard input ends; and that folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LIVE, str(store.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    root = process.stdout.readline().strip()
+    yield process, store.scratch.folder / os.path.basename(root)  # noqa: PTH119
+    process.kill()
+    process.communicate()
+
+
+def roots(store: LocalStore) -> list[str]:
+    return sorted(path.name for path in store.scratch.folder.iterdir())
+
+
+def test_a_scratch_folder_is_empty_ones_own_and_gone_afterwards(store) -> None:
+    with store.scratch.open() as first, store.scratch.open() as second:
+        assert first != second
+        assert contents(first) == contents(second) == {}
+        (first / "work").write_text("half done")
+    assert roots(store) == []
+    assert not list((store.folder / "locks").glob("scratch-*"))
+
+
+def test_it_is_gone_after_a_failure_too_with_read_only_files_and_folders_in_it(store) -> None:
+    def fail(root: Path) -> None:
+        (root / "a" / "b").mkdir(parents=True)
+        (root / "a" / "b" / "file").write_text("x")
+        (root / "a" / "b" / "file").chmod(0o444)
+        (root / "a" / "b").chmod(0o555)
+        (root / "a").chmod(0o555)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), store.scratch.open() as root:
+        fail(root)
+    assert roots(store) == []
+
+
+def test_a_link_out_of_scratch_is_removed_and_not_followed(store, tmp_path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    (tmp_path / "precious").chmod(0o555)
+    with store.scratch.open() as root:
+        (root / "link").symlink_to(tmp_path / "precious", target_is_directory=True)
+        (root / "closed").mkdir()
+        (root / "closed" / "link").symlink_to(tmp_path / "precious" / "file")
+        (root / "closed").chmod(0o555)
+    assert roots(store) == []
+    assert contents(tmp_path / "precious") == {"file": b"mine"}
+    assert (tmp_path / "precious").stat().st_mode & 0o777 == 0o555
+
+
+def test_the_living_keep_theirs_and_the_dead_lose_it_at_the_next_run(store, living) -> None:
+    process, root = living
+    with store.scratch.open():
+        assert contents(root) == {"work": b"half done"}
+    process.kill()
+    process.wait()
+    assert contents(root) == {"work": b"half done"}
+    with store.scratch.open() as mine:
+        assert roots(store) == [mine.name]
+    assert not list((store.folder / "locks").glob("scratch-*"))
+
+
+def test_scratch_is_on_the_device_of_the_blobs_so_that_outputs_are_renamed(store, publish) -> None:
+    publish(store, {"model.onnx": b"graph"})
+    with store.scratch.open() as root:
+        assert root.stat().st_dev == store.blobs.folder.stat().st_dev

@@ -1,0 +1,289 @@
+"""What both stores promise, the local one and its in-memory twin."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_samples import KEY, OTHER_KEY, contents
+
+from winml_dag.errors import StoreError
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.local import LocalStore
+from winml_dag.store.memory import MemoryStore
+from winml_dag.store.record import Record
+from winml_dag.store.store import BlobDamaged, Store
+
+FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights" * 1000, "nested/names.txt": b""}
+
+
+def spoil(twin: LocalStore | MemoryStore, file: FileEntry, data: bytes) -> None:
+    if isinstance(twin, MemoryStore):
+        twin.blobs[file.digest] = data
+        return
+    path = twin.blobs.path(file.digest)
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def lose(twin: LocalStore | MemoryStore, file: FileEntry) -> None:
+    if isinstance(twin, MemoryStore):
+        del twin.blobs[file.digest]
+    else:
+        twin.blobs.path(file.digest).unlink()
+
+
+def test_what_is_published_can_be_found_and_fetched(twin, publish, tmp_path) -> None:
+    record = publish(twin, FILES)
+    assert twin.record(KEY) == record
+    assert twin.missing(record.files()) == []
+    twin.fetch(record.outputs["model"], tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == FILES
+
+
+def test_a_published_record_has_outputs_and_log_and_the_log_stays_where_it_was(
+    twin, new_record, fill, tmp_path
+) -> None:
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"it went well")
+    record = twin.publish(new_record(KEY), {"model": fill(FILES), "report": fill({"r.json": b"{}"})}, log)
+    assert record == dataclasses.replace(new_record(KEY), outputs=record.outputs, log=record.log)
+    assert set(record.outputs) == {"model", "report"}
+    assert record.log == FileEntry("log.txt", digest_bytes(b"it went well"), 12)
+    assert log.read_bytes() == b"it went well"
+    twin.fetch(Artifact((record.log,)), tmp_path / "logs")
+    assert contents(tmp_path / "logs") == {"log.txt": b"it went well"}
+
+
+def test_published_files_are_moved_not_copied(twin, new_record, fill) -> None:
+    folder = fill(FILES)
+    twin.publish(new_record(KEY), {"model": folder})
+    assert contents(folder) == {}
+
+
+def test_an_unknown_key_or_name_has_no_record(twin) -> None:
+    assert twin.record(KEY) is None
+    assert twin.latest("export of resnet") is None
+
+
+def test_the_latest_under_a_name_is_the_one_remembered_last(twin, publish) -> None:
+    publish(twin, FILES)
+    other = publish(twin, {"model.onnx": b"other"}, OTHER_KEY)
+    twin.remember("résnet / export", KEY)
+    twin.remember("résnet / export", OTHER_KEY)
+    assert twin.latest("résnet / export") == other
+
+
+def test_a_damaged_blob_is_missing_and_running_again_heals_it(twin, publish, tmp_path) -> None:
+    record = publish(twin, FILES)
+    damaged, lost, *_ = record.files()
+    spoil(twin, damaged, b"grapf")
+    lose(twin, lost)
+    assert twin.missing(record.files()) == [damaged, lost]
+    assert publish(twin, FILES) == record
+    assert twin.missing(record.files()) == []
+    twin.fetch(record.outputs["model"], tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == FILES
+
+
+@pytest.mark.parametrize("harm", ["spoil", "lose"])
+def test_fetching_a_damaged_blob_names_it_and_gives_no_wrong_bytes(twin, publish, tmp_path, harm) -> None:
+    record = publish(twin, {"model.onnx": b"graph"})
+    (file,) = record.files()
+    if harm == "spoil":
+        spoil(twin, file, b"grapf")
+    else:
+        lose(twin, file)
+    with pytest.raises(BlobDamaged, match=r"model\.onnx in the cache is (damaged|missing)") as caught:
+        twin.fetch(record.outputs["model"], tmp_path / "fetched")
+    assert caught.value.file == file
+    assert contents(tmp_path / "fetched") == {}
+    assert twin.missing([file]) == [file]
+
+
+def test_a_record_that_names_another_size_than_its_blob_has_is_not_believed(twin, publish, tmp_path) -> None:
+    (file,) = publish(twin, {"model.onnx": b"graph"}).files()
+    wrong = dataclasses.replace(file, size=file.size + 1)
+    assert twin.missing([wrong]) == [wrong]
+    with pytest.raises(BlobDamaged, match="another size"):
+        twin.fetch(Artifact((wrong,)), tmp_path / "fetched")
+    assert twin.missing([file]) == []
+
+
+@pytest.mark.parametrize("make", ["symlink", "folder symlink", "dangling", "fifo"])
+def test_an_output_that_is_no_file_of_its_own_is_refused_and_nothing_published(
+    twin, new_record, fill, tmp_path, make
+) -> None:
+    folder = fill(FILES)
+    secret = fill({"id_rsa": b"private"})
+    if make == "symlink":
+        (folder / "weights").symlink_to(secret / "id_rsa")
+    elif make == "folder symlink":
+        (folder / "weights").symlink_to(secret, target_is_directory=True)
+    elif make == "dangling":
+        (folder / "weights").symlink_to(tmp_path / "nowhere")
+    else:
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("no named pipes here")
+        os.mkfifo(folder / "weights")
+    with pytest.raises(StoreError, match="weights in output 'model'"):
+        twin.publish(new_record(KEY), {"model": folder})
+    assert twin.record(KEY) is None
+    assert FILES.items() <= contents(folder).items()
+    assert (secret / "id_rsa").read_bytes() == b"private"
+
+
+def test_an_output_folder_that_is_a_link_is_refused(twin, new_record, fill, tmp_path) -> None:
+    (tmp_path / "link").symlink_to(fill(FILES), target_is_directory=True)
+    with pytest.raises(StoreError, match="not a folder"):
+        twin.publish(new_record(KEY), {"model": tmp_path / "link"})
+
+
+@pytest.mark.skipif("sys.platform == 'win32'", reason="Windows itself refuses these names")
+@pytest.mark.parametrize(
+    "name", ["con.onnx", "trailing.", "back\\slash", "new\nline", b"\xff.bin".decode(errors="surrogateescape")]
+)
+def test_an_output_with_a_name_that_is_unsafe_somewhere_is_refused(twin, new_record, fill, name) -> None:
+    with pytest.raises(StoreError, match="safe file name"):
+        twin.publish(new_record(KEY), {"model": fill({name: b"x"})})
+    assert twin.record(KEY) is None
+
+
+def test_outputs_that_differ_only_in_case_are_refused_before_any_is_moved(twin, new_record, fill) -> None:
+    folder = fill({"Model.onnx": b"1", "model.onnx": b"2"})
+    if len(contents(folder)) < 2:
+        pytest.skip("this file system folds case")
+    with pytest.raises(StoreError, match="one name twice"):
+        twin.publish(new_record(KEY), {"model": folder})
+    assert len(contents(folder)) == 2
+
+
+def test_an_empty_output_is_refused(twin, new_record, fill) -> None:
+    with pytest.raises(StoreError, match="Output 'report' is empty"):
+        twin.publish(new_record(KEY), {"model": fill(FILES), "report": fill({})})
+    assert twin.record(KEY) is None
+
+
+@pytest.mark.parametrize("key", ["", "short", "../../../etc/passwd", "A" * 64, "a" * 65, "a" * 63 + "\n"])
+def test_what_is_no_key_is_refused(twin, publish, key) -> None:
+    with pytest.raises(StoreError, match="not a cache key"):
+        publish(twin, FILES, key)
+    with pytest.raises(StoreError, match="not a cache key"):
+        twin.record(key)
+
+
+def test_a_fetch_never_leaves_its_folder(twin, publish, tmp_path) -> None:
+    (file,) = publish(twin, {"model.onnx": b"graph"}).files()
+    with pytest.raises(StoreError, match="safe file name"):
+        twin.fetch(Artifact((dataclasses.replace(file, name="../escaped"),)), tmp_path / "fetched")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_a_fetch_replaces_a_link_instead_of_writing_through_it(twin, publish, fill) -> None:
+    record = publish(twin, {"model.onnx": b"graph"})
+    folder = fill({"precious": b"mine"})
+    (folder / "model.onnx").symlink_to(folder / "precious")
+    twin.fetch(record.outputs["model"], folder)
+    assert contents(folder) == {"precious": b"mine", "model.onnx": b"graph"}
+    assert not (folder / "model.onnx").is_symlink()
+
+
+def test_a_claim_keeps_other_threads_out_but_not_from_other_keys(twin) -> None:
+    order = []
+    started = threading.Event()
+
+    def other() -> None:
+        started.set()
+        with twin.claim(KEY):
+            order.append("other")
+
+    with twin.claim(KEY), twin.claim(OTHER_KEY):
+        thread = threading.Thread(target=other)
+        thread.start()
+        started.wait()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
+
+
+def test_claiming_a_key_twice_in_one_thread_fails_instead_of_waiting_for_itself(twin) -> None:
+    with twin.claim(KEY), pytest.raises(RuntimeError), twin.claim(KEY):
+        pass
+    with twin.claim(KEY):
+        pass
+
+
+def test_a_claim_ends_when_its_block_fails(twin) -> None:
+    with pytest.raises(ZeroDivisionError), twin.claim(KEY):
+        _ = 1 / 0
+    with twin.claim(KEY):
+        pass
+
+
+def test_the_twin_writes_down_what_was_asked_of_it(publish, tmp_path) -> None:
+    twin = MemoryStore()
+    record = publish(twin, {"model.onnx": b"graph"})
+    with twin.claim(KEY):
+        twin.record(KEY)
+    twin.missing(record.files())
+    twin.fetch(record.outputs["model"], tmp_path / "fetched")
+    twin.remember("name", KEY)
+    twin.latest("name")
+    artifact = record.outputs["model"].digest
+    assert twin.calls == [
+        ("publish", KEY),
+        ("claim", KEY),
+        ("record", KEY),
+        ("missing", "model.onnx"),
+        ("fetch", artifact),
+        ("remember", "name"),
+        ("latest", "name"),
+    ]
+
+
+PARTS = st.text(
+    st.characters(codec="utf-8", exclude_characters='/\\<>:"|?*', exclude_categories=["C"]), min_size=1, max_size=12
+)
+NAMES = PARTS.filter(lambda part: part[-1] not in ". " and part not in ("..", ".") and len(part.encode()) < 200)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    data=st.dictionaries(NAMES, st.binary(max_size=300), min_size=1, max_size=4),
+    function=st.sampled_from(["xxh3-128", "sha256"]),
+    number=st.integers(0, 10**9),
+)
+def test_any_names_and_bytes_come_back_and_both_twins_agree(
+    tmp_path_factory, new_record, data, function, number
+) -> None:
+    data = {name: content for name, content in data.items() if not unsafe(name)}
+    if not data or len({name.casefold() for name in data}) != len(data):
+        return
+    base = tmp_path_factory.mktemp("round")
+    local, memory = LocalStore(base / "cache", function=function), MemoryStore(function=function)
+    key = f"{number:064x}"
+    records: list[Record] = []
+    store: Store
+    for which, store in enumerate((local, memory)):
+        folder = base / f"out{which}"
+        folder.mkdir()
+        for name, content in data.items():
+            (folder / name).write_bytes(content)
+        records.append(store.publish(new_record(key), {"model": folder}))
+        store.fetch(records[-1].outputs["model"], base / f"got{which}")
+        assert contents(base / f"got{which}") == data
+    local.close()
+    assert records[0] == records[1] == LocalStore(base / "cache").record(key)
+
+
+def unsafe(name: str) -> bool:
+    try:
+        Artifact.of([FileEntry(name, "", 0)])
+    except StoreError:
+        return True
+    return False

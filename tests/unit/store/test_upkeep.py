@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from store_samples import KEY, OTHER_KEY, contents
+
+from winml_dag.errors import StoreError
+from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.upkeep import Cleared, clear, info, verify
+
+WEIGHTS = b"weights" * 100
+
+
+@pytest.fixture
+def two_records(store, publish):
+    """Two records that share their weights."""
+    return [
+        publish(store, {"model.onnx": b"one", "model.onnx.data": WEIGHTS}),
+        publish(store, {"model.onnx": b"other", "model.onnx.data": WEIGHTS}, OTHER_KEY),
+    ]
+
+
+def change(path, data: bytes) -> None:
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+@pytest.mark.usefixtures("two_records")
+def test_info_tells_what_is_shared_from_what_it_looks_like(store) -> None:
+    found = info(store)
+    assert (found.records, found.blobs) == (2, 3)
+    assert found.unique_bytes == len(b"one") + len(b"other") + len(WEIGHTS)
+    assert found.apparent_bytes == found.unique_bytes + len(WEIGHTS)
+    assert found.scratch_bytes == found.quarantine_bytes == 0
+    assert found.index_bytes > 0
+    with store.scratch.open() as root:
+        (root / "work").write_bytes(b"12345")
+        assert info(store).scratch_bytes == 5
+
+
+def test_a_new_store_holds_nothing_and_is_clean(store) -> None:
+    assert (info(store).records, info(store).unique_bytes) == (0, 0)
+    assert verify(store).clean
+
+
+@pytest.mark.usefixtures("two_records")
+def test_a_sound_store_is_verified_clean(store) -> None:
+    report = verify(store)
+    assert report.clean
+    assert (report.records, report.blobs) == (2, 3)
+
+
+def test_verify_finds_silent_rot_names_it_and_puts_it_into_quarantine(store, two_records) -> None:
+    rotten = two_records[0].files()[0]
+    change(store.blobs.path(rotten.digest), b"onf")
+    os.utime(store.blobs.path(rotten.digest), ns=(STAMP_NS, STAMP_NS))
+    report = verify(store)
+    assert not report.clean
+    assert report.damaged == (rotten.digest,)
+    assert report.incomplete == (KEY,)
+    assert list(contents(store.quarantine).values()) == [b"onf"]
+    assert verify(store).damaged == ()
+
+
+@pytest.mark.usefixtures("two_records")
+def test_verify_finds_a_damaged_record_though_the_index_has_a_copy(store) -> None:
+    store.records.path(KEY).write_text("damaged")
+    report = verify(store)
+    assert report.unreadable == (KEY,)
+    assert store.record(KEY) is None
+    assert list(contents(store.quarantine).values()) == [b"damaged"]
+    assert verify(store).clean
+
+
+def test_verify_writes_a_record_file_that_was_deleted_again(store, two_records) -> None:
+    store.records.path(KEY).unlink()
+    assert verify(store).clean
+    store.index.clear()
+    assert store.record(KEY) == two_records[0]
+
+
+@pytest.mark.usefixtures("two_records")
+def test_verify_names_files_that_a_store_does_not_have_and_leaves_them(store) -> None:
+    (store.blobs.folder / "thesis.docx").write_text("precious")
+    assert verify(store).foreign == ("blobs/thesis.docx",)
+    assert (store.blobs.folder / "thesis.docx").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("two_records")
+def test_verify_sweeps_what_the_dead_left_unfinished_and_not_what_the_living_are_at(store) -> None:
+    fresh, stamped = store.blobs.folder / "1.partial", store.blobs.folder / "2.partial"
+    for path in (fresh, stamped):
+        path.write_text("half")
+    os.utime(stamped, ns=(STAMP_NS, STAMP_NS))
+    assert verify(store).clean
+    assert fresh.exists()
+    assert stamped.exists()
+
+
+@pytest.mark.usefixtures("two_records")
+def test_verify_sweeps_unfinished_work_that_is_old(store, monkeypatch) -> None:
+    (store.blobs.folder / "1.partial").write_text("half")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 7200)
+    assert verify(store).clean
+    assert not (store.blobs.folder / "1.partial").exists()
+
+
+@pytest.mark.usefixtures("two_records")
+def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> None:
+    store.remember("name", KEY)
+    (store.quarantine).mkdir()
+    (store.quarantine / "index-1").write_bytes(b"x" * 10_000)
+    cleared = clear(store)
+    assert (cleared.records, cleared.blobs) == (2, 3)
+    assert cleared.freed_bytes >= 10_000 + len(WEIGHTS)
+    assert store.record(KEY) is None
+    assert store.latest("name") is None
+    assert contents(store.blobs.folder) == contents(store.quarantine) == {}
+    assert clear(store) == Cleared(0, 0, 0)
+    assert publish(store, {"model.onnx": b"one"}) == store.record(KEY)
+    assert verify(store).clean
+
+
+@pytest.mark.parametrize("use", ["claim", "scratch"])
+def test_clear_refuses_while_somebody_uses_the_store(store, two_records, use) -> None:
+    with store.claim(KEY) if use == "claim" else store.scratch.open(), pytest.raises(StoreError, match="in use"):
+        clear(store)
+    assert store.record(KEY) == two_records[0]
+    assert store.missing(two_records[0].files()) == []

@@ -1,0 +1,233 @@
+"""Bytes by their digest: read-only files in ``blobs/<function>/ab/cdef...``.
+
+Durability: nothing here is flushed to the disk (no fsync). A killed process loses nothing, because what it wrote is in
+the kernel and a blob appears under its name by one rename. After a power cut, a blob may be short, empty or full of
+zeros, or have lost its stamp; that is a damaged blob like any other, found by its stat or when it is next read, and its
+stage runs again. Waiting for the disk would cost every build what only that rare event needs.
+
+The stamp: a blob's modification time is a fixed moment, set before its bytes are hashed. Any ordinary write sets the
+time to now, so one stat tells that a blob is as it was hashed. What no stat can tell (bits that rot on the disk) is
+found by :meth:`Blobs.fetch`, which hashes whatever it hands out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.errors import StoreError
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.clone import clone_and_digest
+from winml_dag.store.digest import DigestFunction, digest_file, split_digest
+from winml_dag.store.files import files_below, in_words, make_writable, partial_beside
+from winml_dag.store.store import BlobDamaged
+
+# 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
+# steps of two seconds.
+STAMP_NS = 1_000_000_000 * 10**9
+
+_GONE = "missing"
+_DAMAGED = "damaged"
+_OTHER_SIZE = "of another size than its record says"
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One file of the blobs folder; ``digest`` is empty for one whose name is not that of a blob."""
+
+    path: Path
+    digest: str
+
+
+class Blobs:
+    """The blobs of one store; safe for any number of threads and processes at once."""
+
+    def __init__(self, folder: Path, quarantine: Path) -> None:
+        self.folder = folder
+        self._quarantine = quarantine
+
+    def path(self, digest: str) -> Path:
+        """Where the bytes of *digest* lie, or would."""
+        function, digits = split_digest(digest)
+        return self.folder / function / digits[:2] / digits[2:]
+
+    def adopt(self, path: Path, function: DigestFunction) -> FileEntry:
+        """Move the file at *path* into the store and return its digest and size, under its own name.
+
+        Idempotent: when the bytes are here already, and are found sound by reading them, *path* is only removed; a
+        damaged blob is replaced. A file with other hard links is copied, so that no inode is shared with its owner.
+
+        Raises:
+            OSError: as moving and reading do.
+            StoreError: when the file is written to meanwhile.
+        """
+        if path.lstat().st_nlink > 1:
+            path = self._unshared(path)
+        _stamp(path)
+        digest = digest_file(path, function)
+        status = path.lstat()
+        # Stamped first, hashed second: a write in between shows, where a stamp set after hashing would hide it.
+        if status.st_mtime_ns != STAMP_NS:
+            raise StoreError(f"{path} was written to while it was being stored.", advice="Is its stage still running?")
+        self._move_in(path, digest)
+        return FileEntry(path.name, digest, status.st_size)
+
+    def adopt_copy(self, path: Path, function: DigestFunction) -> FileEntry:
+        """Store a copy of the file at *path*, which stays. Raises as :meth:`adopt` does."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = partial_beside(self.folder / path.name)
+        clone_and_digest(path, partial, function)
+        try:
+            entry = self.adopt(partial, function)
+        except BaseException:
+            with suppress(OSError):
+                _remove(partial)
+            raise
+        return FileEntry(path.name, entry.digest, entry.size)
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        """Those of *files* that are not here, or not what they should be as far as one stat each can tell."""
+        return [file for file in files if not self._is_here(file)]
+
+    def fetch(self, file: FileEntry, target: Path) -> None:
+        """Put a copy of *file* at *target*, replacing what is there, and never anything but the right bytes.
+
+        Raises:
+            BlobDamaged: when the blob has gone or its bytes are wrong; those are in quarantine then.
+            OSError: when *target* cannot be written.
+        """
+        blob = self.path(file.digest)
+        if not _is_regular(blob):
+            # A link or a folder under a blob's name may lead anywhere: not even read.
+            self.set_aside(blob)
+            raise BlobDamaged(file, _GONE)
+        partial = partial_beside(target)
+        try:
+            if clone_and_digest(blob, partial, split_digest(file.digest)[0]) != file.digest:
+                self.set_aside(blob)
+                raise BlobDamaged(file, _DAMAGED)
+            if partial.stat().st_size != file.size:
+                raise BlobDamaged(file, _OTHER_SIZE)
+            partial.replace(target)
+        except FileNotFoundError:
+            if _is_regular(blob):
+                raise
+            raise BlobDamaged(file, _GONE) from None
+        finally:
+            with suppress(FileNotFoundError):
+                partial.unlink()
+
+    def is_sound(self, digest: str) -> bool:
+        """Read the whole blob; one that is not what its digest says is moved to quarantine."""
+        blob = self.path(digest)
+        try:
+            if not _is_regular(blob) or digest_file(blob, split_digest(digest)[0]) != digest:
+                self.set_aside(blob)
+                return False
+            if blob.lstat().st_mtime_ns == STAMP_NS:
+                return True
+            # Whoever copied the cache did not keep the times, or somebody wrote the same bytes again.
+            _stamp(blob)
+        except FileNotFoundError:
+            return False
+        except PermissionError:
+            # Sound, but another user's: it cannot be stamped, so it is hashed each time.
+            return os.access(blob, os.R_OK)
+        # Hashed before the stamp, lest a process killed in between blesses a damaged blob; and after it, as ever.
+        return self.is_sound(digest)
+
+    def set_aside(self, blob: Path) -> None:
+        """Move whatever is at *blob* to the quarantine, for a person to look at; nothing there is ever read again."""
+        self._quarantine.mkdir(parents=True, exist_ok=True)
+        # Somebody else may have moved it first. On Windows it cannot be moved while another process reads it; it stays,
+        # and each reader finds it damaged.
+        with suppress(FileNotFoundError, PermissionError):
+            blob.rename(self._quarantine / f"blob-{blob.name[:16]}-{secrets.token_hex(4)}")
+
+    def all(self) -> Iterator[Blob]:
+        """Every file below the blobs folder, in order of digest; those that are no blobs have an empty digest."""
+        for entry in files_below(self.folder):
+            path = Path(entry.path)
+            parts = path.relative_to(self.folder).parts
+            try:
+                digest = f"{parts[0]}:{''.join(parts[1:])}"
+                yield Blob(path, digest if self.path(digest) == path else "")
+            except StoreError:
+                yield Blob(path, "")
+
+    def _is_here(self, file: FileEntry) -> bool:
+        blob = self.path(file.digest)
+        try:
+            status = blob.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if status.st_mtime_ns == STAMP_NS and status.st_size == file.size and stat.S_ISREG(status.st_mode):
+            return True
+        with in_words(f"Cannot check a blob of {file.name}"):
+            # A record that names another size than a sound blob has is not to be trusted, but the blob is.
+            return self.is_sound(file.digest) and blob.lstat().st_size == file.size
+
+    def _unshared(self, path: Path) -> Path:
+        partial = partial_beside(path)
+        clone_and_digest(path, partial, "xxh3-128")
+        # Under the old name again, where the one who started this looks for it when something goes wrong.
+        return partial.replace(path)
+
+    def _move_in(self, path: Path, digest: str) -> None:
+        blob = self.path(digest)
+        if _exists(blob) and self.is_sound(digest):
+            _remove(path)
+            return
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.replace(blob)
+        except PermissionError:
+            # Windows replaces no read-only file: another process stored the same bytes a moment ago.
+            if not (_exists(blob) and self.is_sound(digest)):
+                raise
+            _remove(path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._copy_in(path, blob, digest)
+
+    def _copy_in(self, path: Path, blob: Path, digest: str) -> None:
+        partial = partial_beside(blob)
+        try:
+            copied = clone_and_digest(path, partial, split_digest(digest)[0])
+            _stamp(partial)
+            if copied != digest:
+                raise StoreError(f"{path} was written to while it was being stored.")
+            partial.replace(blob)
+        except BaseException:
+            with suppress(OSError):
+                _remove(partial)
+            raise
+        _remove(path)
+
+
+def _stamp(path: Path) -> None:
+    os.utime(path, ns=(STAMP_NS, STAMP_NS))
+    path.chmod(0o444)
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _remove(path: Path) -> None:
+    make_writable(path)
+    path.unlink()

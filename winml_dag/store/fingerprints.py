@@ -1,0 +1,122 @@
+"""Digests of the user's files, remembered by their fingerprint, so that an unchanged file costs one stat."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.canonical import JsonValue
+from winml_dag.errors import InputError, StoreError
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.changetime import change_time_ns
+from winml_dag.store.digest import DigestFunction, digest_file, split_digest
+from winml_dag.store.rows import Rows
+
+# A file that changed less than this before hashing began is not remembered: a write just after hashing could get the
+# very same time. 2 s is the coarsest step of a file system in use (FAT); others count in milliseconds.
+_SETTLED_NS = 2 * 10**9
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class _Fingerprint:
+    """What tells that a file is as it was. The change time (see ``changetime``) notices an edit that keeps the rest.
+
+    No device number: it differs from one mount to the next. The path is only where to look, so it is made absolute
+    but not resolved, which would cost a system call for each of its parts: the file it leads to has its inode here.
+    """
+
+    size: int
+    modified_ns: int
+    inode: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Fingerprint:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path} is not a file.")
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino, change_time_ns(path, status))
+
+    def row(self, digest: str) -> list[JsonValue]:
+        return [self.size, self.modified_ns, self.inode, self.changed_ns, digest]
+
+    def digest_in(self, row: JsonValue, function: DigestFunction) -> str | None:
+        """The digest that *row* remembers, if it is about a file just like this one."""
+        if isinstance(row, list) and len(row) == 5 and isinstance(row[4], str) and row == self.row(row[4]):
+            try:
+                return row[4] if split_digest(row[4])[0] == function else None
+            except StoreError:
+                return None
+        return None
+
+
+class Fingerprints:
+    """Digests of files, by *function*, remembered in *rows*."""
+
+    def __init__(self, rows: Rows, function: DigestFunction = "xxh3-128") -> None:
+        self._rows = rows
+        self._function = function
+
+    def digest(self, path: Path) -> str:
+        """The digest of the file's bytes.
+
+        Raises:
+            InputError: when it is missing, unreadable, no file, or does not come to rest.
+        """
+        return self.entry(path, path.name).digest
+
+    def entry(self, path: Path, name: str) -> FileEntry:
+        """The file as a part of an artifact, under *name*. Raises as :meth:`digest` does."""
+        return self.entries([(path, name)])[0]
+
+    def entries(self, files: Sequence[tuple[Path, str]]) -> list[FileEntry]:
+        """Like :meth:`entry` for many, with one look into the index and one write to it."""
+        return self._entries(files, self._function)
+
+    def unchanged(self, path: Path, digest: str) -> bool:
+        """Whether the file still has the bytes of *digest*; one that has gone has not."""
+        try:
+            return self._entries([(path, path.name)], split_digest(digest)[0])[0].digest == digest
+        except InputError:
+            return False
+
+    def _entries(self, files: Sequence[tuple[Path, str]], function: DigestFunction) -> list[FileEntry]:
+        row_names = [f"{function}:{_address(path)}" for path, _ in files]
+        known = self._rows.read("fingerprint", row_names)
+        entries = []
+        fresh: dict[str, JsonValue] = {}
+        for (path, name), row_name in zip(files, row_names, strict=True):
+            try:
+                found = _Fingerprint.of(path)
+                digest = found.digest_in(known.get(row_name), function)
+                if digest is None:
+                    began_ns = time.time_ns()
+                    found, digest = _measure(path, found, function)
+                    if found.changed_ns <= began_ns - _SETTLED_NS:
+                        fresh[row_name] = found.row(digest)
+            except OSError as error:
+                raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+            entries.append(FileEntry(name, digest, found.size))
+        self._rows.write("fingerprint", fresh)
+        return entries
+
+
+def _measure(path: Path, before: _Fingerprint, function: DigestFunction) -> tuple[_Fingerprint, str]:
+    for _ in range(_ATTEMPTS):
+        digest = digest_file(path, function)
+        after = _Fingerprint.of(path)
+        if after == before:
+            return after, digest
+        before = after
+    raise InputError(f"{path} keeps changing while it is being read.", advice="Try again when it has come to rest.")
+
+
+def _address(path: Path) -> str:
+    # A name that is no text in the file system's encoding still needs a row of its own.
+    return os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # noqa: PTH100  # Path.absolute keeps ".."

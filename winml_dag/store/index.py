@@ -1,0 +1,213 @@
+"""The index: what is small and looked up often, in one SQLite database (diskcache).
+
+Only JSON text with a checksum goes in and comes out (see ``textdisk`` and ``sealed``). It holds nothing that cannot be
+had otherwise: records also lie beside the blobs, fingerprints are measured again. So a damaged database is moved to
+quarantine and a fresh one begun, with a warning and no failed build.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import diskcache
+
+from winml_dag.canonical import JsonValue
+from winml_dag.errors import StoreError
+from winml_dag.store.files import in_words
+from winml_dag.store.locks import Locks
+from winml_dag.store.rows import Namespace
+from winml_dag.store.sealed import seal, unseal
+from winml_dag.store.textdisk import TextCache, TextDisk
+
+_LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+BUSY_SECONDS = 60.0
+
+_SETTINGS = {
+    # Nothing is ever thrown out behind our back, and a read is not a write.
+    "eviction_policy": "none",
+    "cull_limit": 0,
+    "statistics": 0,
+    "tag_index": 0,
+    # Readers go on while one process writes.
+    "sqlite_journal_mode": "wal",
+    # NORMAL: a killed process loses nothing, a power cut at most the last rows, never the database; no wait per write.
+    "sqlite_synchronous": 1,
+    # Not mapped: a mapped file that is truncated ends the process with SIGBUS.
+    "sqlite_mmap_size": 0,
+    # A database from elsewhere brings its own schema: its triggers and views get none of SQLite's riskier functions.
+    "sqlite_trusted_schema": 0,
+    "sqlite_cell_size_check": 1,
+}
+
+# SQLite's limit on parameters is 999 in older builds.
+_KEYS_AT_ONCE = 500
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
+_DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
+
+
+class Index:
+    """The database in *folder*; opened at its first use, safe for any number of threads and processes.
+
+    Every method raises StoreError when the database is locked for longer than *busy_seconds* or cannot be written.
+    """
+
+    def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        self._folder = folder
+        self._quarantine = quarantine
+        self._locks = locks
+        self._busy_seconds = busy_seconds
+        self._opened: tuple[TextCache, object] | None = None
+
+    def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
+        keys = [f"{namespace}:{name}" for name in names]
+        found: dict[str, JsonValue] = {}
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            some = keys[start : start + _KEYS_AT_ONCE]
+            for key, text in self._do(partial(_texts, some)).items():
+                try:
+                    found[key.partition(":")[2]] = unseal(key, text)
+                except ValueError as error:
+                    _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
+        return found
+
+    def write(self, namespace: Namespace, values: Mapping[str, JsonValue]) -> None:
+        rows = [(key, seal(key, value)) for key, value in ((f"{namespace}:{name}", values[name]) for name in values)]
+
+        def write(cache: TextCache) -> None:
+            with cache.transact():
+                for key, text in rows:
+                    cache.set(key, text)
+
+        if rows:
+            self._do(write)
+
+    def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
+        """Forget *names*; those that are not here are no error."""
+
+        def remove(cache: TextCache) -> None:
+            with cache.transact():
+                for name in names:
+                    cache.delete(f"{namespace}:{name}")
+
+        self._do(remove)
+
+    def names(self, namespace: Namespace) -> list[str]:
+        """All names of *namespace*, in order."""
+        # ";" follows ":" in the order of characters.
+        keys = self._do(lambda cache: cache.keys_between(f"{namespace}:", f"{namespace};"))
+        return [key.partition(":")[2] for key in keys]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._do(lambda cache: cache.clear())
+
+    def close(self) -> None:
+        """Close this thread's connection; the next use opens it again."""
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
+
+    def _do(self, work: Callable[[TextCache], _T]) -> _T:
+        """What *work* returns; on a damaged database a second time, with a fresh one."""
+        for last in (False, True):
+            seen = self._identity()
+            try:
+                cache, seen = self._open()
+                return work(cache)
+            except (diskcache.Timeout, sqlite3.Error) as error:
+                self._raise_unless_damaged(error)
+                damage: Exception = error
+            except _Unusable as error:
+                damage = error
+            if last:
+                break
+            self._begin_afresh(seen, damage)
+        raise StoreError(
+            f"The index of the cache in {self._folder} is damaged: {damage}.", advice="Remove that folder."
+        ) from damage
+
+    def _open(self) -> tuple[TextCache, object]:
+        """The open database and its identity."""
+        if self._opened is None:
+            with in_words("Cannot open the index of the cache"):
+                self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                cache = TextCache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                # diskcache takes settings from the database and sets them as attributes of its own: odd ones break it.
+                raise _Unusable(f"{type(error).__name__}: {error}") from error
+            self._opened = cache, self._identity()
+        return self._opened
+
+    def _identity(self) -> object:
+        """Tells one database file from another that took its place."""
+        try:
+            status = (self._folder / diskcache.core.DBNAME).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _begin_afresh(self, seen: object, damage: Exception) -> None:
+        self.close()
+        with self._locks.hold("index"):
+            # Another process may have found the same damage and begun afresh already.
+            if self._identity() != seen:
+                return
+            target = self._quarantine / f"index-{secrets.token_hex(4)}"
+            try:
+                self._quarantine.mkdir(parents=True, exist_ok=True)
+                # The folder in one step: a write-ahead log that outlives its database would be played into the next.
+                # Who still has it open goes on writing to the file in quarantine; SQLite sees that it was moved and
+                # leaves the new one alone.
+                self._folder.rename(target)
+            except OSError as error:
+                raise StoreError(
+                    f"The index of the cache in {self._folder} is damaged and cannot be moved away: {error.strerror}.",
+                    advice="End the other programs that use the cache, then remove that folder.",
+                ) from error
+        _LOGGER.warning(
+            "The index of the cache was damaged (%s) and is now in %s. A fresh one was begun; results are kept.",
+            damage,
+            target,
+        )
+
+    def _raise_unless_damaged(self, error: Exception) -> None:
+        # diskcache hides why a transaction could not begin behind its Timeout.
+        cause = error if isinstance(error, sqlite3.Error) else error.__context__
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        where = f"The index of the cache in {self._folder}"
+        if code in _BUSY:
+            raise StoreError(
+                f"{where} has been locked by another process for too long.",
+                advice="Try again, or end the process that hangs.",
+            ) from error
+        if code in _DENIED:
+            raise StoreError(
+                f"{where} cannot be written: permission denied.",
+                advice="Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
+            ) from error
+        if code == sqlite3.SQLITE_FULL:
+            raise StoreError(
+                f"{where} cannot grow: the disk is full.",
+                advice="Free some space, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
+            ) from error
+        if code in _DISK:
+            raise StoreError(f"{where} cannot be used: {cause}.") from error
+
+
+def _texts(keys: list[str], cache: TextCache) -> dict[str, str]:
+    return cache.texts(keys)
+
+
+class _Unusable(Exception):
+    """diskcache cannot work with what is in the database."""

@@ -1,0 +1,145 @@
+"""The store on this machine: a folder of blobs, records and an index, shared by any number of threads and processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from winml_dag.errors import StoreError
+from winml_dag.store.artifact import Artifact, FileEntry, check_name
+from winml_dag.store.blobs import Blobs
+from winml_dag.store.digest import DigestFunction
+from winml_dag.store.files import PARTIAL, in_words, partial_beside
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.locks import Locks
+from winml_dag.store.outputs import output_files
+from winml_dag.store.record import Record
+from winml_dag.store.records import Records, check_key
+from winml_dag.store.scratch import Scratch
+
+FORMAT = "1"
+CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"
+
+
+def default_cache_dir() -> Path:
+    """The folder that WINML_DAG_CACHE_DIR names, else the user's cache folder of this system."""
+    if named := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(named).expanduser()
+    # Imported here: it costs 16 ms.
+    import platformdirs
+
+    return platformdirs.user_cache_path("winml_dag", appauthor=False)
+
+
+class LocalStore:
+    """A store in *folder*, made if need be; *function* digests what is new. See ``Store`` for the shared methods.
+
+    Attributes:
+        folder: absolute.
+        fingerprints: digests of the user's files.
+        scratch: where runs get a folder for their work.
+
+    Raises:
+        StoreError: when the folder is something else than a store, of an unknown format, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, function: DigestFunction = "xxh3-128") -> None:
+        # Imported here, with SQLite and diskcache: 20 ms that nobody pays who only asks for the default folder.
+        from winml_dag.store.index import Index
+
+        self.folder = folder.absolute()
+        _begin(self.folder)
+        self.function = function
+        self.quarantine = self.folder / "quarantine"
+        self.locks = Locks(self.folder / "locks")
+        self.index = Index(self.folder / "index", self.quarantine, self.locks)
+        self.records = Records(self.folder / "records", self.index)
+        self.blobs = Blobs(self.folder / "blobs", self.quarantine)
+        self.fingerprints = Fingerprints(self.index, function)
+        self.scratch = Scratch(self.folder / "scratch", self.locks)
+
+    def record(self, key: str) -> Record | None:
+        with in_words(f"Cannot read the record of {key}"):
+            return self.records.read(key)
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        with in_words("Cannot look for blobs"):
+            return self.blobs.missing(files)
+
+    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+        check_key(record.cache_key)
+        with in_words(f"Cannot store the outputs of {record.ingredients.stage}"):
+            # All are looked at before the first is moved: a refusal leaves the folders as they were.
+            found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
+            outputs = {
+                slot: Artifact.of(replace(self.blobs.adopt(file.path, self.function), name=file.name) for file in files)
+                for slot, files in found.items()
+            }
+            # A copy: whoever waits for the stage still wants to read its log where it was.
+            kept = None if log is None else self.blobs.adopt_copy(log, self.function)
+            record = replace(record, outputs=outputs, log=kept)
+            self.records.write(record)
+        return record
+
+    def fetch(self, artifact: Artifact, folder: Path) -> None:
+        for file in artifact.files:
+            target = folder / check_name(file.name)
+            with in_words(f"Cannot put {file.name} into {folder}"):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.blobs.fetch(file, target)
+
+    def claim(self, key: str) -> AbstractContextManager[None]:
+        return self.locks.hold_in_use(check_key(key))
+
+    def latest(self, name: str) -> Record | None:
+        key = self.index.read("latest", [name]).get(name)
+        return self.record(key) if isinstance(key, str) else None
+
+    def remember(self, name: str, key: str) -> None:
+        self.index.write("latest", {name: key})
+
+    def close(self) -> None:
+        """Let go of the index; the store may be used again, which opens it anew."""
+        self.index.close()
+
+
+def _begin(folder: Path) -> None:
+    """Check that *folder* is a store of the format we know, or make it one; many processes may do so at once."""
+    marker = folder / "FORMAT"
+    with in_words(f"Cannot use {folder} as the cache"):
+        folder.mkdir(parents=True, exist_ok=True)
+        # The marker is the first thing that a store gets, so somebody else's files cannot be those of a store that
+        # another process is just beginning, once the marker has been looked for again.
+        foreign = [] if marker.exists() else [path.name for path in folder.iterdir() if path.suffix != PARTIAL]
+        if not marker.exists():
+            if foreign:
+                raise StoreError(
+                    f"{folder} is not empty and is not a cache: it has {', '.join(sorted(foreign)[:3])}.",
+                    advice="Choose an empty or a new folder.",
+                )
+            _mark(marker)
+        number = marker.read_text(encoding="utf-8", errors="replace").strip()
+    if number != FORMAT:
+        raise StoreError(
+            f"The cache in {folder} has format {number[:20]!r}, and this version knows {FORMAT} only.",
+            advice="Use the winml_dag that made it, or choose another folder with --cache-dir or WINML_DAG_CACHE_DIR.",
+        )
+
+
+def _mark(marker: Path) -> None:
+    partial = partial_beside(marker)
+    with open(partial, "w", encoding="utf-8") as opened:
+        opened.write(f"{FORMAT}\n")
+        # The one file that is flushed, once in a store's life: empty after a power cut, it would condemn all the rest.
+        opened.flush()
+        os.fsync(opened.fileno())
+    try:
+        partial.replace(marker)
+    except PermissionError:
+        # Windows: another process has just made it and is reading it.
+        if not marker.exists():
+            raise
+        partial.unlink()

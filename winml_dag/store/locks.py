@@ -1,0 +1,97 @@
+"""Locks between processes and threads, by name; the operating system lets go of them when their owner dies.
+
+A lock file stays when its lock is released. Were it removed, a process that had already opened the old file and one
+that makes a new file of the same name could both believe they hold the lock. Left over is one empty file for each key
+that ever ran here; clearing the cache leaves them too, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.errors import StoreError
+from winml_dag.store.files import in_words
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_SUFFIX = ".lock"
+_GATE = "gate"
+
+
+class Locks:
+    """The locks of one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Hold *name* until the block ends; wait while anybody else, another thread of this process included, does.
+
+        Raises:
+            RuntimeError: when this very thread holds *name*: it would wait for itself.
+            StoreError: when the lock file cannot be made.
+        """
+        lock = self._lock(name)
+        with in_words(f"Cannot lock {lock.lock_file}"):
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def try_hold(self, name: str) -> Iterator[bool]:
+        """Hold *name* if nobody does, without waiting; the block gets whether it does."""
+        from filelock import Timeout
+
+        lock = self._lock(name)
+        with in_words(f"Cannot lock {lock.lock_file}"), suppress(Timeout):
+            lock.acquire(blocking=False)
+        try:
+            yield lock.is_locked
+        finally:
+            lock.release()
+
+    @contextmanager
+    def hold_in_use(self, name: str) -> Iterator[None]:
+        """Hold *name* as something that :meth:`hold_unused` must respect."""
+        with self.hold(name):
+            # Passed through, not kept: who is already in is seen by its lock, who comes later waits here.
+            with self.hold(_GATE):
+                pass
+            yield
+
+    @contextmanager
+    def hold_unused(self) -> Iterator[None]:
+        """Keep everybody out for the block, once nobody is in.
+
+        Raises:
+            StoreError: when somebody holds a lock. Waiting instead could take hours, without a word.
+        """
+        with self.hold(_GATE):
+            for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
+                if file.stem == _GATE:
+                    continue
+                with self.try_hold(file.stem) as free:
+                    if not free:
+                        raise StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
+            yield
+
+    def discard(self, name: str) -> None:
+        """Remove the file of a name that will never be used again."""
+        with suppress(OSError):
+            (self._folder / f"{name}{_SUFFIX}").unlink()
+
+    def _lock(self, name: str) -> BaseFileLock:
+        # Imported here: it costs 40 ms, and plans and reports lock nothing.
+        from filelock import FileLock
+
+        with in_words("Cannot make the folder of locks"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        # A new object each time, so that threads exclude each other as processes do.
+        return FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)

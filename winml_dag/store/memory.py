@@ -1,0 +1,133 @@
+"""The store's in-memory twin, which records calls: the engine's tests are fast with it and need no mocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from winml_dag.canonical import JsonValue
+from winml_dag.store.artifact import Artifact, FileEntry, check_name
+from winml_dag.store.digest import DigestFunction, digest_bytes, split_digest
+from winml_dag.store.files import in_words
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.outputs import output_files
+from winml_dag.store.record import Record
+from winml_dag.store.records import check_key
+from winml_dag.store.rows import Namespace
+from winml_dag.store.sealed import seal, unseal
+from winml_dag.store.store import BlobDamaged
+
+
+class MemoryRows:
+    """The in-memory twin of the index."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
+        keys = {f"{namespace}:{name}": name for name in names}
+        return {name: unseal(key, self._texts[key]) for key, name in keys.items() if key in self._texts}
+
+    def write(self, namespace: Namespace, values: Mapping[str, JsonValue]) -> None:
+        self._texts.update({f"{namespace}:{name}": seal(f"{namespace}:{name}", values[name]) for name in values})
+
+
+class MemoryStore:
+    """A store that ends with the process. See ``Store`` for the methods.
+
+    Attributes:
+        calls: each call as (method, what it was about): a key, a name, an artifact's digest, or names with commas.
+        blobs: bytes by digest. Change them to see what damage does.
+        quarantine: digests of blobs found damaged.
+    """
+
+    def __init__(self, *, function: DigestFunction = "xxh3-128") -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.blobs: dict[str, bytes] = {}
+        self.quarantine: list[str] = []
+        self.function = function
+        self._rows = MemoryRows()
+        self.fingerprints = Fingerprints(self._rows, function)
+        self._claims: dict[str, threading.Lock] = {}
+        self._claimed_here = threading.local()
+
+    def record(self, key: str) -> Record | None:
+        self.calls.append(("record", key))
+        return self._record(key)
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        files = list(files)
+        self.calls.append(("missing", ",".join(file.name for file in files)))
+        return [file for file in files if (found := self._sound(file.digest)) is None or len(found) != file.size]
+
+    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+        self.calls.append(("publish", check_key(record.cache_key)))
+        with in_words(f"Cannot store the outputs of {record.ingredients.stage}"):
+            found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
+            outputs = {
+                slot: Artifact.of(self._put(file.name, file.path.read_bytes()) for file in files)
+                for slot, files in found.items()
+            }
+            kept = None if log is None else self._put(log.name, log.read_bytes())
+            for file in (file for files in found.values() for file in files):
+                file.path.unlink()
+        record = replace(record, outputs=outputs, log=kept)
+        self._rows.write("record", {record.cache_key: record.to_json()})
+        return record
+
+    def fetch(self, artifact: Artifact, folder: Path) -> None:
+        self.calls.append(("fetch", artifact.digest))
+        for file in artifact.files:
+            target = folder / check_name(file.name)
+            was_here = file.digest in self.blobs
+            data = self._sound(file.digest)
+            if data is None:
+                raise BlobDamaged(file, "damaged" if was_here else "missing")
+            if len(data) != file.size:
+                raise BlobDamaged(file, "of another size than its record says")
+            with in_words(f"Cannot put {file.name} into {folder}"):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                target.write_bytes(data)
+
+    @contextmanager
+    def claim(self, key: str) -> Iterator[None]:
+        self.calls.append(("claim", key))
+        mine = self._claimed_here.__dict__.setdefault("keys", set())
+        if key in mine:
+            raise RuntimeError(f"This thread holds {key} already and would wait for itself.")
+        with self._claims.setdefault(key, threading.Lock()):
+            mine.add(key)
+            try:
+                yield
+            finally:
+                mine.remove(key)
+
+    def latest(self, name: str) -> Record | None:
+        self.calls.append(("latest", name))
+        key = self._rows.read("latest", [name]).get(name)
+        return self._record(key) if isinstance(key, str) else None
+
+    def remember(self, name: str, key: str) -> None:
+        self.calls.append(("remember", name))
+        self._rows.write("latest", {name: key})
+
+    def _record(self, key: str) -> Record | None:
+        rows = self._rows.read("record", [check_key(key)])
+        return Record.from_json(rows[key]) if key in rows else None
+
+    def _put(self, name: str, data: bytes) -> FileEntry:
+        digest = digest_bytes(data, self.function)
+        self.blobs[digest] = data
+        return FileEntry(name, digest, len(data))
+
+    def _sound(self, digest: str) -> bytes | None:
+        data = self.blobs.get(digest)
+        if data is not None and digest_bytes(data, split_digest(digest)[0]) != digest:
+            self.quarantine.append(digest)
+            del self.blobs[digest]
+            return None
+        return data
