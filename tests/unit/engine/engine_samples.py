@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hypothesis import settings
+
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
@@ -21,6 +23,9 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.memory import MemoryStore
 
 TEXT = "text"
+
+# No deadline: machines are shared, and none of these is about time.
+properties = settings(max_examples=50, deadline=None)
 
 
 def stage(name: str, slots: Iterable[str] = (), outputs: Iterable[str] = ("out",), *, version: int = 1) -> Stage:
@@ -172,5 +177,3 @@ class Bench:
 
     def text(self, file: FileEntry) -> str:
         return self.store.blobs[file.digest].decode()
-
-

@@ -1,0 +1,93 @@
+"""Equal keys mean equal work: whatever can change the bytes changes the key, and nothing else does."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from engine_samples import node, properties
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.keys import cache_key, config_hash, ingredients_of
+from winml_dag.store.record import Ingredients
+
+names = st.text(max_size=4)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values: st.SearchStrategy[JsonValue] = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=6
+)
+texts = st.dictionaries(names, st.text(max_size=4), max_size=3)
+
+made_of = {
+    "stage": st.text(max_size=4),
+    "version": st.integers(),
+    "config": st.dictionaries(names, values, max_size=3),
+    "inputs": texts,
+    "toolchain": texts,
+}
+ingredients = st.builds(Ingredients, **made_of)
+
+
+def exactly(value: JsonValue) -> str:
+    """What tells values apart that Python takes for equal (1, 1.0, True), whatever the order of names."""
+    if isinstance(value, dict):
+        return repr({key: exactly(value[key]) for key in sorted(value)})
+    return repr([exactly(inner) for inner in value]) if isinstance(value, list) else repr(value)
+
+
+def turned(value: JsonValue) -> JsonValue:
+    """The same value with its names in another order."""
+    if isinstance(value, dict):
+        return {key: turned(value[key]) for key in reversed(value)}
+    return [turned(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_the_properties_below_cover_every_ingredient() -> None:
+    assert made_of.keys() == {field.name for field in fields(Ingredients)}
+
+
+@pytest.mark.parametrize("name", list(made_of))
+@properties
+@given(data=st.data())
+def test_an_ingredient_that_differs_gives_another_key(name: str, data: st.DataObject) -> None:
+    made = data.draw(ingredients)
+    other = data.draw(made_of[name].filter(lambda value: exactly(value) != exactly(getattr(made, name))))
+    assert cache_key(replace(made, **{name: other})) != cache_key(made)
+
+
+@properties
+@given(ingredients)
+def test_the_order_of_names_does_not_matter(made: Ingredients) -> None:
+    mappings = {name: turned(getattr(made, name)) for name in ("config", "inputs", "toolchain")}
+    assert cache_key(replace(made, **mappings)) == cache_key(made)
+    assert config_hash(mappings["config"]) == config_hash(made.config)
+
+
+def test_what_one_ingredient_has_is_not_taken_for_anothers() -> None:
+    made = Ingredients("compile", 1, {}, {"model": "x"}, {})
+    assert cache_key(made) != cache_key(replace(made, inputs={}, toolchain={"model": "x"}))
+
+
+def test_a_value_that_json_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        config_hash({"min_cosine": float("nan")})
+
+
+def test_neither_a_nodes_name_nor_that_of_its_inputs_is_in_its_key() -> None:
+    first = node("optimize.0", "export.out", of="optimize")
+    second = node("optimize.1", "analyze.out", of="optimize")
+    digests = {"in0": "sha256:00"}
+    assert cache_key(ingredients_of(first, digests)) == cache_key(ingredients_of(second, digests))
+
+
+def test_a_new_version_of_a_stage_has_another_key() -> None:
+    keys = {cache_key(ingredients_of(node("optimize", version=version), {})) for version in (1, 2)}
+    assert len(keys) == 2
+
+
+def test_a_key_of_this_format_stays_what_it_is() -> None:
+    """Raise KEY_FORMAT when this fails, or every record out there is silently lost."""
+    made = Ingredients("quantize", 3, {"quant": {"samples": 10, "bits": 8.0}}, {"model": "sha256:ab"}, {"onnx": "1.23"})
+    assert cache_key(made) == "51817f0c05d53ba0660180764d1bf98f2d0ca1a423a1621863ebb3230928c648"
