@@ -40,9 +40,8 @@ def found(made_at: str) -> Reason:
 def changed(old: Ingredients, new: Ingredients) -> Reason:
     """What differs between the last run under this name and this one."""
     changes = tuple(differences(old, new))
-    if not changes:  # the record itself went away: its key is the one that is asked for now
-        return Reason("lost", "its record is no longer in the cache")
-    return Reason("changed", "; ".join(changes), changes)
+    # None that has a name: a newer version of this program has a field that says nothing yet, or another key format.
+    return Reason("changed", "; ".join(changes) or "its key is made in another way now", changes)
 
 
 def lost(files: Iterable[FileEntry]) -> Reason:
@@ -79,12 +78,14 @@ def differences(old: Ingredients, new: Ingredients) -> Iterator[str]:
 
 def _pairs(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue], line: str) -> Iterator[str]:
     for name in sorted(old.keys() | new.keys()):
-        before, after = old.get(name), new.get(name)
+        # Compared as shown, since Python takes 1, 1.0 and True for the same, and a key does not.
+        before, after = _shown(name, old), _shown(name, new)
         if before != after:
-            yield line.format(name=name, old=_shown(before), new=_shown(after))
+            yield line.format(name=name, old=before, new=after)
 
 
-def _shown(value: JsonValue) -> str:
-    if value is None:
+def _shown(name: str, values: Mapping[str, JsonValue]) -> str:
+    if name not in values:
         return "not set"
+    value = values[name]
     return value if isinstance(value, str) else canonical_json(value)

@@ -1,0 +1,159 @@
+"""Run or reuse: each decision says why, in the words of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from winml_dag.engine.decide import Reuse, Run, decide
+from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.store.memory import MemoryStore
+from winml_dag.store.record import Ingredients, Record
+
+MADE = Ingredients(
+    stage="quantize",
+    version=1,
+    config={"quant": {"samples": 10, "method": "minmax", "seed": None}},
+    inputs={"model": "sha256:aa"},
+    toolchain={"onnxruntime": "1.30.0"},
+)
+
+Keep = Callable[..., Record]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def keep(store: MemoryStore, tmp_path: Path) -> Keep:
+    """Record a run of *made*, remembered under *name*."""
+
+    def keep(made: Ingredients = MADE, name: str = "here") -> Record:
+        key = cache_key(made)
+        folder = tmp_path / key[:8]
+        folder.mkdir()
+        (folder / "quantized.onnx").write_text("weights")
+        record = Record(key, config_hash(made.config), made, {}, elapsed_seconds=12.5, made_at="2030-01-01")
+        store.remember(name, key)
+        return store.publish(record, {"model": folder})
+
+    return keep
+
+
+def run_reason(store: MemoryStore, made: Ingredients, name: str = "here") -> str:
+    decision = decide(name, made, store)
+    assert isinstance(decision, Run)
+    assert decision.key == cache_key(made)
+    return str(decision.reason)
+
+
+def test_what_was_never_built_runs(store: MemoryStore) -> None:
+    assert run_reason(store, MADE) == "never built before"
+
+
+def test_what_stands_under_its_name_is_up_to_date(store: MemoryStore, keep: Keep) -> None:
+    record = keep()
+    decision = decide("here", MADE, store)
+    assert isinstance(decision, Reuse)
+    assert decision.record == record
+    assert decision.reason.kind == "up to date"
+
+
+def test_what_another_build_made_is_found(store: MemoryStore, keep: Keep) -> None:
+    keep(name="elsewhere")
+    decision = decide("here", MADE, store)
+    assert isinstance(decision, Reuse)
+    assert str(decision.reason) == "found in the cache, made 2030-01-01"
+
+
+def test_going_back_to_earlier_settings_finds_the_earlier_result(store: MemoryStore, keep: Keep) -> None:
+    keep()
+    keep(replace(MADE, config={"quant": {"samples": 20}}))
+    decision = decide("here", MADE, store)
+    assert isinstance(decision, Reuse)
+    assert decision.reason.kind == "found"
+
+
+@pytest.mark.parametrize(
+    ("quant", "reason"),
+    [
+        ({"samples": 20, "method": "minmax", "seed": None}, "quant.samples: 10 -> 20"),
+        ({"samples": 10, "method": "entropy", "seed": None}, "quant.method: minmax -> entropy"),
+        ({"samples": 10, "method": "minmax", "seed": 7}, "quant.seed: null -> 7"),
+        ({"samples": 10, "method": "minmax"}, "quant.seed: null -> not set"),
+        ({"samples": 10, "method": "minmax", "seed": None, "bits": 4}, "quant.bits: not set -> 4"),
+        ({"samples": 10, "method": "minmax", "seed": None, "bits": None}, "quant.bits: not set -> null"),
+        ({"samples": 10.0, "method": "minmax", "seed": None}, "quant.samples: 10 -> 10.0"),
+        (
+            {"samples": 20, "method": "entropy", "seed": None},
+            "quant.method: minmax -> entropy; quant.samples: 10 -> 20",
+        ),
+    ],
+)
+def test_a_changed_setting_is_named_as_in_the_recipe(
+    store: MemoryStore, keep: Keep, quant: dict[str, object], reason: str
+) -> None:
+    keep()
+    assert run_reason(store, replace(MADE, config={"quant": quant})) == reason
+
+
+def test_options_that_come_and_go_are_named_one_by_one(store: MemoryStore, keep: Keep) -> None:
+    none, some = ({"compile": {"provider_options": options}} for options in ({}, {"soc_model": "60"}))
+    keep(replace(MADE, config=none))
+    assert run_reason(store, replace(MADE, config=some)) == "compile.provider_options.soc_model: not set -> 60"
+    keep(replace(MADE, config=some))
+    gone = replace(MADE, config=none, version=2)
+    assert "compile.provider_options.soc_model: 60 -> not set" in run_reason(store, gone)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"inputs": {"model": "sha256:bb"}}, "input model changed"),
+        ({"inputs": {}}, "input model is gone"),
+        ({"inputs": {"model": "sha256:aa", "data": "sha256:cc"}}, "input data is new"),
+        ({"toolchain": {"onnxruntime": "1.31.1"}}, "onnxruntime 1.30.0 -> 1.31.1"),
+        ({"toolchain": {"onnxruntime": "1.30.0", "torch": "2.13"}}, "torch not set -> 2.13"),
+        ({"version": 2}, "stage version 1 -> 2"),
+        ({"stage": "requantize"}, "stage quantize -> requantize"),
+    ],
+)
+def test_any_other_ingredient_that_changed_is_named(
+    store: MemoryStore, keep: Keep, change: dict[str, object], reason: str
+) -> None:
+    keep()
+    assert run_reason(store, replace(MADE, **change)) == reason  # type: ignore[arg-type]
+
+
+def test_a_lost_blob_is_named(store: MemoryStore, keep: Keep) -> None:
+    (file,) = keep().files()
+    del store.blobs[file.digest]
+    assert run_reason(store, MADE) == "missing or damaged in the cache: quantized.onnx"
+
+
+def test_rebuild_runs_what_is_up_to_date(store: MemoryStore, keep: Keep) -> None:
+    keep()
+    decision = decide("here", MADE, store, rebuild=True)
+    assert isinstance(decision, Run)
+    assert str(decision.reason) == "--rebuild was given"
+
+
+def test_the_estimate_is_what_the_last_run_under_this_name_took(store: MemoryStore, keep: Keep) -> None:
+    assert isinstance(first := decide("here", MADE, store), Run)
+    assert first.estimate_seconds is None
+    keep()
+    assert isinstance(again := decide("here", replace(MADE, version=2), store), Run)
+    assert again.estimate_seconds == 12.5
+
+
+def test_a_key_made_in_another_way_is_said_to_be(
+    store: MemoryStore, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep()
+    monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 2)
+    assert run_reason(store, MADE) == "its key is made in another way now"
