@@ -14,7 +14,7 @@ from winml_dag.stages import kinds
 
 @dataclass(frozen=True)
 class OptimizeTarget:
-    """``standard_domain_only``: whether a flag may bring in operators from outside the ONNX standard (``com.microsoft``)."""
+    """``standard_domain_only``: no flag may bring in operators from outside the ONNX standard (``com.microsoft``)."""
 
     standard_domain_only: bool = False
 

@@ -1,0 +1,100 @@
+"""Models to optimize, how to optimize them as the engine would, and whether the result still computes the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
+from winml_dag.stages.optimize.work import run
+
+# What float32 loses when the same sums are taken in another order or by another formula.
+TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What came out: the metrics, the bytes of the file, the model, and the source it was made of."""
+
+    metrics: Any
+    content: bytes
+    model: onnx.ModelProto
+    source: onnx.ModelProto
+
+    @property
+    def ops(self) -> Counter[str]:
+        return Counter(f"{n.domain}/{n.op_type}" if n.domain else n.op_type for n in self.model.graph.node)
+
+    @property
+    def constants(self) -> dict[str, NDArray[Any]]:
+        return {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
+
+
+def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray[Any]) -> onnx.ModelProto:
+    """A model from ONNX's text form of its graph, and *constants* that are too long to write there."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{imports}]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in constants.items())
+    onnx.checker.check_model(model)
+    return model
+
+
+def optimize(folder: Path, model: onnx.ModelProto, *flags: str, standard_domain_only: bool = False) -> Optimized:
+    """Run the stage in *folder*, as a process of its own would."""
+    shutil.rmtree(folder, ignore_errors=True)
+    workspace = Workspace({"model": Path("in")}, {"model": Path("out")})
+    for name in ("in", "out"):
+        (folder / name).mkdir(parents=True)
+    onnx.save(model, folder / "in" / "model.onnx")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        config = OptimizeConfig(dict.fromkeys(flags, True), OptimizeTarget(standard_domain_only))
+        metrics = run(config, workspace)
+    finally:
+        os.chdir(before)
+    [file] = (folder / "out").iterdir()
+    assert file.name == "optimized.onnx"
+    return Optimized(metrics, file.read_bytes(), onnx.load(file), model)
+
+
+def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Random inputs; unknown dimensions become 3, integers 0 or 1 with the second half of every row 0 (a mask)."""
+    random = np.random.default_rng(seed)
+    constants = {initializer.name for initializer in model.graph.initializer}
+    result: dict[str, NDArray[Any]] = {}
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        shape = [dim.dim_value if dim.HasField("dim_value") else 3 for dim in value.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        if dtype.kind == "f":
+            result[value.name] = random.normal(size=shape).astype(dtype)
+        else:
+            result[value.name] = np.ones(shape, dtype)
+            result[value.name][..., shape[-1] // 2 :] = 0
+    return result
+
+
+def outputs(model: onnx.ModelProto, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """What a session with its default settings computes."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, inputs))
+
+
+def assert_same_results(optimized: Optimized, *, tolerance: float = TOLERANCE) -> None:
+    for seed in range(3):
+        inputs = feeds(optimized.source, seed)
+        expected, found = outputs(optimized.source, inputs), outputs(optimized.model, inputs)
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)

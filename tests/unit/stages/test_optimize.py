@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from optimize_samples import assert_same_results, feeds, graph, optimize, outputs
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.stages.optimize import OptimizeConfig
+from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.optimize.work import run
+
+SAFE_FLAGS = tuple(flag for flag in FLAGS if flag != "bias_softmax_fusion")
+BLOCK = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
+    <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
+     float outer = {0.79788456}, float half = {0.5}> {
+    qp = MatMul(x, q)   qb = Add(qp, bias)
+    kp = MatMul(x, k)   kb = Add(kp, bias)   kt = Transpose<perm = [0, 2, 1]>(kb)
+    kept = Cast<to = 1>(mask)   hidden = Sub(one, kept)   low = Mul(hidden, lowest)
+    product = MatMul(qb, kt)   scores = Add(product, low)   weights = Softmax<axis = -1>(scores)
+    mixed = MatMul(weights, x)
+    c = Pow(mixed, three)   m = Mul(cubic, c)   p = Add(mixed, m)   t = Mul(outer, p)   f = Tanh(t)   s = Add(one, f)
+    h = Mul(half, mixed)   y = Mul(h, s)
+}"""
+
+
+def _weights() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {
+        name: random.normal(size=shape).astype(np.float32)
+        for name, shape in {"q": (8, 8), "k": (8, 8), "bias": 8}.items()
+    }
+
+
+def _block() -> onnx.ModelProto:
+    """An attention block with a mask and a GELU: something for most flags."""
+    return graph(BLOCK, **_weights())
+
+
+def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (float[2, 4] x) => (float[2, 4] y) <float[4] a = {1, 2, 3, 4}, float[4] b = {5, 6, 7, 8}>
+        { c = Add(a, b) d = Identity(x) e = Mul(d, c) y = Identity(e) }"""
+    )
+    result = optimize(tmp_path, model)
+    assert result.metrics == {"nodes_before": 4, "nodes_after": 1, "applied": {}, "left": {}}
+    assert_same_results(result)
+
+
+def test_all_flags_together_compute_the_same(tmp_path: Path) -> None:
+    result = optimize(tmp_path, _block(), *SAFE_FLAGS, standard_domain_only=True)
+    applied = {flag for flag, changes in result.metrics["applied"].items() if changes}
+    assert applied >= {"clamp_constant_values", "gelu_fusion"}
+    assert {node.domain for node in result.model.graph.node} == {""}
+    assert_same_results(result)
+
+
+def test_flags_without_a_place_to_apply_give_the_bytes_of_none(tmp_path: Path) -> None:
+    model = graph("agraph (float[2, 4] x) => (float[2, 4] y) <float[4] a = {1, 2, 3, 4}> { y = Mul(x, a) }")
+    plain = optimize(tmp_path, model)
+    for flag in FLAGS:
+        result = optimize(tmp_path, model, flag)
+        assert (flag, result.content, result.metrics["applied"]) == (flag, plain.content, {flag: 0})
+    assert optimize(tmp_path, model, *FLAGS).content == plain.content
+
+
+def test_a_flag_without_a_place_adds_nothing_to_one_that_has_some(tmp_path: Path) -> None:
+    alone = optimize(tmp_path, _block(), "clamp_constant_values")
+    both = optimize(tmp_path, _block(), "clamp_constant_values", "layer_norm_fusion", "remove_isnan_in_attention_mask")
+    assert both.content == alone.content
+
+
+def test_the_same_bytes_in_any_folder_process_and_hash_seed(tmp_path: Path) -> None:
+    script = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[1])
+import onnx
+from optimize_samples import optimize
+sys.stdout.buffer.write(optimize(pathlib.Path(sys.argv[2]), onnx.load(sys.argv[3]), *sys.argv[4:]).content)
+"""
+    onnx.save(_block(), tmp_path / "block.onnx")
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path / folder), "block.onnx", *flags],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        ).stdout
+        for folder, seed, flags in (("a", "1", SAFE_FLAGS), ("some/where/else", "2", tuple(reversed(SAFE_FLAGS))))
+    }
+    assert made == {optimize(tmp_path / "here", _block(), *SAFE_FLAGS).content}
+
+
+def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path: Path) -> None:
+    """onnxruntime's own file of this model cannot be loaded: two sessions make up the same name."""
+    model = graph(
+        """agraph (float[1, 6, 8] x) => (float[1, 6, 8] y) <float three = {3}>
+        { a = MatMul(x, w) b = Add(a, v) c = Pow(b, three) d = MatMul(c, w) e = Add(d, v) y = Relu(e) }""",
+        w=np.eye(8, dtype=np.float32),
+        v=np.ones(8, np.float32),
+    )
+    result = optimize(tmp_path, model)
+    names = {name for node in result.model.graph.node for name in (*node.input, *node.output)}
+    assert len(names - {"x", "y", "w", "v"}) > 5
+    assert not [name for name in names if name.startswith("gemm_")]
+    assert_same_results(result)
+
+
+def test_stale_shapes_of_an_exporter_are_replaced(tmp_path: Path) -> None:
+    model = _block()
+    model.graph.value_info.append(helper.make_tensor_value_info("q", TensorProto.FLOAT, [3, 5]))
+    model.graph.value_info.append(helper.make_tensor_value_info("gone", TensorProto.FLOAT, [3, 5]))
+    model.graph.value_info.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["stale", 6, 6]))
+    assert optimize(tmp_path, model).content == optimize(tmp_path, _block()).content
+
+
+def test_a_shape_that_the_graph_does_not_confirm_is_not_passed_on(tmp_path: Path) -> None:
+    model = graph("agraph (float[8] x, int64[2] shape) => (float[n, m] y) { a = Reshape(x, shape) y = Relu(a) }")
+    model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [3, 5]))
+    [value] = optimize(tmp_path, model).model.graph.value_info
+    assert value.name == "a"
+    assert not any(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+@pytest.mark.parametrize("flags", [(), SAFE_FLAGS])
+def test_every_value_has_its_shape(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    made = optimize(tmp_path, _block(), *flags).model.graph
+    known = {value.name for value in (*made.value_info, *made.output)}
+    assert known == {name for node in made.node for name in node.output}
+    assert all(dim.dim_value for value in made.value_info for dim in value.type.tensor_type.shape.dim)
+
+
+def test_operators_outside_the_standard_do_not_hide_the_shapes_after_them(tmp_path: Path) -> None:
+    model = graph(BLOCK.replace("y = Mul(h, s)", "g = Mul(h, s) a = Sin(g) y = Cos(a)"), 17, **_weights())
+    result = optimize(tmp_path, model, "gelu_fusion")
+    made = result.model.graph
+    assert result.ops["com.microsoft/FastGelu"] == 1
+    assert {value.name for value in (*made.value_info, *made.output)} == {name for n in made.node for name in n.output}
+
+
+def test_the_order_in_which_flags_are_written_does_not_matter(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (float[n, 6, 8] x) => (float[n, 3, 16] y) <int64[3] shape = {-1, 3, 16}>
+        { p = MatMul(x, q) a = Add(p, bias) y = Reshape(a, shape) }""",
+        **{name: values for name, values in _weights().items() if name != "k"},
+    )
+    flags = ("matmul_add_fusion", "reshape_mergedreshape")
+    result = optimize(tmp_path, model, *flags)
+    assert result.ops == {"Reshape": 2, "Gemm": 1}
+    assert optimize(tmp_path, model, *reversed(flags)).content == result.content
+
+
+def test_input_specs_survive_and_foreign_imports_go(tmp_path: Path) -> None:
+    model = _block()
+    model.metadata_props.add(key="winml.io.inputs", value="[]")
+    for flags in ((), ("clamp_constant_values",)):
+        made = optimize(tmp_path, model, *flags).model
+        assert {prop.key: prop.value for prop in made.metadata_props} == {"winml.io.inputs": "[]"}
+        assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 21)]
+
+
+def test_subgraphs_are_rewritten_too(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (bool c, float[4] x) => (float[4] y) {
+        y = If (c) <
+            then_branch = a () => (float[4] t) <float low = {-3.4e38}> { t = Max(x, low) },
+            else_branch = b () => (float[4] e) { e = Neg(x) }
+        > }"""
+    )
+    result = optimize(tmp_path, model, "clamp_constant_values")
+    assert result.metrics["applied"] == {"clamp_constant_values": 1}
+    [y] = outputs(result.model, {"c": np.array(True), "x": np.full(4, -1e5, np.float32)})
+    assert (y == -50).all()
+
+
+def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winml_dag.onnxmodel.files.EXTERNAL_DATA_THRESHOLD", 1)
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    Path("out").mkdir()
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    model = graph("agraph (float[1, 64] x) => (float[1, 64] y) { y = MatMul(x, w) }", w=weight)
+    inputs = feeds(model)
+    expected = outputs(model, inputs)
+    onnx.save(model, "in/model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=1)
+    run(OptimizeConfig({"clamp_constant_values": True}), Workspace({"model": Path("in")}, {"model": Path("out")}))
+    assert sorted(path.name for path in Path("out").iterdir()) == ["optimized.onnx", "optimized.onnx.data"]
+    session = onnxruntime.InferenceSession("out/optimized.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, inputs)[0], expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "imports", "message"),
+    [
+        (
+            """agraph (float[2] x) => (float[2] y)
+            { y = com.microsoft.EPContext<embed_mode = 1, ep_cache_context = "b", main_context = 1>(x) }""",
+            ', "com.microsoft": 1',
+            "compiled",
+        ),
+        (
+            """agraph (float[2] x) => (float[2] y) <float s = {0.1}, uint8 z = {0}>
+            { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""",
+            "",
+            "quantized already",
+        ),
+        ("agraph (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul(x, x) }", "", "float16"),
+        ("agraph (float[2] x) => (float[2] y) { y = my.own.Thing(x) }", ', "my.own": 1', "my.own"),
+    ],
+    ids=["EPContext", "QDQ", "float16", "an operator that onnxruntime does not know"],
+)
+def test_a_model_that_cannot_be_optimized_is_refused(tmp_path: Path, text: str, imports: str, message: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21{imports}]> {text}')
+    with pytest.raises(StageError, match=message) as caught:
+        optimize(tmp_path, model)
+    assert caught.value.advice
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_optimization_that_leaves_the_standard_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    monkeypatch.setattr("winml_dag.stages.optimize.portable._LEVEL", extended)
+    with pytest.raises(StageError, match=r"com\.microsoft"):
+        optimize(tmp_path, _block())
+
+
+def test_an_unknown_flag_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="gelu_fusionn"):
+        optimize(tmp_path, _block(), "gelu_fusionn")
+
+
+def test_recipes_and_the_stage_know_the_same_flags() -> None:
+    from winml_dag.stages.optimize.rewrites import REWRITES
+
+    assert set(FLAGS) == set(OPTIM_FLAGS) == set(REWRITES)
+
+
+def test_asking_what_flags_there_are_imports_no_onnx() -> None:
+    code = "import sys, winml_dag.stages.optimize.flags; print([m for m in ('onnx', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from optimize_samples import assert_same_results, optimize
+
+from winml_dag.stages.optimize.flags import FLAGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "attn_implementation": "eager",
+}
+SAFE_FLAGS = tuple(flag for flag in FLAGS if flag != "bias_softmax_fusion")
+
+
+def _bert(activation: str) -> tuple[Any, dict[str, Any]]:
+    config = transformers.BertConfig(**SIZES, vocab_size=50, max_position_embeddings=16, hidden_act=activation)
+    ids = torch.ones(1, 12, dtype=torch.long)
+    return transformers.BertModel(config), {"input_ids": ids, "attention_mask": ids}
+
+
+def _vit() -> tuple[Any, dict[str, Any]]:
+    config = transformers.ViTConfig(**SIZES, image_size=32, patch_size=8)
+    return transformers.ViTModel(config), {"pixel_values": torch.zeros(1, 3, 32, 32)}
+
+
+def _export(model: Any, inputs: dict[str, Any], *, dynamo: bool, opset: int) -> onnx.ModelProto:
+    class FirstOutput(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *values: Any) -> Any:
+            return self.model(**dict(zip(inputs, values, strict=True)))[0]
+
+    file = io.BytesIO()
+    torch.onnx.export(
+        FirstOutput().eval(),
+        tuple(inputs.values()),
+        file,
+        input_names=list(inputs),
+        output_names=["output"],
+        opset_version=opset,
+        dynamo=dynamo,
+        verbose=False,
+    )
+    return onnx.load_from_string(file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("made", "dynamo", "opset"),
+    [
+        ("bert gelu", False, 17),
+        ("bert gelu_new", False, 21),
+        ("bert gelu_new", True, 21),
+        ("vit", False, 21),
+    ],
+)
+def test_exported_models_compute_the_same_with_all_flags(tmp_path: Path, made: str, dynamo: bool, opset: int) -> None:
+    torch.manual_seed(0)
+    model, inputs = _vit() if made == "vit" else _bert(made.removeprefix("bert "))
+    exported = _export(model, inputs, dynamo=dynamo, opset=opset)
+    plain = optimize(tmp_path / "plain", exported)
+    fused = optimize(tmp_path / "fused", exported, *SAFE_FLAGS)
+    assert_same_results(plain)
+    assert_same_results(fused)
+    assert fused.metrics["nodes_after"] <= plain.metrics["nodes_after"]
+    assert not fused.ops.keys() & {"Erf", "Tanh"}
+    lowest = min(values.min() for values in fused.constants.values() if values.dtype == np.float32)
+    assert lowest >= -50

@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+from optimize_samples import assert_same_results, feeds, graph, optimize, outputs
+
+from winml_dag.errors import StageError
+
+LOWEST = float(np.finfo(np.float32).min)
+MASKED = f"""agraph (float[2, 4, 8, 8] x, int64[2, 1, 1, 8] mask) => (float[2, 4, 8, 8] y)
+    <float lowest = {{ {LOWEST:.9g} }}, float one = {{1}}> {{
+    kept = Cast<to = 1>(mask)
+    hidden = Sub(one, kept)
+    bias = Mul(hidden, lowest)
+    scores = Add(x, bias)
+    y = Softmax<axis = -1>(scores)
+}}"""
+
+
+class TestClampConstantValues:
+    def test_a_mask_that_is_computed_from_the_lowest_float_hides_as_before(self, tmp_path: Path) -> None:
+        result = optimize(tmp_path, graph(MASKED), "clamp_constant_values")
+        assert result.metrics["applied"] == {"clamp_constant_values": 1}
+        assert min(values.min() for values in result.constants.values()) == -50
+        assert_same_results(result)
+
+    @pytest.mark.parametrize("fill", ["-inf", "-1e30", "-10000.0", f"{LOWEST:.9g}"])
+    def test_a_fill_value_becomes_the_bound(self, tmp_path: Path, fill: str) -> None:
+        model = graph(
+            """agraph (float[2, 8] x, bool[2, 8] keep) => (float[2, 8] y)
+            { shown = Where(keep, x, fill) y = Softmax<axis = -1>(shown) }""",
+            fill=np.array(fill, np.float32),
+        )
+        result = optimize(tmp_path, model, "clamp_constant_values")
+        assert [float(values) for values in result.constants.values()] == [-50]
+        assert_same_results(result)
+
+    def test_huge_positive_values_become_the_positive_bound(self, tmp_path: Path) -> None:
+        model = graph("agraph (float[8] x) => (float[8] y) <float far = {3.4e38}> { y = Min(x, far) }")
+        result = optimize(tmp_path, model, "clamp_constant_values")
+        assert [float(values) for values in result.constants.values()] == [50]
+
+    def test_a_folded_mask_keeps_its_ordinary_values(self, tmp_path: Path) -> None:
+        shown = np.tri(8, dtype=bool)
+        mask = np.where(shown, np.float32(0.25), np.float32(LOWEST))
+        model = graph("agraph (float[8, 8] x) => (float[8, 8] y) { y = Add(x, mask) }", mask=mask)
+        result = optimize(tmp_path, model, "clamp_constant_values")
+        np.testing.assert_array_equal(result.constants["mask"], np.where(shown, 0.25, -50))
+
+    @given(st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=4))
+    @settings(max_examples=50, deadline=None)
+    def test_only_huge_values_change(self, numbers: list[float]) -> None:
+        constant = np.array(numbers, np.float32)
+        model = graph("agraph (float[4] x) => (float[4] y) { y = Add(x, constant) }", constant=constant)
+        with tempfile.TemporaryDirectory() as folder:
+            result = optimize(Path(folder), model, "clamp_constant_values")
+        [found] = outputs(result.model, {"x": np.zeros(4, np.float32)})
+        huge = (constant <= -1e4) | (constant >= 1e9)
+        np.testing.assert_array_equal(found, np.where(huge, np.copysign(np.float32(50), constant), constant))
+
+    def test_a_fill_value_in_an_attribute_becomes_the_bound(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[n, 8] x, int64[2] shape) => (float[n, 8] y)
+            { fill = ConstantOfShape<value = float[1] {-3e38}>(shape) y = Add(x, fill) }"""
+        )
+        result = optimize(tmp_path, model, "clamp_constant_values")
+        [node] = [node for node in result.model.graph.node if node.op_type == "ConstantOfShape"]
+        assert numpy_helper.to_array(node.attribute[0].t) == [-50]
+
+    @pytest.mark.parametrize(
+        ("body", "constants"),
+        [
+            ("y = Clip(x, low, high)", {"low": -3.4e38, "high": 3.4e38}),
+            ("y = MatMul(x, w)", {"w": [[1, -3e4], [2e9, 1]]}),
+            ("z = Mul(x, base) y = Add(z, low)", {"base": 500000.0, "low": -9999.0}),
+        ],
+        ids=["bounds that say no bound", "weights", "large but ordinary"],
+    )
+    def test_what_is_no_stand_in_for_infinity_stays(self, tmp_path: Path, body: str, constants: dict[str, Any]) -> None:
+        arrays = {name: np.array(values, np.float32) for name, values in constants.items()}
+        model = graph(f"agraph (float[2, 2] x) => (float[2, 2] y) {{ {body} }}", **arrays)
+        plain = optimize(tmp_path, model)
+        assert optimize(tmp_path, model, "clamp_constant_values").content == plain.content
+
+    def test_a_constant_shared_with_a_clip_is_clamped_only_for_the_others(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[8] x, bool[8] keep) => (float[8] y, float[8] z) <float low = {-3.4e38}>
+            { y = Clip(x, low) z = Where(keep, x, low) }"""
+        )
+        result = optimize(tmp_path, model, "clamp_constant_values")
+        inputs = {"x": np.full(8, -100, np.float32), "keep": np.zeros(8, bool)}
+        y, z = outputs(result.model, inputs)
+        assert (y == -100).all()
+        assert (z == -50).all()
+
+
+ERF = "d = Div(x, root) f = Erf(d) s = Add(f, one)"
+ERF_BY_PRODUCT = "d = Mul(inverse, x) f = Erf(d) s = Add(one, f)"
+TANH = "c = Pow(x, three) k = Mul(cubic, c) p = Add(x, k) t = Mul(outer, p) f = Tanh(t) s = Add(one, f)"
+TANH_BY_PRODUCTS = (
+    "q = Mul(x, x) c = Mul(q, x) k = Mul(c, cubic) p = Add(k, x) t = Mul(p, outer) f = Tanh(t) s = Add(f, one)"
+)
+TANH_DRAWN_OUT = (
+    "o = Mul(x, outer) k = Mul(cubic, x) q = Mul(k, x) p = Add(one, q) t = Mul(o, p) f = Tanh(t) s = Add(f, one)"
+)
+ENDS = {
+    "half of x": "h = Mul(half, x) y = Mul(h, s)",
+    "half of the factor": "h = Mul(half, s) y = Mul(x, h)",
+    "half of the product": "h = Mul(x, s) y = Mul(h, half)",
+    "half first": "h = Mul(x, s) y = Mul(half, h)",
+}
+FORMS = {"erf": ERF, "erf by product": ERF_BY_PRODUCT, "tanh": TANH, "tanh by products": TANH_BY_PRODUCTS}
+FORMS["tanh drawn out"] = TANH_DRAWN_OUT
+
+
+def _gelu(form: str, end: str, opset: int) -> onnx.ModelProto:
+    return graph(
+        f"""agraph (float[2, 8] x) => (float[2, 8] y) <float root = {{1.41421356}}, float inverse = {{0.70710678}},
+        float one = {{1}}, float half = {{0.5}}, float three = {{3}}, float cubic = {{0.044715}},
+        float outer = {{0.79788456}}> {{ {form} {end} }}""",
+        opset,
+    )
+
+
+class TestGeluFusion:
+    @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+    @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+    def test_every_spelling_becomes_the_standard_operator(self, tmp_path: Path, form: str, end: str) -> None:
+        result = optimize(tmp_path, _gelu(form, end, 20), "gelu_fusion", standard_domain_only=True)
+        assert result.ops == {"Gelu": 1}
+        assert_same_results(result)
+
+    @pytest.mark.parametrize(("form", "operator"), [(ERF, "Gelu"), (TANH, "FastGelu")])
+    def test_below_opset_20_it_becomes_onnxruntimes_own(self, tmp_path: Path, form: str, operator: str) -> None:
+        result = optimize(tmp_path, _gelu(form, ENDS["half of x"], 17), "gelu_fusion")
+        assert result.ops == {f"com.microsoft/{operator}": 1}
+        assert_same_results(result)
+
+    @pytest.mark.parametrize("form", [ERF, TANH])
+    def test_below_opset_20_it_stays_where_only_the_standard_is_allowed(self, tmp_path: Path, form: str) -> None:
+        model = _gelu(form, ENDS["half of x"], 17)
+        result = optimize(tmp_path, model, "gelu_fusion", standard_domain_only=True)
+        assert result.metrics["applied"] == {"gelu_fusion": 0}
+        assert "opset 20" in result.metrics["left"]["gelu_fusion"]
+        assert result.content == optimize(tmp_path, model).content
+
+    def test_another_number_is_not_a_gelu(self, tmp_path: Path) -> None:
+        model = _gelu(TANH.replace("Pow(x, three)", "Pow(x, outer)"), ENDS["half of x"], 20)
+        assert optimize(tmp_path, model, "gelu_fusion").content == optimize(tmp_path, model).content
+
+    def test_a_value_that_is_read_elsewhere_stays(self, tmp_path: Path) -> None:
+        model = _gelu(TANH, ENDS["half of x"], 20)
+        model.graph.output.append(onnx.helper.make_tensor_value_info("f", 1, [2, 8]))
+        result = optimize(tmp_path, model, "gelu_fusion")
+        assert result.ops["Gelu"] == 0
+        assert_same_results(result)
+
+
+def _layer_norm(opset: int, end: str, *, bias: str = "float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}") -> onnx.ModelProto:
+    axes, suffix = ("", ", axes") if opset >= 18 else ("axes = [-1], ", "")
+    return graph(
+        f"""agraph (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] s = {{2, 1, 3, 1, 1, 4, 1, 1}}, {bias},
+        float epsilon = {{0.001}}, float two = {{2}}, int64[1] axes = {{-1}}> {{
+        m = ReduceMean<{axes}keepdims = 1>(x{suffix}) d = Sub(x, m) q = Pow(d, two)
+        v = ReduceMean<{axes}keepdims = 1>(q{suffix}) e = Add(v, epsilon) r = Sqrt(e)
+        {end} }}""",
+        opset,
+    )
+
+
+class TestLayerNormFusion:
+    @pytest.mark.parametrize("opset", [17, 18, 21])
+    @pytest.mark.parametrize(
+        "end",
+        [
+            "n = Div(d, r) k = Mul(n, s) y = Add(k, b)",
+            "i = Reciprocal(r) n = Mul(d, i) k = Mul(s, n) y = Add(b, k)",
+            "i = Reciprocal(r) n = Mul(i, d) y = Mul(n, s)",
+        ],
+        ids=["division", "reciprocal", "no bias"],
+    )
+    def test_every_spelling_becomes_one_operator(self, tmp_path: Path, opset: int, end: str) -> None:
+        result = optimize(tmp_path, _layer_norm(opset, end), "layer_norm_fusion")
+        assert result.ops == {"LayerNormalization": 1}
+        assert_same_results(result)
+
+    def test_a_residual_is_not_taken_for_a_bias(self, tmp_path: Path) -> None:
+        end = "i = Reciprocal(r) n = Mul(d, i) k = Mul(n, s) y = Add(k, x)"
+        result = optimize(tmp_path, _layer_norm(18, end), "layer_norm_fusion")
+        assert result.ops == {"LayerNormalization": 1, "Add": 1}
+        assert_same_results(result)
+
+    def test_a_bias_that_is_no_vector_of_the_last_axis_stays_apart(self, tmp_path: Path) -> None:
+        end = "i = Reciprocal(r) n = Mul(d, i) k = Mul(n, s) y = Add(k, b)"
+        result = optimize(tmp_path, _layer_norm(18, end, bias="float[4, 1] b = {1, 2, 3, 4}"), "layer_norm_fusion")
+        assert result.ops == {"LayerNormalization": 1, "Add": 1}
+        assert_same_results(result)
+
+    def test_before_opset_17_it_stays_and_says_so(self, tmp_path: Path) -> None:
+        model = _layer_norm(13, "n = Div(d, r) k = Mul(n, s) y = Add(k, b)")
+        result = optimize(tmp_path, model, "layer_norm_fusion")
+        assert "opset 17" in result.metrics["left"]["layer_norm_fusion"]
+        assert result.content == optimize(tmp_path, model).content
+
+
+class TestMatMulAddFusion:
+    @pytest.mark.parametrize("shape", ["5, 4", "n, 4", "2, 5, 4", "n, 5, 4", "n, 2, 5, 4"])
+    @pytest.mark.parametrize("order", ["p, b", "b, p"])
+    def test_the_bias_goes_into_a_gemm(self, tmp_path: Path, shape: str, order: str) -> None:
+        result = optimize(tmp_path, self._linear(shape, f"y = Add({order})"), "matmul_add_fusion")
+        reshapes = 0 if shape.count(",") == 1 else 2
+        assert result.ops == {"Gemm": 1} | ({"Reshape": reshapes} if reshapes else {})
+        assert_same_results(result)
+
+    @pytest.mark.parametrize(
+        ("shape", "bias"),
+        [("n, m, 4", "float[3] b = {1, 2, 3}"), ("1, 4", "float[2, 1] b = {1, 2}"), ("5, 4", "float b = {2}")],
+        ids=["two unknown dimensions", "a bias that makes the result larger", "a single number"],
+    )
+    def test_what_is_no_row_of_biases_stays(self, tmp_path: Path, shape: str, bias: str) -> None:
+        model = self._linear(shape, "y = Add(p, b)", bias)
+        result = optimize(tmp_path, model, "matmul_add_fusion")
+        assert result.metrics["applied"] == {"matmul_add_fusion": 0}
+        assert_same_results(result)
+
+    @staticmethod
+    def _linear(shape: str, end: str, bias: str = "float[3] b = {1, 2, 3}") -> onnx.ModelProto:
+        rank = shape.count(",")
+        out = {"1, 4": "2, 3"}.get(shape, shape.rpartition(",")[0] + ", 3") if rank else "3"
+        return graph(
+            f"""agraph (float[{shape}] x) => (float[{out}] y)
+            <float[4, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}, {bias}> {{ p = MatMul(x, w) {end} }}"""
+        )
+
+
+class TestRemoveIsNanInAttentionMask:
+    def test_the_guard_after_a_softmax_goes(self, tmp_path: Path) -> None:
+        model = self._guarded("s = Softmax<axis = -1>(x)")
+        result = optimize(tmp_path, model, "remove_isnan_in_attention_mask")
+        assert result.ops == {"Softmax": 1, "Relu": 1}
+        assert_same_results(result)
+
+    def test_a_guard_whose_result_is_the_models_goes(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[2, 8] x) => (float[2, 8] y) <float zero = {0}>
+            { s = Softmax<axis = -1>(x) n = IsNaN(s) y = Where(n, zero, s) }"""
+        )
+        result = optimize(tmp_path, model, "remove_isnan_in_attention_mask")
+        assert result.ops["IsNaN"] == 0
+        assert [output.name for output in result.model.graph.output] == ["y"]
+        assert_same_results(result)
+
+    def test_other_guards_stay(self, tmp_path: Path) -> None:
+        model = self._guarded("s = Log(x)")
+        plain = optimize(tmp_path, model)
+        assert optimize(tmp_path, model, "remove_isnan_in_attention_mask").content == plain.content
+
+    def test_a_guard_that_puts_in_another_value_stays(self, tmp_path: Path) -> None:
+        model = self._guarded("s = Softmax<axis = -1>(x)", zero="1")
+        plain = optimize(tmp_path, model)
+        assert optimize(tmp_path, model, "remove_isnan_in_attention_mask").content == plain.content
+
+    @staticmethod
+    def _guarded(start: str, zero: str = "0") -> onnx.ModelProto:
+        return graph(
+            f"""agraph (float[2, 8] x) => (float[2, 8] y) <float zero = {{{zero}}}>
+            {{ {start} n = IsNaN(s) w = Where(n, zero, s) y = Relu(w) }}"""
+        )
+
+
+class TestReshapeMergedReshape:
+    @pytest.mark.parametrize(
+        ("signature", "body"),
+        [
+            (
+                "(float[2, 4, 8] x) => (float[4, 2, 8] y)",
+                "p = Reshape(x, a) q = Flatten<axis = 0>(p) y = Reshape(q, b)",
+            ),
+            ("(float[n, 4, 8] x) => (float[n, 2, 16] y)", "p = Reshape(x, c) q = Reshape(p, d) y = Reshape(q, e)"),
+            ("(float[n, 4, 8] x) => (float[n, 32] y)", "p = Unsqueeze(x, one) q = Squeeze(p, one) y = Flatten(q)"),
+        ],
+        ids=["flatten", "free batch size", "squeeze and unsqueeze"],
+    )
+    def test_a_chain_becomes_one_reshape(self, tmp_path: Path, signature: str, body: str) -> None:
+        model = graph(
+            f"""agraph {signature} <int64[2] a = {{8, 8}}, int64[3] b = {{4, 2, 8}}, int64[2] c = {{-1, 8}},
+            int64[3] d = {{-1, 4, 8}}, int64[3] e = {{-1, 2, 16}}, int64[1] one = {{1}}> {{ {body} }}"""
+        )
+        result = optimize(tmp_path, model, "reshape_mergedreshape")
+        assert sum(result.ops.values()) == 1
+        assert_same_results(result)
+
+    def test_an_inner_value_that_is_read_elsewhere_stays(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[n, 4, 8] x) => (float[n, 2, 16] y, float[m, 8] z)
+            <int64[2] a = {-1, 8}, int64[3] b = {-1, 2, 16}> { p = Reshape(x, a) y = Reshape(p, b) z = Exp(p) }"""
+        )
+        plain = optimize(tmp_path, model)
+        assert optimize(tmp_path, model, "reshape_mergedreshape").content == plain.content
+
+    def test_a_shape_with_two_unknown_dimensions_stays(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[n, 8] x, int64[3] a, int64[3] b) => (float[k, l, m] y)
+            { p = Reshape(x, a) y = Reshape(p, b) }"""
+        )
+        plain = optimize(tmp_path, model)
+        assert optimize(tmp_path, model, "reshape_mergedreshape").content == plain.content
+
+
+class TestBiasSoftmaxFusion:
+    def test_it_is_an_error_since_no_cpu_could_run_the_result(self, tmp_path: Path) -> None:
+        with pytest.raises(StageError, match="GPU providers only"):
+            optimize(tmp_path, graph(MASKED), "bias_softmax_fusion")
+
+    def test_a_model_without_such_a_place_is_as_without_the_flag(self, tmp_path: Path) -> None:
+        model = graph("agraph (float[2, 8] x) => (float[2, 8] y) { y = Softmax<axis = -1>(x) }")
+        assert optimize(tmp_path, model, "bias_softmax_fusion").content == optimize(tmp_path, model).content
+
+    def test_it_is_refused_where_only_the_standard_is_allowed(self, tmp_path: Path) -> None:
+        with pytest.raises(StageError, match="outside the ONNX standard"):
+            optimize(tmp_path, graph(MASKED), "bias_softmax_fusion", standard_domain_only=True)
+
+
+def test_onnxruntime_still_cannot_run_a_bias_softmax_on_a_cpu() -> None:
+    """The day it can, the flag can do something."""
+    model = graph(
+        """agraph (float[2, 4, 8, 8] x, float[2, 1, 1, 8] m) => (float[2, 4, 8, 8] y)
+        { y = com.microsoft.BiasSoftmax<axis = 3, is_inner_broadcast = 0>(x, m) }""",
+        imports=', "com.microsoft": 1',
+    )
+    with pytest.raises(Exception, match="BiasSoftmax"):
+        outputs(model, feeds(model))

@@ -1,0 +1,50 @@
+"""The optimization flags that the optimize stage knows: what each does, told without importing onnx.
+
+The work behind a flag is in :mod:`winml_dag.stages.optimize.rewrites`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class FlagInfo:
+    """One flag.
+
+    Attributes:
+        description: what it does, for people.
+        may_leave_standard_domain: it has no form within the ONNX standard, so it must be refused where only that is
+            allowed (an EPContext target). False for flags that choose by ``OptimizeTarget.standard_domain_only``.
+    """
+
+    description: str
+    may_leave_standard_domain: bool = False
+
+
+# In the order in which they are applied: the value clean-ups first, and the merging of reshapes after everything that
+# inserts some.
+FLAGS: Mapping[str, FlagInfo] = MappingProxyType(
+    {
+        "constant_folding": FlagInfo("Compute what depends on constants only. Always on; setting it changes nothing."),
+        "clamp_constant_values": FlagInfo(
+            "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50."
+        ),
+        "remove_isnan_in_attention_mask": FlagInfo("Remove the guards that replace NaN by 0 after a Softmax."),
+        "layer_norm_fusion": FlagInfo("Fuse a layer normalization that is spelled out into LayerNormalization."),
+        "gelu_fusion": FlagInfo(
+            "Fuse a GELU that is spelled out, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
+            "operators, where the target allows those."
+        ),
+        "matmul_add_fusion": FlagInfo(
+            "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions."
+        ),
+        "reshape_mergedreshape": FlagInfo("Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape."),
+        "bias_softmax_fusion": FlagInfo(
+            "Fuse Add and Softmax into com.microsoft BiasSoftmax, which only GPU providers have.",
+            may_leave_standard_domain=True,
+        ),
+    }
+)

@@ -1,0 +1,69 @@
+"""What all rewrites have in common: their signature, what they answer, and how they look at a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
+from onnxscript.rewriter import RewriterContext
+from onnxscript.rewriter.pattern import OrValue, RewriteRule, RewriteRuleSet, Var
+
+from winml_dag.stages.optimize import OptimizeTarget
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rewrite did: how many places it changed, and in words what it had to leave as it was."""
+
+    changes: int
+    left: str = ""
+
+
+Operand: TypeAlias = Var | float
+
+# Changes the model in place. With 0 changes it has not touched it: the file will be the same bytes as without the flag.
+Rewrite = Callable[[ir.Model, OptimizeTarget], Outcome]
+
+
+def either(operator: Callable[[Operand, Operand], Var], one: Operand, other: Operand) -> Var:
+    """A pattern of an Add or Mul inside another pattern, its operands in either order.
+
+    The last operator of a pattern cannot be an alternative and has one rule for each order. (The rewriter's own
+    ``commute`` fails on patterns with alternatives, and would make 2^n patterns of n operators.)
+    """
+    return OrValue([operator(one, other), operator(other, one)])
+
+
+def apply_rules(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
+    """Apply *rules* node by node; the number of places changed."""
+    return int(RewriteRuleSet(rules).apply_to_model(model))
+
+
+def count_sites(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
+    """In how many places *rules* would apply."""
+    return sum(any(rule.match(model, graph, node) for rule in rules) for graph in model.graphs() for node in graph)
+
+
+def standard_opset(model: ir.Model) -> int:
+    """The version of the ONNX standard that the model is written in."""
+    return int(model.opset_imports.get("", 1))
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether nobody can feed another value: older models list their initializers among the inputs, too."""
+    return value is not None and value.const_value is not None and not value.is_graph_input()
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The shape as Reshape takes it: one dimension may be unknown (-1). None with more of them, or an empty one."""
+    if value.shape is None:
+        return None
+    dims = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
+    return dims if dims.count(-1) <= 1 and 0 not in dims else None
+
+
+def shape_constant(op: RewriterContext, shape: tuple[int, ...] | None) -> ir.Value:
+    """*shape* as a new constant of the graph: a node and not an initializer, whose name might be taken already."""
+    return op.Constant(value=ir.tensor(shape, dtype=ir.DataType.INT64))
