@@ -27,7 +27,7 @@ def canonical_json(value: JsonValue) -> str:
 
 def flatten(value: JsonValue, path: str = "") -> Iterator[tuple[str, JsonValue]]:
     """Yield ``("quant.samples", 10)`` for every leaf; lists are leaves, because an element has no name to report."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(inner, f"{path}.{key}" if path else key)
     else:

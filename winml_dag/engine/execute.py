@@ -20,7 +20,7 @@ from typing import Protocol
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.stage import Node
-from winml_dag.engine.worker import Result, Task
+from winml_dag.engine.worker import DISK_FULL, Result, Task
 
 LOG_FILE = "log.txt"
 _TAIL_LINES = 15
@@ -124,6 +124,8 @@ def _outcome(job: Job, group: ProcessGroup, code: int, result: Result | None, el
     if group.timed_out:
         error = f"it took longer than its limit of {job.timeout_seconds:g} s and was ended"
         return Outcome(elapsed, log, {}, error, "Give it more time with --stage-timeout.")
+    if result is None and code == DISK_FULL:
+        return Outcome(elapsed, log, {}, "the disk of the cache folder is full", "Free some space, or use --cache-dir.")
     if result is None:
         return Outcome(elapsed, log, {}, f"its process ended with {describe_exit(code)}", "The log has its last words.")
     return Outcome(elapsed, log, result.metrics, result.error, result.advice)

@@ -8,6 +8,7 @@ interpreter's lock.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -25,6 +26,8 @@ from winml_dag.errors import WinmlDagError
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
+# Exit code of a worker that could not write its result for want of room.
+DISK_FULL = 28
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,17 @@ def main() -> int:
     _die_with_parent()
     scratch = Path.cwd()
     result = perform(Task.read(scratch))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    result.write(scratch)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        result.write(scratch)
+    except OSError as error:
+        # There is no room left to say so in a file.
+        return DISK_FULL if error.errno == errno.ENOSPC else 1
     return 1 if result.error else 0
 
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
     # Not sys.exit: native libraries have been seen to hang or crash in their exit handlers, after the work was done.
     os._exit(code)

@@ -50,8 +50,10 @@ def change_folder(folder: Path, prepare: Callable[[Path], Iterable[str]], remove
         _write_journal(hidden, change)
     except BaseException as error:
         shutil.rmtree(hidden, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise _cannot_write(folder, error) from error
+        # Fetching from the store speaks of the store; here it is the output folder that has to be named.
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError):
+            raise _cannot_write(folder, cause) from error
         raise
     _carry_out(folder, change)
     return change

@@ -56,7 +56,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         precision=precision,
         target=target,
         output_dir=output_dir,
-        inputs=_inputs(asked, model, quant),
+        inputs=_inputs(asked, model, target, quant),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
         analyze=Skip("no operator-support tables in this version"),
@@ -168,7 +168,7 @@ def _precision(asked: Asked, target: Target) -> Precision | None:
     return default_precision(target.device, target.ep.name) if precision.is_auto else precision
 
 
-def _inputs(asked: Asked, model: Model, quant: Quant | Skip) -> Inputs:
+def _inputs(asked: Asked, model: Model, target: Target, quant: Quant | Skip) -> Inputs:
     static = not isinstance(quant, Skip) and quant.mode == "static"
     data = None if isinstance(quant, Skip) or not static else quant.calibration_data
     source = None if data is None else calibration_source(resolve_path(asked.base, data))
@@ -176,7 +176,7 @@ def _inputs(asked: Asked, model: Model, quant: Quant | Skip) -> Inputs:
         model=_model_source(asked, model),
         calibration_data=source,
         processor=_processor(model) if source is not None and _has_text(source) else None,
-        option_files=sections.option_files(asked),
+        option_files=sections.option_files(asked, target),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.options import compile_options, complete_options
+from winml_dag.ep.options import compile_options, complete_options, file_options
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.asked import Asked
@@ -196,12 +196,14 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
             return Skip("the recipe's compile section is null")
         if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
             return Skip("the recipe has no compile section")
-    options = _check_options(asked, target)
+    options = compile_options(target, _check_options(asked, target))
+    named = _file_options(asked, target)
     return CompileConfig(
         CompileFields(
             execution_provider=target.ep.name,
             device=target.device,
-            provider_options=compile_options(target, options),
+            # Of a file its name only: its content is an input, and where it lies is no part of a key.
+            provider_options={name: Path(value).name if name in named else value for name, value in options.items()},
             embed_context=section.embed_context if section else False,
             compiler=section.compiler if section else "ort",
         )
@@ -213,7 +215,15 @@ def _check_options(asked: Asked, target: Target) -> Mapping[str, str]:
     return complete_options(target, section.provider_options if section else {})
 
 
-def option_files(asked: Asked) -> Source | None:
+def _file_options(asked: Asked, target: Target) -> frozenset[str]:
+    """The options given in the recipe whose value names a file: those known to, and those that the recipe says do."""
+    section = asked.recipe.compile
+    if section is None:
+        return frozenset()
+    return file_options(target.ep) & section.provider_options.keys() | set(section.provider_option_file_keys)
+
+
+def option_files(asked: Asked, target: Target) -> Source | None:
     """The files that provider options name, each under its option's name: they are inputs like any other.
 
     Raises:
@@ -229,7 +239,7 @@ def option_files(asked: Asked) -> Source | None:
             f"compile.provider_option_file_keys names {unknown[0]!r}, which is not among provider_options."
         )
     files = []
-    for name in sorted(named):
+    for name in sorted(_file_options(asked, target)):
         path = resolve_path(asked.base, section.provider_options[name])
         if not path.is_file():
             raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
@@ -251,7 +261,9 @@ def validate_config(
         # A model that is not compiled runs on the CPU as it is; compiling it on load for another target is not our
         # result.
         return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"))
-    options = _check_options(asked, target)
+    # A session gets no options that name files: they steer a compilation, and their paths are no content.
+    named = _file_options(asked, target)
+    options = {name: value for name, value in _check_options(asked, target).items() if name not in named}
     return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options))
 
 

@@ -1,4 +1,4 @@
-"""A graph as text: mermaid for pages, dot for graphviz. Stages that would run and those that are reused look different."""
+"""A graph as text, mermaid or dot. Stages that would run and those that are reused look different."""
 
 from __future__ import annotations
 

@@ -1,0 +1,171 @@
+"""A project with a finished build of a small transformer for QNN, as every scenario finds it.
+
+The model is real (BERT with two small layers) and so is every stage; it is built once, and each test gets a copy of the
+folder, the cache included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+RECIPE: dict[str, Any] = {
+    "model": "model",
+    "loader": {"task": "text-classification"},
+    "ep": "qnn",
+    "precision": "w8a8",
+    "quant": {"samples": 8},
+}
+
+# In a process of its own: torch and transformers stay out of the test process, which runs builds.
+_SAVE_MODEL = """
+import sys, torch
+from transformers import BertConfig, BertForSequenceClassification
+torch.manual_seed(0)
+config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=200,
+                    max_position_embeddings=32)
+model = BertForSequenceClassification(config)
+for name, value in model.named_parameters():
+    if name.endswith("bias"):
+        torch.nn.init.normal_(value, std=0.05)
+model.save_pretrained(sys.argv[1])
+"""
+
+
+@dataclass
+class Result:
+    """What one build or plan said."""
+
+    code: int
+    value: dict[str, Any]
+    messages: str
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        return list(self.value["builds"][0]["stages"])
+
+    def with_status(self, status: str) -> list[str]:
+        return [stage["stage"] for stage in self.stages if stage["status"] == status]
+
+    @property
+    def ran(self) -> list[str]:
+        return self.with_status("ran")
+
+    def reason(self, stage: str) -> str:
+        return next(str(entry["reason"]) for entry in self.stages if entry["stage"] == stage)
+
+
+class Project:
+    """A folder with a recipe, a model and a cache, and the command line in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "out"
+        self.cache = folder / "cache"
+        self.recipe_file = folder / "recipe.yaml"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        value: dict[str, Any] = yaml.safe_load(self.recipe_file.read_text(encoding="utf-8"))
+        return value
+
+    def edit(self, **changes: Any) -> None:
+        """Change fields of the recipe: ``edit(quant__samples=16)``."""
+        recipe = self.recipe
+        for path, value in changes.items():
+            *sections, name = path.split("__")
+            place = recipe
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = value
+        self.recipe_file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "winml_dag", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), "HF_HUB_OFFLINE": "1"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def build(self, *arguments: str, recipe: str = "recipe.yaml", out: str = "out") -> Result:
+        return self._result("build", "-c", recipe, "-o", out, "--format", "json", *arguments)
+
+    def plan(self, *arguments: str, recipe: str = "recipe.yaml", out: str = "out") -> Result:
+        return self._result("plan", "-c", recipe, "-o", out, "--format", "json", *arguments)
+
+    def _result(self, *arguments: str) -> Result:
+        finished = self.run(*arguments)
+        return Result(finished.returncode, json.loads(finished.stdout), finished.stderr)
+
+    def manifest(self, out: str = "out") -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.folder / out / "build_manifest.json").read_text(encoding="utf-8"))
+        return value
+
+    def contents(self, out: str = "out") -> dict[str, bytes]:
+        folder = self.folder / out
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def times(self, out: str = "out") -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in (self.folder / out).iterdir()}
+
+
+@pytest.fixture(scope="session")
+def built_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project after its first build; not to be changed, see ``project``."""
+    project = Project(tmp_path_factory.mktemp("built"))
+    subprocess.run([sys.executable, "-c", _SAVE_MODEL, str(project.folder / "model")], check=True, capture_output=True)
+    project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    first = project.build()
+    assert first.code == 0, first.messages
+    assert first.ran == ["export", "optimize", "calibrate", "quantize", "compile", "validate", "finalize"]
+    return project
+
+
+@pytest.fixture
+def project(built_project: Project, tmp_path: Path) -> Project:
+    """A copy of the built project for one test. The scope that builds are remembered under is the output folder's path,
+    so the copy is brought up to date once: nothing runs for that, and nothing is put together anew."""
+    folder = tmp_path / "project"
+    shutil.copytree(built_project.folder, folder)
+    copy = Project(folder)
+    again = copy.build()
+    assert again.code == 0, again.messages
+    assert again.ran == []
+    return copy
+
+
+@pytest.fixture
+def empty_project(built_project: Project, tmp_path: Path) -> Project:
+    """The same recipe and model before any build."""
+    folder = tmp_path / "empty"
+    shutil.copytree(built_project.folder / "model", folder / "model")
+    shutil.copy(built_project.recipe_file, folder)
+    return Project(folder)
