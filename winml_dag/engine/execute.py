@@ -122,12 +122,14 @@ def _task(job: Job) -> Task:
 def _outcome(job: Job, group: ProcessGroup, code: int, result: Result | None, elapsed: float) -> Outcome:
     log = job.folder / LOG_FILE
     if group.timed_out:
-        error = f"it took longer than its limit of {job.timeout_seconds:g} s and was ended"
+        error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
         return Outcome(elapsed, log, {}, error, "Give it more time with --stage-timeout.")
     if result is None and code == DISK_FULL:
-        return Outcome(elapsed, log, {}, "the disk of the cache folder is full", "Free some space, or use --cache-dir.")
+        error = "The disk of the cache folder is full."
+        return Outcome(elapsed, log, {}, error, "Free some space, or use --cache-dir.")
     if result is None:
-        return Outcome(elapsed, log, {}, f"its process ended with {describe_exit(code)}", "The log has its last words.")
+        error = f"Its process ended with {describe_exit(code)}."
+        return Outcome(elapsed, log, {}, error, "The log has its last words.")
     return Outcome(elapsed, log, result.metrics, result.error, result.advice)
 
 

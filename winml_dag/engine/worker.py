@@ -138,13 +138,13 @@ def _watch_stdin() -> None:
 def main() -> int:
     _die_with_parent()
     scratch = Path.cwd()
-    result = perform(Task.read(scratch))
     try:
+        result = perform(Task.read(scratch))
         sys.stdout.flush()
         sys.stderr.flush()
         result.write(scratch)
     except OSError as error:
-        # There is no room left to say so in a file.
+        # There may be no room to say so in the result, nor in the log.
         return DISK_FULL if error.errno == errno.ENOSPC else 1
     return 1 if result.error else 0
 
