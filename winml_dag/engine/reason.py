@@ -16,8 +16,8 @@ from winml_dag.store.record import Ingredients
 class Reason:
     """``kind`` is for programs, ``changes`` and ``text`` for people.
 
-    Kinds: ``up to date``, ``found``, ``first build``, ``changed``, ``lost``, ``rebuild``, ``waits``, ``not needed``,
-    ``blocked``, ``failed``, ``remade``.
+    Kinds: ``up to date``, ``found``, ``first build``, ``changed``, ``lost``, ``rebuild``, ``waits``, ``blocked``,
+    ``stopped``.
     """
 
     kind: str
@@ -57,6 +57,11 @@ def waits(ids: Iterable[str]) -> Reason:
 def blocked(ids: Iterable[str]) -> Reason:
     names = tuple(ids)
     return Reason("blocked", f"needs {', '.join(names)}, which did not finish", names)
+
+
+def stopped(ids: Iterable[str]) -> Reason:
+    names = tuple(ids)
+    return Reason("stopped", f"not started, because {', '.join(names)} failed", names)
 
 
 def differences(old: Ingredients, new: Ingredients) -> Iterator[str]:

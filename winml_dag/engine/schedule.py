@@ -209,4 +209,5 @@ class Scheduler:
         for node in self._graph.nodes:
             if node.id not in self._results:
                 needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._known.records)
-                self._finish(StageResult(node, Status.SKIPPED, reason.blocked(needs or failed)))
+                why = reason.blocked(needs) if needs else reason.stopped(failed)
+                self._finish(StageResult(node, Status.SKIPPED, why))
