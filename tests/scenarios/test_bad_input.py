@@ -210,7 +210,7 @@ def test_options_that_cannot_be(shell: Shell, arguments: tuple[str, ...], words:
         ({"quant": {"mode": "banana"}}, ("banana", "static")),
         ({"ep": "qnn", "compile": {"provider_options": {"soc_mode": "60"}}}, ("soc_mode", "soc_model")),
         ({"quant": {}, "compile": {"quant_config": {}}}, ("quant_config", "quant")),
-        ({"ep": "qnn", "compile": {}, "optim": {"bias_softmax_fusion": True}}, ("bias_softmax_fusion",)),
+        ({"optim": {"gelu_fusionn": True}}, ("gelu_fusionn", "gelu_fusion")),
         ({"loader": {"user_script": "mine.py"}}, ("loader.user_script", "not available")),
     ],
 )

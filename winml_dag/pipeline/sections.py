@@ -97,15 +97,9 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
     if wanted is None and onnx is not None and onnx.kind == kinds.QUANTIZED_MODEL:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
     flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled}
-    if compiles:
-        for name in flags:
-            if FLAGS[name].may_leave_standard_domain:
-                raise UsageError(
-                    f"optim.{name} makes operators that are not standard ONNX, which no compiler for EPContext takes.",
-                    advice="Leave it out, or build without compile.",
-                )
     # Only where a flag's form depends on it: otherwise builds for different targets share this stage.
-    return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and "gelu_fusion" in flags))
+    matters = any(FLAGS[name].form_depends_on_domain for name in flags)
+    return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and matters))
 
 
 def calibrate_config(quant: Quant | Skip) -> CalibrateConfig | Skip:

@@ -19,7 +19,7 @@ from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.optimize.work import run
 
-SAFE_FLAGS = tuple(flag for flag in FLAGS if flag != "bias_softmax_fusion")
+ALL_FLAGS = tuple(FLAGS)
 BLOCK = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
     <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
      float outer = {0.79788456}, float half = {0.5}> {
@@ -57,7 +57,7 @@ def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> 
 
 
 def test_all_flags_together_compute_the_same(tmp_path: Path) -> None:
-    result = optimize(tmp_path, _block(), *SAFE_FLAGS, standard_domain_only=True)
+    result = optimize(tmp_path, _block(), *ALL_FLAGS, standard_domain_only=True)
     applied = {flag for flag, changes in result.metrics["applied"].items() if changes}
     assert applied >= {"clamp_constant_values", "gelu_fusion"}
     assert {node.domain for node in result.model.graph.node} == {""}
@@ -96,9 +96,9 @@ sys.stdout.buffer.write(optimize(pathlib.Path(sys.argv[2]), onnx.load(sys.argv[3
             check=True,
             capture_output=True,
         ).stdout
-        for folder, seed, flags in (("a", "1", SAFE_FLAGS), ("some/where/else", "2", tuple(reversed(SAFE_FLAGS))))
+        for folder, seed, flags in (("a", "1", ALL_FLAGS), ("some/where/else", "2", tuple(reversed(ALL_FLAGS))))
     }
-    assert made == {optimize(tmp_path / "here", _block(), *SAFE_FLAGS).content}
+    assert made == {optimize(tmp_path / "here", _block(), *ALL_FLAGS).content}
 
 
 def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_shape_that_the_graph_does_not_confirm_is_not_passed_on(tmp_path: Path
     assert not any(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-@pytest.mark.parametrize("flags", [(), SAFE_FLAGS])
+@pytest.mark.parametrize("flags", [(), ALL_FLAGS])
 def test_every_value_has_its_shape(tmp_path: Path, flags: tuple[str, ...]) -> None:
     made = optimize(tmp_path, _block(), *flags).model.graph
     known = {value.name for value in (*made.value_info, *made.output)}

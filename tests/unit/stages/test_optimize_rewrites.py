@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 from optimize_samples import assert_same_results, feeds, graph, optimize, outputs
 
-from winml_dag.errors import StageError
-
 LOWEST = float(np.finfo(np.float32).min)
 MASKED = f"""agraph (float[2, 4, 8, 8] x, int64[2, 1, 1, 8] mask) => (float[2, 4, 8, 8] y)
     <float lowest = {{ {LOWEST:.9g} }}, float one = {{1}}> {{
@@ -316,17 +314,14 @@ class TestReshapeMergedReshape:
 
 
 class TestBiasSoftmaxFusion:
-    def test_it_is_an_error_since_no_cpu_could_run_the_result(self, tmp_path: Path) -> None:
-        with pytest.raises(StageError, match="GPU providers only"):
-            optimize(tmp_path, graph(MASKED), "bias_softmax_fusion")
+    def test_it_is_left_to_gpu_providers_and_said(self, tmp_path: Path) -> None:
+        result = optimize(tmp_path, graph(MASKED), "bias_softmax_fusion")
+        assert result.content == optimize(tmp_path, graph(MASKED)).content
+        assert "GPU providers" in str(result.metrics["left"])
 
     def test_a_model_without_such_a_place_is_as_without_the_flag(self, tmp_path: Path) -> None:
         model = graph("agraph (float[2, 8] x) => (float[2, 8] y) { y = Softmax<axis = -1>(x) }")
         assert optimize(tmp_path, model, "bias_softmax_fusion").content == optimize(tmp_path, model).content
-
-    def test_it_is_refused_where_only_the_standard_is_allowed(self, tmp_path: Path) -> None:
-        with pytest.raises(StageError, match="outside the ONNX standard"):
-            optimize(tmp_path, graph(MASKED), "bias_softmax_fusion", standard_domain_only=True)
 
 
 def test_onnxruntime_still_cannot_run_a_bias_softmax_on_a_cpu() -> None:

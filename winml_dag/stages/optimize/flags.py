@@ -16,12 +16,11 @@ class FlagInfo:
 
     Attributes:
         description: what it does, for people.
-        may_leave_standard_domain: it has no form within the ONNX standard, so it must be refused where only that is
-            allowed (an EPContext target). False for flags that choose by ``OptimizeTarget.standard_domain_only``.
+        form_depends_on_domain: what it makes depends on ``OptimizeTarget.standard_domain_only``.
     """
 
     description: str
-    may_leave_standard_domain: bool = False
+    form_depends_on_domain: bool = False
 
 
 # In the order in which they are applied: the value clean-ups first, and the merging of reshapes after everything that
@@ -36,15 +35,16 @@ FLAGS: Mapping[str, FlagInfo] = MappingProxyType(
         "layer_norm_fusion": FlagInfo("Fuse a layer normalization that is spelled out into LayerNormalization."),
         "gelu_fusion": FlagInfo(
             "Fuse a GELU that is spelled out, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
-            "operators, where the target allows those."
+            "operators, where the target allows those.",
+            form_depends_on_domain=True,
         ),
         "matmul_add_fusion": FlagInfo(
             "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions."
         ),
         "reshape_mergedreshape": FlagInfo("Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape."),
         "bias_softmax_fusion": FlagInfo(
-            "Fuse Add and Softmax into com.microsoft BiasSoftmax, which only GPU providers have.",
-            may_leave_standard_domain=True,
+            "Fuse Add and Softmax into com.microsoft BiasSoftmax. Left to GPU providers, which do it when they load a "
+            "model: no other could run the result."
         ),
     }
 )

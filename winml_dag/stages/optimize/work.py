@@ -39,8 +39,8 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     Peak of memory: about the size of the weights; 0.6 GB for 2.5 GB of weights in a file of their own.
 
     Raises:
-        StageError: for a compiled, quantized or half precision model, an unknown flag, one that the target does not
-            allow, or a model that onnxruntime cannot load.
+        StageError: for a compiled, quantized or half precision model, an unknown flag, or a model that onnxruntime
+            cannot load.
     """
     flags = _enabled(config)
     source = workspace.input_file("model", ".onnx")
@@ -66,15 +66,7 @@ def _enabled(config: OptimizeConfig) -> tuple[str, ...]:
     unknown = sorted(set(config.optim) - set(FLAGS))
     if unknown:
         raise StageError(f"Unknown optim flags: {', '.join(unknown)}.", advice=f"Known are: {', '.join(FLAGS)}.")
-    flags = tuple(flag for flag in FLAGS if config.optim.get(flag))
-    if config.target.standard_domain_only:
-        for flag in flags:
-            if FLAGS[flag].may_leave_standard_domain:
-                raise StageError(
-                    f"optim.{flag} puts in operators from outside the ONNX standard, which this target does not take.",
-                    advice=f"Remove {flag} from optim.",
-                )
-    return flags
+    return tuple(flag for flag in FLAGS if config.optim.get(flag))
 
 
 def _refuse(source: Path, model: ModelSummary) -> None:
