@@ -7,7 +7,7 @@ nodes decidable. Then places are filled with what must run. Then we wait for the
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
 
-# A blob that is damaged again each time it is made anew means a broken disk, not a lost blob.
+# A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.
 _MOST_REMAKES = 3
 
 
@@ -60,19 +60,18 @@ class Scheduler:
         self._executor = executor
         self._options = options
         self._observer = observer or Silent()
-        self._nodes = {node.id: node for node in graph.nodes}
         self._readers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
         for node in graph.nodes:
             for maker in graph.needs(node):
                 self._readers[maker.id].append(node)
-        self._undecided = set(self._nodes)
+        self._undecided = set(self._readers)
         # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
         self._to_run: deque[tuple[Node, Run]] = deque()
         self._running: dict[Future[StageResult | Reuse | Damaged], tuple[Node, Run]] = {}
         self._results: dict[str, StageResult] = {}
-        self._remakes = 0
+        self._remakes: Counter[str] = Counter()
         self._stopping = False
 
     def run(self) -> tuple[StageResult, ...]:
@@ -127,14 +126,14 @@ class Scheduler:
         self._running[pool.submit(self._runner.run, node, decision, inputs)] = (node, decision)
 
     def _take(self, node: Node, decision: Run, outcome: StageResult | Reuse | Damaged) -> None:
-        if isinstance(outcome, Damaged):
-            self._remake(node, outcome.file)
-        elif isinstance(outcome, Reuse):
-            self._settle_reuse(node, outcome)
-        elif outcome.status is Status.FAILED:
+        if isinstance(outcome, StageResult) and outcome.status is Status.FAILED:
             self._finish(outcome)
         elif self._inputs_moved(node, decision.key):
             self._reopen([node])
+        elif isinstance(outcome, Damaged):
+            self._remake(node, outcome.file)
+        elif isinstance(outcome, Reuse):
+            self._settle_reuse(node, outcome)
         else:
             assert outcome.record is not None
             self._settle(node, outcome.record)
@@ -146,7 +145,8 @@ class Scheduler:
         if decision.reason is not reason.UP_TO_DATE:
             self._store.remember(remembered_name(self._options.scope, node), decision.record.cache_key)
         # A node that ran in this run and is then found again (its reader met a damaged blob elsewhere) did run.
-        if node.id not in self._results:
+        before = self._results.get(node.id)
+        if before is None or before.record is None or before.cache_key != decision.record.cache_key:
             self._finish(StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record))
 
     def _settle(self, node: Node, record: Record) -> None:
@@ -168,22 +168,23 @@ class Scheduler:
     def _remake(self, node: Node, file: FileEntry) -> None:
         """A blob that *node* reads is damaged: its maker, and all that stands on it, have to be decided again."""
         maker = self._maker_of(node, file)
-        self._remakes += 1
-        if maker is None or self._remakes > _MOST_REMAKES:
+        self._remakes[maker.id] += 1
+        if self._remakes[maker.id] > _MOST_REMAKES:
             self._finish(
                 StageResult(
                     node,
                     Status.FAILED,
                     reason.lost([file]),
-                    error=f"Its input {file.name} is damaged in the cache again each time it is made.",
+                    error=f"its input {file.name} is damaged in the cache again each time it is made",
                     advice="Check the disk, or choose another cache folder with --cache-dir.",
                 )
             )
             return
-        running = {other.id for other, _ in self._running.values()}
-        reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - running
+        # What runs is judged when it ends; what has failed is not tried again within one run.
+        settled = {other.id for other, _ in self._running.values()} | set(self._failed())
+        reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - settled
         self._to_run = deque((other, run) for other, run in self._to_run if other.id not in reopened)
-        self._reopen([self._nodes[node_id] for node_id in reopened])
+        self._reopen([other for other in self._graph.nodes if other.id in reopened])
 
     def _reopen(self, nodes: Iterable[Node]) -> None:
         """Decide *nodes* again. One that ran in this run keeps its result: finding it again later does not make it
@@ -196,16 +197,17 @@ class Scheduler:
             self._undecided.add(node.id)
             self._candidates.append(node)
 
-    def _maker_of(self, node: Node, file: FileEntry) -> Node | None:
-        for name in node.inputs.values():
-            artifact = self._known.artifacts.get(name)
-            if artifact is not None and file in artifact.files:
-                return self._graph.makers.get(name)
-        return None
+    def _maker_of(self, node: Node, file: FileEntry) -> Node:
+        # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.
+        made = (name for name in node.inputs.values() if name in self._graph.makers)
+        return next(self._graph.makers[name] for name in made if file in self._known.artifacts[name].files)
+
+    def _failed(self) -> list[str]:
+        return [node_id for node_id, result in self._results.items() if result.status is Status.FAILED]
 
     def _close(self) -> None:
         """Say of every node that was never decided, or decided but not started, why it was not."""
-        failed = [node_id for node_id, result in self._results.items() if result.status is Status.FAILED]
+        failed = self._failed()
         for node in self._graph.nodes:
             if node.id not in self._results:
                 needs = tuple(maker.id for maker in self._graph.needs(node) if maker.id not in self._known.records)

@@ -1,0 +1,241 @@
+"""Damage in the cache costs the stages whose bytes were lost, and never a wrong result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engine_samples import Bench, StatStore, join, node
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import Status
+from winml_dag.engine.stage import Node, Workspace
+from winml_dag.errors import StageError
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.record import Record
+
+PATIENCE = 60.0
+
+
+def line(*, salt: int = 0) -> list[Node]:
+    return [node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out", salt=salt)]
+
+
+def writing(node_id: str, texts: list[str]) -> Callable[[Node, Workspace], JsonObject]:
+    """Work that gives other bytes each time it is done, for the one node *node_id*."""
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id != node_id:
+            return join(node, workspace)
+        (workspace.outputs["out"] / "text.txt").write_text(texts.pop(0))
+        return {}
+
+    return work
+
+
+def test_a_lost_intermediate_is_made_again_and_nothing_behind_it(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    first = bench.run(line(), [weights])
+    del bench.store.blobs[first.file("quantize").digest]
+    again = bench.run(line(), [weights])
+    assert again.calls == ["quantize"]
+    assert again.reason("quantize") == "missing or damaged in the cache: quantize-out.txt"
+    assert bench.run(line(), [weights]).calls == []
+
+
+def test_rot_is_found_by_the_stage_that_reads_and_its_maker_runs_first(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.store.rot(bench.run(line(), [weights]).file("quantize"))
+    again = bench.run(line(salt=1), [weights])
+    assert again.calls == ["quantize", "compile"]
+    assert again.of(Status.REUSED) == ["export"]
+    assert bench.text(again.file("compile")) == "compile1:out(quantize0:out(export0:out(w)))"
+    assert bench.run(line(salt=1), [weights]).calls == []
+
+
+def test_rot_all_the_way_up_is_healed_from_the_top(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    first = bench.run(line(), [weights])
+    for node_id in ("export", "quantize"):
+        bench.store.rot(first.file(node_id))
+    again = bench.run(line(salt=1), [weights])
+    assert again.calls == ["export", "quantize", "compile"]
+    assert bench.text(again.file("compile")) == "compile1:out(quantize0:out(export0:out(w)))"
+
+
+def test_any_number_of_inputs_may_have_rotted(bench: Bench) -> None:
+    makers = [node(f"part{number}") for number in range(8)]
+    inputs = [maker.output("out") for maker in makers]
+    first = bench.run([*makers, node("merge", *inputs)])
+    for maker in makers:
+        bench.store.rot(first.file(maker.id))
+    again = bench.run([*makers, node("merge", *inputs, salt=1)])
+    assert again.of(Status.FAILED) == []
+    assert again.of(Status.RAN) == ["merge", *(maker.id for maker in makers)]
+
+
+def test_bytes_that_a_source_has_as_well_come_back_from_their_maker(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+
+    def copy(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id == "merge":
+            return join(node, workspace)
+        (workspace.outputs["out"] / "source.txt").write_text("w")
+        return {}
+
+    first = bench.run([node("copy", "weights"), node("merge", "weights", "copy.out")], [weights], work=copy)
+    bench.store.rot(first.file("copy"))
+    again = bench.run([node("copy", "weights"), node("merge", "weights", "copy.out", salt=1)], [weights], work=copy)
+    assert again.calls == ["copy", "merge"]
+
+
+def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: Bench) -> None:
+    def nodes(salt: int) -> list[Node]:
+        return [
+            node("export"),
+            node("bad", "export.out", salt=salt),
+            node("good", "export.out", "other.out", salt=salt),
+        ]
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id == "bad":
+            bench.store.rot(exported)
+            raise StageError("no")
+        return join(node, workspace)
+
+    exported = bench.run([*nodes(0), node("other")]).file("export")
+    again = bench.run([*nodes(1), node("other", salt=1)], work=work, keep_going=True)
+    assert sorted(again.calls) == ["bad", "export", "good", "other"]
+    assert again.of(Status.FAILED) == ["bad"]
+
+
+class MeetingStore(StatStore):
+    """Lets nobody fetch an artifact before as many ask for it as were announced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meetings: dict[str, threading.Barrier] = {}
+
+    def fetch(self, artifact: Artifact, folder: Path) -> None:
+        barrier = self.meetings.pop(artifact.digest, None) or self.meetings.pop(f"second {artifact.digest}", None)
+        if barrier is not None:
+            barrier.wait(PATIENCE)
+        super().fetch(artifact, folder)
+
+    def announce_two(self, artifact: Artifact) -> None:
+        barrier = threading.Barrier(2)
+        self.meetings = {artifact.digest: barrier, f"second {artifact.digest}": barrier}
+
+
+def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Path) -> None:
+    store = MeetingStore()
+    bench = Bench(tmp_path, store)
+
+    def nodes(salt: int) -> list[Node]:
+        return [node("export"), *(node(f"reader{number}", "export.out", salt=salt) for number in range(2))]
+
+    first = bench.run(nodes(0))
+    store.rot(first.file("export"))
+    record = first.results["export"].record
+    assert record is not None
+    store.announce_two(record.outputs["out"])
+    again = bench.run(nodes(1), jobs=2)
+    assert again.of(Status.FAILED) == []
+    assert sorted(again.calls) == ["export", "reader0", "reader1"]
+
+
+class RottingStore(StatStore):
+    """A broken disk: what *stage* puts out is damaged as soon as it is stored."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+        record = super().publish(record, folders, log)
+        if record.ingredients.stage == self._stage:
+            for file in record.files():
+                self.rot(file)
+        return record
+
+
+def test_a_disk_that_damages_whatever_is_stored_ends_the_run_with_advice(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RottingStore("quantize"))
+    ran = bench.run(line(), [bench.source("weights", "w")])
+    assert ran.of(Status.FAILED) == ["compile"]
+    assert "quantize-out.txt is damaged" in ran.results["compile"].error
+    assert "--cache-dir" in ran.results["compile"].advice
+
+
+def test_what_is_made_again_differently_is_passed_on(bench: Bench) -> None:
+    work = writing("export", ["first", "second"])
+    nodes = [node("export"), node("early", "export.out"), node("late", "export.out", "early.out")]
+    first = bench.run(nodes, work=work)
+    bench.store.rot(first.file("export"))
+    edited = [*nodes[:2], node("late", "export.out", "early.out", salt=1)]
+    again = bench.run(edited, work=work)
+    assert bench.text(again.file("early")) == "early0:out(second)"
+    assert bench.text(again.file("late")) == "late1:out(second,early0:out(second))"
+    assert again.of(Status.RAN) == ["early", "export", "late"]
+
+
+def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_differently(bench: Bench) -> None:
+    """``early`` runs on the first bytes, then its input rots and comes back as bytes that it once ran on."""
+
+    def nodes(salt: int) -> list[Node]:
+        return [node("export", salt=salt), node("early", "export.out"), node("late", "export.out", "early.out")]
+
+    bench.run(nodes(0), work=writing("export", ["known"]))
+    write = writing("export", ["new", "known"])
+    rotten: list[str] = []
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id == "early" and not rotten:
+            rotten.extend(digest for digest, data in bench.store.blobs.items() if data == b"new")
+            bench.store.blobs[rotten[0]] = b"nEw"
+        return write(node, workspace)
+
+    ran = bench.run(nodes(1), work=work)
+    assert bench.text(ran.file("export")) == "known"
+    assert bench.text(ran.file("early")) == "early0:out(known)"
+    assert bench.text(ran.file("late")) == "late0:out(known,early0:out(known))"
+
+
+def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench: Bench) -> None:
+    """``slow`` has read the first bytes and still runs when they are found rotten and come back as others."""
+    remade = threading.Event()
+    texts = ["first", "second"]
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id == "export":
+            (workspace.outputs["out"] / "text.txt").write_text(text := texts.pop(0))
+            if text == "second":
+                remade.set()
+            return {}
+        if node.id == "slow" and not remade.is_set():
+            bench.store.rot(next(iter(first.results["export"].record.files())))  # type: ignore[union-attr]
+            started.set()
+            assert remade.wait(PATIENCE)
+        if node.id == "gate" and node.config != before[1].config:
+            assert started.wait(PATIENCE)
+        return join(node, workspace)
+
+    started = threading.Event()
+
+    def nodes(salt: int) -> list[Node]:
+        return [
+            node("export"),
+            node("gate", salt=salt),
+            node("slow", "export.out", salt=salt),
+            node("quick", "export.out", "gate.out"),
+        ]
+
+    before = nodes(0)
+    remade.set()
+    first = bench.run(before, work=work)
+    remade.clear()
+    again = bench.run(nodes(1), work=work, jobs=2)
+    assert bench.text(again.file("slow")) == "slow1:out(second)"
+    assert bench.text(again.file("quick")) == "quick0:out(second,gate1:out())"
+    assert again.of(Status.RAN) == ["export", "gate", "quick", "slow"]
