@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from winml_dag.cli.options import request_from, request_options
+from winml_dag.cli.options import planned_build, request_options
 
 
 @click.command(name="graph")
@@ -16,13 +16,9 @@ def command(*, format_: str, **options: Any) -> int:
     """Print the graph of a build: sources, stages, and what passes between them."""
     from winml_dag.pipeline.build import plan
     from winml_dag.pipeline.plan import plan_build
-    from winml_dag.pipeline.request import build_of
     from winml_dag.report.graph import dot, mermaid
-    from winml_dag.store.local import LocalStore
 
-    request, cache_dir = request_from(options)
-    build = build_of(request, cache_dir, download=False)
-    store = LocalStore(cache_dir)
+    build, store = planned_build(options)
     statuses = {view.id: view.status for view in plan(build, store).stages}
     graph = plan_build(build, store.fingerprints).graph
     click.echo((mermaid if format_ == "mermaid" else dot)(graph, statuses))

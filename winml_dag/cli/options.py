@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from winml_dag.pipeline.asked import Overrides
 from winml_dag.pipeline.request import Request
 from winml_dag.store.local import default_cache_dir
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.variant import Build
+    from winml_dag.store.local import LocalStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,3 +66,15 @@ def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
         overrides=Overrides(**options),
     )
     return request, cache_dir
+
+
+def planned_build(options: dict[str, Any]) -> tuple[Build, LocalStore]:
+    """The build that commands which only look at one are about, and the store: nothing is downloaded or written.
+
+    They need no output folder; without one they look at the build as it would be with ``--use-cache``.
+    """
+    from winml_dag.pipeline.request import build_of
+    from winml_dag.store.local import LocalStore
+
+    request, cache_dir = request_from(options)
+    return build_of(request, cache_dir, download=False, needs_folder=False), LocalStore(cache_dir)

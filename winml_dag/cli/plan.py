@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from winml_dag.cli.options import format_option, rebuild_option, request_from, request_options
+from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
 from winml_dag.cli.report import counts, print_json, stage_line
 from winml_dag.errors import WinmlDagError
 
@@ -19,13 +19,9 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time."""
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan
-    from winml_dag.pipeline.request import build_of
-    from winml_dag.store.local import LocalStore
 
     try:
-        request, cache_dir = request_from(options)
-        build = build_of(request, cache_dir, download=False)
-        result = plan(build, LocalStore(cache_dir), rebuild=rebuild)
+        result = plan(*planned_build(options), rebuild=rebuild)
     except WinmlDagError as error:
         if format_ == "json":
             print_json([], 0.0, error=str(error))

@@ -54,7 +54,7 @@ def _failure_json(view: StageView) -> JsonObject:
 
 def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:
     """The end of a build in a few lines: notices, failures with the end of their log, and one line that sums up."""
-    if not quiet:
+    if not quiet and any(view.status is Status.RAN for view in result.stages):
         for notice in result.build.notices:
             click.echo(f"note: {notice}", err=to_stderr)
     if restored := result.materialised.restored:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import rebuild_option, request_from, request_options
+from winml_dag.cli.options import planned_build, rebuild_option, request_options
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 def command(*, stage: str, rebuild: bool, **options: Any) -> int:
     """Explain why STAGE (a stage's name or id) would run, or why not."""
     from winml_dag.pipeline.build import plan
-    from winml_dag.pipeline.request import build_of
-    from winml_dag.store.local import LocalStore
 
-    request, cache_dir = request_from(options)
-    build = build_of(request, cache_dir, download=False)
-    result = plan(build, LocalStore(cache_dir), rebuild=rebuild)
+    result = plan(*planned_build(options), rebuild=rebuild)
     for view in _named(result, stage):
         _explain(view)
     return 0

@@ -33,19 +33,19 @@ class Request:
     use_cache: bool = False
 
 
-def build_of(request: Request, cache_dir: Path, *, download: bool) -> Build:
-    """The build that *request* means.
+def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build:
+    """The build that *request* means. Without *needs_folder* one that names no output folder uses one in the cache.
 
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`; also when no output folder is named.
     """
     recipe = request.recipe
     loaded = load_recipe(recipe) if isinstance(recipe, Path) else recipe
-    folder = _output_dir(request, loaded, cache_dir)
+    folder = _output_dir(request, loaded, cache_dir, needs_folder)
     return resolve(loaded, request.overrides, folder, download=download)
 
 
-def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path) -> Path:
+def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
     if request.use_cache:
         if request.output_dir is not None:
             raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
@@ -54,6 +54,8 @@ def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path) 
         return request.output_dir
     if loaded is not None and loaded.recipe.output_dir is not None:
         return loaded.resolve_path(loaded.recipe.output_dir)
+    if not needed:
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
     raise UsageError(
         "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
     )

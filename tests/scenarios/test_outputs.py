@@ -1,0 +1,232 @@
+"""What lies in the output folder: every file under its name, and a manifest that says where each came from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Project
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.store.digest import digest_file
+
+pytestmark = pytest.mark.slow
+
+FIELDS_OF_WINML_CLI = {
+    "schema_version",
+    "model_id",
+    "task",
+    "cache_key",
+    "config_hash",
+    "timestamp",
+    "elapsed_seconds",
+    "final_artifact",
+    "analyze_iterations",
+    "analyze_unsupported_node_count",
+    "analyze_details",
+    "stages",
+}
+
+
+def test_every_file_has_its_name(project: Project) -> None:
+    assert set(project.contents()) == {
+        "export.onnx",
+        "export_htp_metadata.json",
+        "optimized.onnx",
+        "quantized.onnx",
+        "compiled.onnx",
+        "compiled_qnn.bin",
+        "model.onnx",
+        "build_manifest.json",
+        "winml_build_config.json",
+    }
+
+
+def test_the_sidecar_lies_under_the_name_that_the_model_refers_to(project: Project) -> None:
+    model = onnx.load(project.out / "model.onnx")
+    nodes = [node for node in model.graph.node if node.op_type == "EPContext"]
+    names = {
+        attribute.s.decode() for node in nodes for attribute in node.attribute if attribute.name == "ep_cache_context"
+    }
+    assert names == {"compiled_qnn.bin"}
+    assert (project.out / "compiled_qnn.bin").stat().st_size > 0
+
+
+def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte(project: Project) -> None:
+    manifest = project.manifest()
+    assert manifest.keys() >= FIELDS_OF_WINML_CLI
+    assert manifest["analyze_details"].keys() == {"lint", "autoconf"}
+    for entry in manifest["files"]:
+        path = project.out / entry["name"]
+        assert (digest_file(path), path.stat().st_size) == (entry["digest"], entry["size"])
+    stages = {stage["name"]: stage for stage in manifest["stages"]}
+    assert [stage["name"] for stage in manifest["stages"]] == [
+        "export",
+        "optimize",
+        "analyze",
+        "calibrate",
+        "quantize",
+        "compile",
+        "validate",
+        "finalize",
+    ]
+    assert stages["analyze"]["status"] == "skipped"
+    assert stages["quantize"]["nodes_quantized"] > 0
+    assert stages["quantize"]["qdq_insertion_time_seconds"] > 0
+    assert stages["calibrate"]["calibration_time_seconds"] > 0
+    assert stages["calibrate"]["metrics"]["data"] == "random"
+    assert stages["compile"]["metrics"]["ep_context_partitions"] == 1
+    completed = [stage for stage in stages.values() if stage["status"] == "completed"]
+    for stage in completed:
+        assert stage.keys() >= {
+            "cache_key",
+            "config_hash",
+            "inputs",
+            "outputs",
+            "cached",
+            "reason",
+            "toolchain",
+            "elapsed_seconds",
+        }
+    # The chain of digests closes: what a stage reads is what the one before it made.
+    assert stages["compile"]["inputs"]["model"]["digest"] == stages["quantize"]["outputs"]["model"]["digest"]
+    assert any(name.startswith("qnn library") for name in stages["compile"]["toolchain"])
+
+
+def test_nothing_of_this_machine_or_moment_is_in_the_models(project: Project) -> None:
+    for name, data in project.contents().items():
+        if name.endswith((".onnx", ".bin", "metadata.json")):
+            assert str(project.folder).encode() not in data, name
+            assert b"/scratch/" not in data, name
+
+
+def test_the_written_settings_give_the_same_build(project: Project) -> None:
+    settings = json.loads((project.out / "winml_build_config.json").read_text(encoding="utf-8"))
+    assert settings["auto"] is False
+    assert settings["quant"]["weight_type"] == "uint8"
+    assert settings["compile"]["provider_options"]["soc_model"]
+    result = project.build(recipe="out/winml_build_config.json", out="again")
+    assert result.code == 0, result.messages
+    assert result.ran == []
+    models = [name for name in project.contents() if name.endswith((".onnx", ".bin"))]
+    again = project.contents("again")
+    assert {name: again[name] for name in models} == {name: project.contents()[name] for name in models}
+
+
+def test_python_and_command_line_write_the_same(project: Project) -> None:
+    """And each finds what the other has made."""
+    script = """
+from winml_dag import build_hf_model
+result = build_hf_model("model", "python-out", config="recipe.yaml")
+assert [view.stage for view in result.stages if view.status == "ran"] == [], result
+again = build_hf_model("model", "python-out", config={"loader": {"task": "text-classification"}, "ep": "qnn",
+                       "precision": "w8a8", "quant": {"samples": 8}}, force_rebuild=True)
+assert len([view.stage for view in again.stages if view.status == "ran"]) == 7, again
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    here, there = project.contents(), project.contents("python-out")
+    assert here.keys() == there.keys()
+    assert {name for name in here if here[name] != there[name]} <= {"build_manifest.json", "winml_build_config.json"}
+    assert project.manifest().keys() == project.manifest("python-out").keys()
+
+
+def test_results_can_stay_in_the_cache_folder(project: Project) -> None:
+    finished = project.run("build", "-c", "recipe.yaml", "--use-cache", "--format", "json")
+    assert finished.returncode == 0, finished.stderr
+    build = json.loads(finished.stdout)["builds"][0]
+    assert [stage["status"] for stage in build["stages"] if stage["status"] == "ran"] == []
+    assert Path(build["final_artifact"]).is_relative_to(project.cache / "outputs")
+    assert Path(build["final_artifact"]).exists()
+
+
+def test_an_input_that_an_earlier_build_made_is_not_replaced(project: Project) -> None:
+    before = (project.out / "export.onnx").read_bytes()
+    finished = project.run("build", "--onnx", "out/export.onnx", "-o", "out", "--rebuild")
+    assert finished.returncode == 2
+    assert "export.onnx" in finished.stderr
+    assert (project.out / "export.onnx").read_bytes() == before
+
+
+def test_a_failed_build_leaves_the_folder_as_it_was(project: Project) -> None:
+    before, times = project.contents(), project.times()
+    project.edit(validate__min_cosine=0.99999999)
+    result = project.build()
+    assert result.code == 1
+    assert result.with_status("failed") == ["validate"]
+    assert "cosine" in result.messages
+    assert (project.contents(), project.times()) == (before, times)
+
+
+def test_plan_and_why_tell_what_build_does(project: Project) -> None:
+    project.edit(precision="w8a16")
+    planned = project.plan()
+    assert planned.ran == ["quantize", "compile", "validate", "finalize"]
+    assert planned.reason("quantize") == "quant.activation_type: uint8 -> uint16"
+    assert planned.reason("compile") == "depends on what quantize will give"
+    why = project.run("why", "quantize", "-c", "recipe.yaml", "-o", "out").stdout
+    assert "quant.activation_type: uint8 -> uint16" in why
+    text = project.run("plan", "-c", "recipe.yaml", "-o", "out").stdout
+    assert "4 would run" in text
+    assert "about" in text
+    assert project.build().ran == planned.ran
+
+
+def test_nothing_heavy_is_imported_when_nothing_runs(project: Project) -> None:
+    script = """
+import sys
+from winml_dag.cli.main import run
+for arguments in (["--help"], ["plan", "-c", "recipe.yaml", "-o", "out"], ["build", "-c", "recipe.yaml", "-o", "out"]):
+    assert run(arguments) == 0
+heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_weights_of_100_mib_lie_beside_the_model(tmp_path: Path) -> None:
+    """And they are in the store once, though three stages put them out."""
+    project = Project(tmp_path)
+    size = 5200
+    weight = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save_model(model, tmp_path / "large.onnx")
+    finished = project.run("build", "--onnx", "large.onnx", "-o", "out")
+    assert finished.returncode == 0, finished.stderr
+    assert {"optimized.onnx.data", "model.onnx.data"} <= set(project.contents())
+    loaded = onnx.load(project.out / "model.onnx", load_external_data=False)
+    assert {
+        entry.value for tensor in loaded.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    } == {"model.onnx.data"}
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(onnx.load(project.out / "model.onnx").graph.initializer[0]), weight
+    )
+    info = json.loads(project.run("cache", "info", "--format", "json").stdout)
+    assert info["unique_bytes"] < 1.5 * weight.nbytes < info["apparent_bytes"]
