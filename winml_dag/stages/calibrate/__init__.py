@@ -1,6 +1,7 @@
 """calibrate: run the model on data and write down the range of every activation.
 
-Ranges depend on the model, the data and the method, not on the integer types; so one calibration serves every precision.
+Ranges depend on the model, the data and the method, not on the integer types; so one calibration serves every
+precision. This is the declaration; the work is in :mod:`winml_dag.stages.calibrate.work`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from winml_dag.stages import kinds
 
 @dataclass(frozen=True)
 class CalibrateFields:
-    """``seed`` and ``distribution`` (uniform, normal) are for random data, used when there is no ``data`` input."""
+    """What calibrate reads.
+
+    Attributes:
+        samples: how many random samples; of a ``data`` input, the most that are taken, in their order.
+        calibration_method: minmax, entropy or percentile.
+        seed, distribution: of random data (uniform, normal), which is used when there is no ``data`` input.
+    """
 
     samples: int = 10
     calibration_method: str = "minmax"
@@ -29,7 +36,7 @@ class CalibrateConfig:
 CALIBRATE = Stage(
     name="calibrate",
     version=1,
-    work="winml_dag.stages.calibrate:run",
+    work="winml_dag.stages.calibrate.work:run",
     config="winml_dag.stages.calibrate:CalibrateConfig",
     inputs={
         "model": kinds.model_slot("calibrated", kinds.FLOAT_MODEL),

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from quantization_samples import SEQUENCE, VOCABULARY, calibrate, image_model, pixels, text_model, token_ids
+
+from winml_dag.errors import StageError
+from winml_dag.stages.ranges import Ranges
+
+WORDS = ["[PAD]", "[UNK]", "red", "green", "blue", "fish", "bird", "sings", "swims", "and"]
+
+
+def ranges_of(result):
+    return Ranges.read(result.path).bounds
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def processor(tmp_path_factory):
+    """A tokenizer as transformers saves it, of ten words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("processor")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+def test_stacked_arrays_files_per_sample_and_arrays_per_input_mean_the_same(tmp_path, data):
+    ids = token_ids(4)
+    stacked = calibrate(tmp_path, text_model(), ids)
+    for form in ("npz per sample", "npz with batch axis", "npy stacked", "npy per sample"):
+        folder = data / form
+        folder.mkdir()
+        if form == "npz per sample":
+            for index in range(4):
+                np.savez(folder / f"{index}.npz", **{name: array[index] for name, array in ids.items()})
+        elif form == "npz with batch axis":
+            np.savez(folder / "all.npz", **{name: array[:, np.newaxis] for name, array in ids.items()})
+        elif form == "npy stacked":
+            for name, array in ids.items():
+                np.save(folder / f"{name}.npy", array)
+        else:
+            for name, array in ids.items():
+                (folder / name).mkdir()
+                for index in range(4):
+                    np.save(folder / name / f"{index}.npy", array[index])
+        result = calibrate(tmp_path, text_model(), folder)
+        assert ranges_of(result) == ranges_of(stacked), form
+        assert result.metrics["samples"] == 4
+        assert result.metrics["data"] == form[:3]
+
+
+def test_the_first_samples_are_taken_and_no_more_than_asked_for(tmp_path):
+    data = pixels(6)
+    data["pixels"][4:] *= 1000
+    result = calibrate(tmp_path, image_model(), data, samples=4)
+    assert result.metrics["samples"] == 4
+    assert ranges_of(result)["pixels"] == (data["pixels"][:4].min(), data["pixels"][:4].max())
+    assert calibrate(tmp_path, image_model(), data, samples=100).metrics["samples"] == 6
+
+
+def test_a_dynamic_dimension_takes_the_size_of_the_data(tmp_path, data):
+    for index, length in enumerate((2, 5, 3)):
+        ids = np.arange(length)
+        np.savez(data / f"{index}.npz", input_ids=ids, attention_mask=np.ones_like(ids))
+    result = calibrate(tmp_path, text_model(batch="batch", length="length"), data)
+    assert (result.metrics["data"], result.metrics["samples"]) == ("npz", 3)
+
+
+def test_whole_numbers_may_be_of_another_width_but_not_out_of_range(tmp_path):
+    ids = token_ids(2)
+    narrow = {name: array.astype(np.int32) for name, array in ids.items()}
+    assert ranges_of(calibrate(tmp_path, text_model(), narrow)) == ranges_of(calibrate(tmp_path, text_model(), ids))
+    with pytest.raises(StageError, match="do not fit"):
+        calibrate(tmp_path, text_model(), {name: array + 0.5 for name, array in ids.items()})
+
+
+def test_text_goes_through_the_tokenizer_padded_and_cut_to_the_length_of_the_model(tmp_path, data, processor):
+    (data / "texts.txt").write_text("red fish\n\nblue bird sings and swims and sings and swims\n", encoding="utf-8")
+    by_text = calibrate(tmp_path, text_model(), data, processor)
+    red_fish = [WORDS.index(word) for word in ("red", "fish")]
+    bird = [WORDS.index(word) for word in ("blue", "bird", "sings", "and", "swims", "and")]
+    arrays = {
+        "input_ids": np.array([red_fish + [0] * (SEQUENCE - 2), bird]),
+        "attention_mask": np.array([[1, 1] + [0] * (SEQUENCE - 2), [1] * SEQUENCE]),
+    }
+    assert (by_text.metrics["data"], by_text.metrics["samples"]) == ("text", 2)
+    assert ranges_of(by_text) == ranges_of(calibrate(tmp_path, text_model(), arrays))
+
+
+def test_text_needs_a_tokenizer_that_makes_all_inputs(tmp_path, data, processor):
+    (data / "texts.txt").write_text("red fish\n", encoding="utf-8")
+    with pytest.raises(StageError, match="without a tokenizer"):
+        calibrate(tmp_path, text_model(), data)
+    with pytest.raises(StageError, match="does not make the model's input pixels"):
+        calibrate(tmp_path, image_model(), data, processor)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(StageError, match="no tokenizer"):
+        calibrate(tmp_path, text_model(), data, empty)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"input_ids": np.zeros((2, SEQUENCE), np.int64)}, "attention_mask missing"),
+        ({**token_ids(2), "labels": np.zeros(2)}, "labels not an input"),
+        ({name: array[:, :3] for name, array in token_ids(2).items()}, rf"\[1, {SEQUENCE}\].*\[1, 3\]"),
+        (
+            {"input_ids": np.zeros((2, SEQUENCE), np.int64), "attention_mask": np.ones((3, SEQUENCE), np.int64)},
+            "input_ids 2",
+        ),
+        ({name: array[:0] for name, array in token_ids(2).items()}, "no sample"),
+        ({name: np.array(1) for name in token_ids(1)}, "single number"),
+        ({name: array + VOCABULARY for name, array in token_ids(1).items()}, "failed on calibration samples"),
+    ],
+)
+def test_arrays_that_do_not_fit_the_model_are_refused(tmp_path, arrays, message):
+    with pytest.raises(StageError, match=message):
+        calibrate(tmp_path, text_model(), arrays)
+
+
+def test_files_that_are_no_data_are_refused(tmp_path, data):
+    with pytest.raises(StageError, match="no file"):
+        calibrate(tmp_path, image_model(), data)
+    (data / "notes.md").write_text("none")
+    with pytest.raises(StageError, match=r"\.md"):
+        calibrate(tmp_path, image_model(), data)
+    (data / "notes.md").rename(data / "pixels.npz")
+    with pytest.raises(StageError, match=r"pixels\.npz cannot be read"):
+        calibrate(tmp_path, image_model(), data)
+
+
+def test_data_that_only_pickle_could_read_is_refused(tmp_path, data):
+    np.savez(data / "pixels.npz", pixels=np.array([{"code": "runs"}], dtype=object))
+    with pytest.raises(StageError, match="allow_pickle=False"):
+        calibrate(tmp_path, image_model(), data)

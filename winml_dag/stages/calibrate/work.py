@@ -1,0 +1,58 @@
+"""The work of the calibrate stage: which data, which ranges, one file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import model_inputs
+from winml_dag.stages.calibrate import CalibrateConfig
+from winml_dag.stages.calibrate.observe import EXTREME, METHODS, observe
+from winml_dag.stages.calibrate.samples import Samples, random_samples, read_samples
+from winml_dag.stages.float_model import refuse_unless_float, write_typed
+from winml_dag.stages.ranges import RANGES_FILE, Ranges
+
+_MODEL_FILE = Path("float.onnx")
+
+
+def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
+    """Write ``ranges.json``: the range of every float activation, whatever a later quantization will ask for.
+
+    Metrics: ``data`` (npz, npy, text or random); ``samples`` taken; ``tensors``; ``extreme_tensors``, how many reach
+    magnitudes that only a mask has, which ruins the precision of what they meet; ``calibration_time_seconds``.
+
+    Raises:
+        StageError: for a model that is not in float32, data that does not fit it, or ranges that are not finite.
+    """
+    method = config.quant.calibration_method
+    if method not in METHODS:
+        raise StageError(f"Unknown calibration method {method!r}.", advice=f"Known are: {', '.join(METHODS)}.")
+    source = workspace.input_file("model", ".onnx")
+    refuse_unless_float(source, "calibrated")
+    write_typed(source, _MODEL_FILE)
+    samples = _samples(config, workspace, source)
+    started = time.perf_counter()
+    bounds = observe(_MODEL_FILE, samples, method)
+    seconds = time.perf_counter() - started
+    Ranges(method, bounds).write(workspace.outputs["ranges"] / RANGES_FILE)
+    return {
+        "data": samples.kind,
+        "samples": samples.count,
+        "tensors": len(bounds),
+        "extreme_tensors": sum(max(abs(low), abs(high)) > EXTREME for low, high in bounds.values()),
+        "calibration_time_seconds": seconds,
+    }
+
+
+def _samples(config: CalibrateConfig, workspace: Workspace, model: Path) -> Samples:
+    fields = config.quant
+    if fields.samples < 1:
+        raise StageError(f"Calibration needs at least one sample, but quant.samples is {fields.samples}.")
+    inputs = model_inputs(model)
+    if workspace.has("data"):
+        processor = workspace.inputs["processor"] if workspace.has("processor") else None
+        return read_samples(workspace.inputs["data"], inputs, fields.samples, processor)
+    return random_samples(inputs, fields.samples, fields.seed or 0, fields.distribution or "uniform")
