@@ -1,4 +1,7 @@
-"""quantize: float weights and activations become integers (QDQ) or float16."""
+"""quantize: float weights and activations become integers (QDQ) or float16.
+
+This is the declaration; the work is in :mod:`winml_dag.stages.quantize.work`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,16 @@ from winml_dag.stages import kinds
 
 @dataclass(frozen=True)
 class QuantizeFields:
-    """The fields that the chosen ``mode`` reads; those that it does not are None, so that editing them changes no key."""
+    """What the chosen ``mode`` reads; fields that it does not read are None, so that editing them changes no key.
+
+    None for one that it does read leaves the choice to the rules (``per_channel``: true for QNN, else false).
+
+    Attributes:
+        mode: static, dynamic, rtn or fp16.
+        weight_type, activation_type: uint8, int8, uint16 or int16.
+        nodes_to_exclude: names of nodes, or patterns with ``*`` and ``?``; each must match something.
+        fp16_op_block_list: operators that stay in float32, besides those that have no float16 form.
+    """
 
     mode: str
     weight_type: str | None = None
@@ -45,7 +57,7 @@ class QuantizeConfig:
 QUANTIZE = Stage(
     name="quantize",
     version=1,
-    work="winml_dag.stages.quantize:run",
+    work="winml_dag.stages.quantize.work:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={
         "model": kinds.model_slot("quantized", kinds.FLOAT_MODEL),

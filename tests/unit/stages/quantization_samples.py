@@ -1,0 +1,229 @@
+"""Models to quantize, data to calibrate them on, and the two stages, each run in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
+from winml_dag.stages.calibrate.work import run as run_calibrate
+from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
+from winml_dag.stages.quantize.work import run as run_quantize
+
+SEQUENCE, VOCABULARY, WIDTH = 6, 16, 32
+
+
+def weights(*shape: int, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(shape) * 0.3).astype(np.float32)
+
+
+def model_of(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int, list[Any]]],
+    outputs: Mapping[str, list[Any]],
+    constants: Mapping[str, np.ndarray],
+    opset: int = 21,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def image_model(opset: int = 21) -> onnx.ModelProto:
+    """Conv, Relu, Conv, pooling and a Gemm, as exporters write them."""
+    return model_of(
+        [
+            helper.make_node("Conv", ["pixels", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+            helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2"),
+            helper.make_node("GlobalAveragePool", ["c2"], ["p"], "pool"),
+            helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+            helper.make_node("Gemm", ["f", "w3", "b3"], ["logits"], "classify", transB=1),
+        ],
+        {"pixels": (TensorProto.FLOAT, [1, 3, 8, 8])},
+        {"logits": [1, 5]},
+        {
+            "w1": weights(4, 3, 3, 3, seed=1),
+            "b1": weights(4, seed=2),
+            "w2": weights(8, 4, 3, 3, seed=3),
+            "b2": weights(8, seed=4),
+            "w3": weights(5, 8, seed=5),
+            "b3": weights(5, seed=6),
+        },
+        opset,
+    )
+
+
+def text_model(mask: float = -50.0, batch: int | str = 1, length: int | str = SEQUENCE) -> onnx.ModelProto:
+    """One layer of attention over embedded tokens; where the attention mask is 0, *mask* is added to the scores."""
+    return model_of(
+        [
+            helper.make_node("Gather", ["table", "input_ids"], ["x"], "embed"),
+            helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], "norm"),
+            helper.make_node("MatMul", ["n", "wq"], ["q"], "query"),
+            helper.make_node("MatMul", ["n", "wk"], ["k"], "key"),
+            helper.make_node("Transpose", ["k"], ["kt"], "turn", perm=[0, 2, 1]),
+            helper.make_node("MatMul", ["q", "kt"], ["s"], "scores"),
+            helper.make_node("Cast", ["attention_mask"], ["kept"], "cast", to=TensorProto.FLOAT),
+            helper.make_node("Sub", ["one", "kept"], ["hidden"], "hide"),
+            helper.make_node("Mul", ["hidden", "low"], ["bias"], "lower"),
+            helper.make_node("Unsqueeze", ["bias", "axis"], ["wide"], "widen"),
+            helper.make_node("Add", ["s", "wide"], ["masked"], "mask"),
+            helper.make_node("Softmax", ["masked"], ["p"], "softmax", axis=-1),
+            helper.make_node("MatMul", ["p", "n"], ["m"], "mix"),
+            helper.make_node("MatMul", ["m", "wo"], ["o"], "project"),
+            helper.make_node("Add", ["o", "x"], ["hidden_state"], "residual"),
+        ],
+        {
+            "input_ids": (TensorProto.INT64, [batch, length]),
+            "attention_mask": (TensorProto.INT64, [batch, length]),
+        },
+        {"hidden_state": [batch, length, WIDTH]},
+        {
+            "table": weights(VOCABULARY, WIDTH, seed=7),
+            "gamma": 1 + weights(WIDTH, seed=8),
+            "beta": weights(WIDTH, seed=9),
+            # Small, so that no softmax decides between two tokens by what rounding does to a score.
+            "wq": weights(WIDTH, WIDTH, seed=10) / 4,
+            "wk": weights(WIDTH, WIDTH, seed=11) / 4,
+            "wo": weights(WIDTH, WIDTH, seed=12),
+            "one": np.array(1, np.float32),
+            "low": np.array(mask, np.float32),
+            "axis": np.array([1], np.int64),
+        },
+    )
+
+
+def pixels(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"pixels": np.random.default_rng(seed).standard_normal((count, 3, 8, 8)).astype(np.float32)}
+
+
+def token_ids(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(2, SEQUENCE + 1, (count, 1))
+    return {
+        "input_ids": generator.integers(0, VOCABULARY, (count, SEQUENCE)),
+        "attention_mask": (np.arange(SEQUENCE) < lengths).astype(np.int64),
+    }
+
+
+def fresh(folder: Path, name: str) -> Path:
+    """A new folder for one run of a stage, so that the results of earlier ones stay."""
+    path = folder / f"{name}-{len(list(folder.glob(f'{name}-*')))}"
+    path.mkdir(parents=True)
+    return path
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The metrics of a stage and the folder with what it put out."""
+
+    metrics: Any
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        (found,) = [path for path in self.folder.iterdir() if path.suffix in (".onnx", ".json")]
+        return found
+
+    @property
+    def content(self) -> bytes:
+        return self.path.read_bytes()
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        return onnx.load(self.path)
+
+    def op_types(self) -> list[str]:
+        return [node.op_type for node in self.model.graph.node]
+
+    def outputs(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return run_model(self.path, feed)
+
+
+def run_model(path: Path, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(None, dict(feed))
+
+
+def put(folder: Path, model: onnx.ModelProto) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+def calibrate(
+    folder: Path,
+    model: onnx.ModelProto,
+    data: Mapping[str, np.ndarray] | Path | None = None,
+    processor: Path | None = None,
+    **fields: Any,
+) -> Result:
+    """Run calibrate in *folder*; *data* are stacked arrays or a folder."""
+    with inside(fresh(folder, "calibrate")):
+        inputs = {"model": put(Path("model"), model)}
+        if isinstance(data, Path):
+            inputs["data"] = data
+        elif data is not None:
+            inputs["data"] = Path("data")
+            inputs["data"].mkdir()
+            np.savez(inputs["data"] / "samples.npz", **data)
+        if processor is not None:
+            inputs["processor"] = processor
+        Path("ranges").mkdir()
+        metrics = run_calibrate(
+            CalibrateConfig(CalibrateFields(**fields)), Workspace(inputs, {"ranges": Path("ranges")})
+        )
+        return Result(metrics, Path("ranges").resolve())
+
+
+def quantize(
+    folder: Path,
+    model: onnx.ModelProto,
+    mode: str,
+    ranges: Result | None = None,
+    rules: str | None = None,
+    **fields: Any,
+) -> Result:
+    """Run quantize in *folder*; for static, with the *ranges* of :func:`calibrate`."""
+    with inside(fresh(folder, "quantize")):
+        inputs = {"model": put(Path("model"), model)}
+        if ranges is not None:
+            inputs["ranges"] = ranges.folder
+        Path("quantized").mkdir()
+        metrics = run_quantize(
+            QuantizeConfig(QuantizeFields(mode, **fields), QuantizeTarget(rules)),
+            Workspace(inputs, {"model": Path("quantized")}),
+        )
+        return Result(metrics, Path("quantized").resolve())
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    a, b = left.ravel().astype(np.float64), right.ravel().astype(np.float64)
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))

@@ -1,0 +1,122 @@
+"""What QNN makes of quantized models: the point of its rules is that nothing is left to the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from quantization_samples import calibrate, image_model, pixels, quantize
+
+from winml_dag.ep.registry import QNN, installed
+
+pytestmark = [pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed"), pytest.mark.slow]
+
+SEQUENCE = 16
+
+# In a process of its own: the second compilation in a process gives other bytes, and a crash should cost one test only.
+_COMPILE = """
+import collections, json, sys
+import onnx, onnxruntime, onnxruntime_qnn
+onnxruntime.set_default_logger_severity(3)
+onnxruntime.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
+devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "QNNExecutionProvider"][:1]
+options = onnxruntime.SessionOptions()
+options.add_provider_for_devices(
+    devices, {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), "soc_model": "60", "htp_arch": "73"}
+)
+onnxruntime.ModelCompiler(options, sys.argv[1]).compile_to_file("compiled.onnx")
+nodes = onnx.load("compiled.onnx", load_external_data=False).graph.node
+print(json.dumps(collections.Counter(node.op_type for node in nodes)))
+"""
+
+
+def compiled(folder: Path, model: Path) -> dict[str, int]:
+    """Nodes of the compiled model by operator, without the Q and DQ at its inputs and outputs."""
+    command = [sys.executable, "-c", _COMPILE, str(model)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    return {op_type: count for op_type, count in counts.items() if "Linear" not in op_type}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> onnx.ModelProto:
+    """A tiny BERT as the export stage writes it, its constants folded and its mask clamped, as optimize leaves it."""
+    import onnxruntime
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        attn_implementation="eager",
+    )
+    inner = BertModel(config, add_pooling_layer=False).eval()
+
+    class Wrap(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, input_ids, attention_mask):
+            return self.inner(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    folder = tmp_path_factory.mktemp("bert")
+    ids = torch.ones(1, SEQUENCE, dtype=torch.int64)
+    torch.onnx.export(
+        Wrap().eval(),
+        (ids, ids),
+        str(folder / "export.onnx"),
+        input_names=["input_ids", "attention_mask"],
+        output_names=["output"],
+        dynamo=False,
+        opset_version=21,
+    )
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(folder / "basic.onnx")
+    onnxruntime.InferenceSession(str(folder / "export.onnx"), options, providers=["CPUExecutionProvider"])
+    model = onnx.load(folder / "basic.onnx")
+    for tensor in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.size and values.min() < -1e30:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.maximum(values, np.float32(-50)), tensor.name))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("per_channel", [None, False])
+@pytest.mark.parametrize(("weight_type", "activation_type"), [("uint8", "uint8"), ("uint8", "uint16")])
+def test_a_bert_is_one_partition(tmp_path, bert, weight_type, activation_type, per_channel):
+    generator = np.random.default_rng(0)
+    data = {
+        "input_ids": generator.integers(0, 64, (4, SEQUENCE)),
+        "attention_mask": (np.arange(SEQUENCE) < generator.integers(4, SEQUENCE + 1, (4, 1))).astype(np.int64),
+    }
+    ranges = calibrate(tmp_path, bert, data)
+    types = {"weight_type": weight_type, "activation_type": activation_type}
+    result = quantize(tmp_path, bert, "static", ranges, "qnn", per_channel=per_channel, **types)
+    assert result.metrics["nodes_skipped"] == 0
+    assert compiled(tmp_path, result.path) == {"EPContext": 1}
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize(
+    ("weight_type", "activation_type", "symmetric"),
+    [("uint8", "uint16", False), ("int16", "uint16", False), ("int8", "uint8", True)],
+)
+def test_a_convolutional_network_is_one_partition(tmp_path, opset, weight_type, activation_type, symmetric):
+    ranges = calibrate(tmp_path, image_model(opset), pixels(4))
+    fields = {"weight_type": weight_type, "activation_type": activation_type, "weight_symmetric": symmetric}
+    result = quantize(tmp_path, image_model(opset), "static", ranges, "qnn", **fields)
+    assert compiled(tmp_path, result.path) == {"EPContext": 1}

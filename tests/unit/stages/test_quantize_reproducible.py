@@ -1,0 +1,54 @@
+"""The same model, data and config give the same bytes in any process, in any folder, with any order of sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_PROGRAM = """
+import hashlib, json, sys
+from pathlib import Path
+from quantization_samples import calibrate, quantize, image_model, text_model, token_ids
+
+folder = Path(sys.argv[1])
+results = {}
+for method in ("minmax", "entropy", "percentile"):
+    results[method] = calibrate(folder, text_model(), token_ids(9), samples=9, calibration_method=method)
+results["random"] = calibrate(folder, image_model())
+types = {"weight_type": "uint8", "activation_type": "uint16"}
+for rules in ("qnn", "onnxruntime"):
+    results[rules] = quantize(folder, text_model(), "static", results["minmax"], rules, **types)
+results["image"] = quantize(folder, image_model(), "static", results["random"], "qnn", **types)
+results["opset 17"] = quantize(folder, image_model(17), "static", results["random"], "qnn", **types)
+for mode in ("dynamic", "rtn", "fp16"):
+    for make in (image_model, text_model):
+        results[f"{mode} {make.__name__}"] = quantize(folder, make(), mode)
+print(json.dumps({name: hashlib.sha256(result.content).hexdigest() for name, result in results.items()}))
+"""
+
+
+def digests(folder: Path, seed: str, threads: str) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": seed,
+        "OMP_NUM_THREADS": threads,
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-c", _PROGRAM, str(folder)]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_ranges_and_models_have_the_same_bytes_in_every_process_and_folder(tmp_path):
+    one = digests(tmp_path / "one", seed="1", threads="1")
+    other = digests(tmp_path / "a longer name" / "other", seed="2", threads="2")
+    assert one == other
+    assert len(set(one.values())) == len(one)

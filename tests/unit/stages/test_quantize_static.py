@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnxruntime.quantization import CalibrationDataReader, get_qdq_config, quantize_static
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+from quantization_samples import (
+    WIDTH,
+    calibrate,
+    cosine,
+    image_model,
+    model_of,
+    pixels,
+    put,
+    quantize,
+    run_model,
+    text_model,
+    token_ids,
+    weights,
+)
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
+from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.stages.quantize.static import INTEGER_TYPES
+
+PRECISIONS = [("uint8", "uint8"), ("uint8", "uint16"), ("int16", "uint8"), ("int16", "uint16"), ("int8", "int8")]
+W8A8 = {"weight_type": "uint8", "activation_type": "uint8"}
+
+
+class Reader(CalibrationDataReader):
+    def __init__(self, data):
+        (count,) = {len(array) for array in data.values()}
+        self.feeds = iter([{name: array[index : index + 1] for name, array in data.items()} for index in range(count)])
+
+    def get_next(self):
+        return next(self.feeds, None)
+
+
+def directly(folder: Path, model: onnx.ModelProto, data, rules: str, weight_type: str, activation_type: str) -> bytes:
+    """What onnxruntime makes of *model* when it calibrates and quantizes in one go."""
+    source = put(folder / "direct", model) / "model.onnx"
+    choose = get_qnn_qdq_config if rules == "qnn" else get_qdq_config
+    config = choose(
+        source, None, weight_type=INTEGER_TYPES[weight_type], activation_type=INTEGER_TYPES[activation_type]
+    )
+    quantize_static(
+        source,
+        folder / "direct.onnx",
+        Reader(data),
+        quant_format=config.quant_format,
+        activation_type=config.activation_type,
+        weight_type=config.weight_type,
+        op_types_to_quantize=sorted(config.op_types_to_quantize),
+        per_channel=config.per_channel,
+        extra_options=config.extra_options,
+    )
+    save_model(load_model(folder / "direct.onnx"), folder / "canonical.onnx")
+    return (folder / "canonical.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
+@pytest.mark.parametrize(("make", "data"), [(image_model, pixels(9)), (text_model, token_ids(9))])
+def test_one_calibration_gives_every_precision_the_bytes_of_a_calibration_of_its_own(tmp_path, make, data, rules):
+    ranges = calibrate(tmp_path, make(), data, samples=9)
+    for weight_type, activation_type in PRECISIONS:
+        types = {"weight_type": weight_type, "activation_type": activation_type}
+        shared = quantize(tmp_path, make(), "static", ranges, rules, per_channel=False, **types)
+        assert shared.content == directly(tmp_path, make(), data, rules, weight_type, activation_type), types
+
+
+@pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
+@pytest.mark.parametrize(("weight_type", "activation_type"), PRECISIONS)
+def test_the_types_asked_for_appear_and_the_outputs_stay_near(tmp_path, rules, weight_type, activation_type):
+    data = token_ids(8)
+    ranges = calibrate(tmp_path, text_model(), data)
+    types = {"weight_type": weight_type, "activation_type": activation_type}
+    result = quantize(tmp_path, text_model(), "static", ranges, rules, **types)
+    assert set(result.metrics["activations_by_type"]) == {activation_type}
+    assert result.metrics["weights_by_type"][weight_type] >= 3  # the matrices of query, key and project
+    feed = {name: array[:1] for name, array in data.items()}
+    put(tmp_path, text_model())
+    (expected,) = run_model(tmp_path / "model.onnx", feed)
+    (found,) = result.outputs(feed)
+    assert cosine(expected, found) > (0.999 if activation_type == "uint16" else 0.97)
+
+
+def test_metrics_tell_nodes_sizes_and_time(tmp_path):
+    ranges = calibrate(tmp_path, text_model(), token_ids(4))
+    result = quantize(tmp_path, text_model(), "static", ranges, "qnn", **W8A8)
+    counts = result.op_types()
+    assert result.metrics["quantize_linear"] == counts.count("QuantizeLinear") > 0
+    assert result.metrics["dequantize_linear"] == counts.count("DequantizeLinear") > 0
+    assert result.metrics["nodes_quantized"] == len(text_model().graph.node) - 1  # all but Cast, which computes nothing
+    assert result.metrics["nodes_skipped"] == 0
+    assert result.metrics["qdq_insertion_time_seconds"] > 0
+    assert result.metrics["size_after_bytes"] == result.path.stat().st_size
+    assert [path.name for path in result.folder.iterdir()] == ["quantized.onnx"]
+
+
+def test_chosen_operators_are_quantized_and_the_rest_is_counted_as_skipped(tmp_path):
+    ranges = calibrate(tmp_path, text_model(), token_ids(4))
+    result = quantize(tmp_path, text_model(), "static", ranges, "qnn", op_types_to_quantize=("MatMul",), **W8A8)
+    assert result.metrics["nodes_quantized"] >= 5  # MatMuls; Transpose and Softmax may lie between two of them
+    assert {"LayerNormalization", "Gather", "Sub"} <= set(result.metrics["nodes_skipped_by_type"])
+    assert "MatMul" not in result.metrics["nodes_skipped_by_type"]
+
+
+@pytest.mark.parametrize(("patterns", "left"), [(("project",), {"project"}), (("quer?", "k*"), {"query", "key"})])
+def test_excluded_nodes_keep_their_weights_in_float(tmp_path, patterns, left):
+    ranges = calibrate(tmp_path, text_model(), token_ids(4))
+    result = quantize(tmp_path, text_model(), "static", ranges, "qnn", nodes_to_exclude=patterns, **W8A8)
+    floats = {tensor.name for tensor in result.model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    assert {
+        node.name for node in result.model.graph.node if node.op_type == "MatMul" and node.input[1] in floats
+    } == left
+    assert result.metrics["nodes_skipped_by_type"]["MatMul"] == len(left)
+
+
+def test_an_excluded_node_whose_only_weights_are_vectors_counts_as_skipped(tmp_path):
+    ranges = calibrate(tmp_path, text_model(), token_ids(4))
+    result = quantize(tmp_path, text_model(), "static", ranges, "qnn", nodes_to_exclude=("norm",), **W8A8)
+    assert result.metrics["nodes_skipped_by_type"] == {"LayerNormalization": 1}
+
+
+def test_a_name_with_brackets_is_a_name_and_not_only_a_pattern(tmp_path):
+    model = text_model()
+    model.graph.node[13].name = "/layer[0]/project"
+    ranges = calibrate(tmp_path, model, token_ids(4))
+    result = quantize(tmp_path, model, "static", ranges, "qnn", nodes_to_exclude=("/layer[0]/project",), **W8A8)
+    assert result.metrics["nodes_skipped_by_type"] == {"MatMul": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "advice"),
+    [
+        ({"nodes_to_exclude": ("projekt",)}, "projekt", "'project'"),
+        ({"nodes_to_exclude": ("layer.*",)}, "layer", ""),
+        ({"op_types_to_quantize": ("MatMull",)}, "MatMull", "'MatMul'"),
+        ({"op_types_to_quantize": ("Conv",)}, "No node", "op_types_to_quantize"),
+        ({"nodes_to_exclude": ("*",)}, "No node", "nodes_to_exclude"),
+        ({"weight_type": "int4"}, "weight_type 'int4'", "uint8"),
+        ({"activation_type": None}, "activation_type None", "uint8"),
+        ({"weight_type": "uint8", "activation_type": "int8"}, "no kernels", "weight_type int8"),
+        ({"rules": "tensorrt"}, "tensorrt", "qnn"),
+    ],
+)
+def test_what_cannot_be_done_as_asked_is_refused(tmp_path, fields, message, advice):
+    ranges = calibrate(tmp_path, text_model(), token_ids(2))
+    with pytest.raises(StageError, match=re.escape(message)) as caught:
+        quantize(tmp_path, text_model(), "static", ranges, **{"rules": "qnn", **W8A8, **fields})
+    assert advice in caught.value.advice
+
+
+def test_a_tensor_without_a_range_is_refused_and_none_is_made_up(tmp_path):
+    ranges = calibrate(tmp_path, text_model(), token_ids(2))
+    content = json.loads(ranges.content)
+    del content["ranges"]["masked"]
+    ranges.path.write_text(json.dumps(content))
+    with pytest.raises(StageError, match="'masked'"):
+        quantize(tmp_path, text_model(), "static", ranges, "qnn", **W8A8)
+    with pytest.raises(StageError, match="needs activation ranges"):
+        quantize(tmp_path, text_model(), "static", None, "qnn", **W8A8)
+
+
+def test_sixteen_bits_are_standard_from_opset_21_on_and_keep_the_opset_below(tmp_path):
+    types = {"weight_type": "uint8", "activation_type": "uint16"}
+    for opset, domain in ((21, ""), (17, "com.microsoft")):
+        data = pixels(4)
+        ranges = calibrate(tmp_path, image_model(opset), data)
+        result = quantize(tmp_path, image_model(opset), "static", ranges, "qnn", **types)
+        model = result.model
+        assert {node.domain for node in model.graph.node if "Linear" in node.op_type} == {domain}
+        assert next(entry.version for entry in model.opset_import if not entry.domain) == opset
+        put(tmp_path, image_model(opset))
+        feed = {"pixels": data["pixels"][:1]}
+        assert cosine(run_model(tmp_path / "model.onnx", feed)[0], result.outputs(feed)[0]) > 0.999
+
+
+def test_qnn_weights_are_per_channel_unless_the_recipe_says_no(tmp_path):
+    ranges = calibrate(tmp_path, text_model(), token_ids(4))
+
+    def scales(**fields):
+        model = quantize(tmp_path, text_model(), "static", ranges, **W8A8, **fields).model
+        sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+        points = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        return sizes["wq_scale"], set(points["wq_zero_point"].ravel().tolist())
+
+    assert scales(rules="qnn") == ([WIDTH], {128})
+    assert scales(rules="qnn", weight_symmetric=False) == ([WIDTH], {128})  # the only form that QNN takes
+    assert scales(rules="qnn", per_channel=False, weight_symmetric=True) == ([], {128})
+    assert scales(rules="onnxruntime")[0] == []
+    assert scales(rules="onnxruntime", per_channel=True)[0] == [WIDTH]
+
+
+def test_a_weight_that_another_operator_reads_too_stays_per_tensor_for_qnn(tmp_path):
+    model = model_of(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["x"], "embed"),
+            helper.make_node("MatMul", ["x", "table"], ["y"], "head"),
+        ],
+        {"ids": (TensorProto.INT64, [1, 4])},
+        {"y": [1, 4, WIDTH]},
+        {"table": weights(WIDTH, WIDTH)},
+    )
+    ranges = calibrate(tmp_path, model)
+    result = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
+    assert next(list(t.dims) for t in result.model.graph.initializer if t.name == "table_scale") == []
+
+
+def test_symmetric_activations_have_their_zero_in_the_middle(tmp_path):
+    ranges = calibrate(tmp_path, text_model(), token_ids(4))
+
+    def zero_points(symmetric):
+        fields = {"weight_type": "uint8", "activation_type": "uint16", "activation_symmetric": symmetric}
+        graph = quantize(tmp_path, text_model(), "static", ranges, "qnn", **fields).model.graph
+        constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        return {int(constants[node.input[2]]) for node in graph.node if node.op_type == "QuantizeLinear"}
+
+    assert zero_points(True) == {32768}
+    assert len(zero_points(False)) > 1
+
+
+def test_everything_behind_an_operator_from_outside_the_standard_is_quantized_too(tmp_path):
+    model = model_of(
+        [
+            helper.make_node("QuickGelu", ["x"], ["g"], "gelu", domain="com.microsoft"),
+            helper.make_node("MatMul", ["g", "w"], ["m"], "matmul"),
+            helper.make_node("Softmax", ["m"], ["y"], "softmax"),
+        ],
+        {"x": (TensorProto.FLOAT, [1, WIDTH])},
+        {"y": [1, WIDTH]},
+        {"w": weights(WIDTH, WIDTH)},
+    )
+    ranges = calibrate(tmp_path, model)
+    metrics = quantize(tmp_path, model, "static", ranges, "onnxruntime", **W8A8).metrics
+    assert (metrics["nodes_quantized"], metrics["nodes_skipped"]) == (3, 0)
+
+
+def test_our_own_metadata_of_the_model_stays(tmp_path):
+    model = image_model()
+    write_io_specs(model, [InputSpec("pixels", "float32", (1, 3, 8, 8), (-1.0, 1.0))], [])
+    model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    ranges = calibrate(tmp_path, model)
+    result = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
+    assert sorted(entry.key for entry in result.model.metadata_props) == ["winml.io.inputs", "winml.io.outputs"]
+
+
+def test_large_weights_are_in_one_file_beside_the_model_and_nothing_else_is(tmp_path, monkeypatch):
+    import winml_dag.onnxmodel.files as files
+
+    monkeypatch.setattr(files, "EXTERNAL_DATA_THRESHOLD", 1024)
+    monkeypatch.setattr(files, "EXTERNAL_TENSOR_MINIMUM", 256)
+    data = token_ids(4)
+    ranges = calibrate(tmp_path, text_model(), data)
+    result = quantize(tmp_path, text_model(), "static", ranges, "qnn", **W8A8)
+    names = sorted(path.name for path in result.folder.iterdir())
+    assert names == ["quantized.onnx", "quantized.onnx.data"]
+    assert result.metrics["size_after_bytes"] == sum(path.stat().st_size for path in result.folder.iterdir())
+    assert np.isfinite(result.outputs({name: array[:1] for name, array in data.items()})[0]).all()

@@ -1,0 +1,154 @@
+"""What a quantized model has become: which nodes compute in other types than before, and in which ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from onnx import GraphProto, NodeProto, TensorProto
+
+from winml_dag.canonical import JsonObject
+from winml_dag.onnxmodel.dtypes import dtype_name
+from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, float_values
+
+QDQ = ("QuantizeLinear", "DequantizeLinear")
+
+# Operators that work on integer weights, as onnxruntime's tools put them in.
+_INTEGER_OPS = frozenset(
+    {
+        "MatMulInteger",
+        "ConvInteger",
+        "DynamicQuantizeLSTM",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "DequantizeLinear",
+        "MatMulNBits",
+        "GatherBlockQuantized",
+    }
+)
+_BYTES = (TensorProto.UINT8, TensorProto.INT8)
+
+# How many inputs are data, for operators whose others are parameters (bounds, scales, statistics) that stay in float.
+_DATA_INPUTS = {"Clip": 1, "Pad": 1, "Resize": 1, "Upsample": 1, "BatchNormalization": 3}
+
+
+@dataclass(frozen=True)
+class Census:
+    """Compute nodes that are quantized, those left in float by operator, Q/DQ nodes, and tensors by integer type.
+
+    Biases, which are always int32, are in neither ``weights`` nor ``activations``.
+    """
+
+    quantized: int
+    skipped: Mapping[str, int]
+    quantize_linear: int = 0
+    dequantize_linear: int = 0
+    weights: Mapping[str, int] = field(default_factory=dict)
+    activations: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> JsonObject:
+        return {
+            "nodes_quantized": self.quantized,
+            "nodes_skipped": sum(self.skipped.values()),
+            "nodes_skipped_by_type": dict(self.skipped),
+            "quantize_linear": self.quantize_linear,
+            "dequantize_linear": self.dequantize_linear,
+            "weights_by_type": dict(self.weights),
+            "activations_by_type": dict(self.activations),
+        }
+
+
+def count_qdq(before: GraphProto, after: GraphProto) -> Census:
+    """The census of a QDQ model. A node is quantized when all its data in float goes through Q and DQ.
+
+    A single constant number is no data: the rules leave some of them in float.
+    """
+    numbers = {tensor.name for tensor in before.initializer if prod(tensor.dims) == 1}
+    floats = float_values(before) - numbers
+    dequantized = {node.output[0] for node in after.node if node.op_type == "DequantizeLinear"}
+    to_quantize = {node.input[0] for node in after.node if node.op_type == "QuantizeLinear"}
+    quantized = 0
+    skipped: Counter[str] = Counter()
+    for node in after.node:
+        if node.op_type in QDQ or node.op_type in NOT_COMPUTING:
+            continue
+        data = node.input[: _DATA_INPUTS.get(node.op_type)]
+        reads = {name for name in data if name in dequantized or name in floats}
+        makes = {name for name in node.output if name in to_quantize or name in floats}
+        if not reads and not makes:
+            continue
+        if reads <= dequantized and makes <= to_quantize:
+            quantized += 1
+        else:
+            skipped[node.op_type] += 1
+    weights, activations = _types(after)
+    counts = Counter(node.op_type for node in after.node)
+    return Census(quantized, _sorted(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
+
+
+def count_replaced(before: GraphProto, after: GraphProto) -> Census:
+    """The census of a model in which operators on integer weights took the place of others, outputs as before."""
+    known = {name for node in before.node for name in node.output}
+    makers = {name: node for node in after.node for name in node.output}
+    quantized = 0
+    skipped: Counter[str] = Counter()
+    for node in compute_nodes(before):
+        if _made_of_integers(makers.get(node.output[0]), node, makers, known):
+            quantized += 1
+        else:
+            skipped[node.op_type] += 1
+    counts = Counter(node.op_type for node in after.node)
+    return Census(quantized, _sorted(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
+
+
+def count_half(before: GraphProto, op_types: Collection[str], names: Collection[str]) -> Census:
+    """The census of a float16 model, in which operators of *op_types* and nodes called *names* stay in float32."""
+    nodes = list(compute_nodes(before))
+    skipped = Counter(node.op_type for node in nodes if node.op_type in op_types or node.name in names)
+    return Census(len(nodes) - skipped.total(), _sorted(skipped))
+
+
+def _made_of_integers(
+    maker: NodeProto | None, original: NodeProto, makers: Mapping[str, NodeProto], known: set[str]
+) -> bool:
+    """Whether there is an integer operator among what took the place of *original*; *maker* is the last of it."""
+    pending = [maker]
+    while pending:
+        node = pending.pop()
+        if node is None or node == original:
+            continue
+        if node.op_type in _INTEGER_OPS:
+            return True
+        pending.extend(makers.get(name) for name in node.input if name not in known)
+    return False
+
+
+def _types(graph: GraphProto) -> tuple[dict[str, int], dict[str, int]]:
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    weights: Counter[str] = Counter()
+    activations: Counter[str] = Counter()
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
+            if constants[node.input[0]] != TensorProto.INT32:
+                weights[dtype_name(constants[node.input[0]])] += 1
+        elif node.op_type == "QuantizeLinear":
+            activations[dtype_name(constants[node.input[2]])] += 1
+    return _sorted(weights), _sorted(activations)
+
+
+def _replaced_weights(graph: GraphProto) -> dict[str, int]:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    weights: Counter[str] = Counter()
+    for node in graph.node:
+        if node.op_type == "MatMulNBits":
+            weights[f"uint{next(attribute.i for attribute in node.attribute if attribute.name == 'bits')}"] += 1
+        elif node.op_type in _INTEGER_OPS:
+            found = [constants[name] for name in node.input if name in constants and len(constants[name].dims) > 1]
+            weights.update(dtype_name(tensor.data_type) for tensor in found if tensor.data_type in _BYTES)
+    return _sorted(weights)
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))

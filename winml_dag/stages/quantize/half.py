@@ -1,0 +1,91 @@
+"""fp16: weights and activations become float16."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, TensorProto
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
+from winml_dag.stages.float_model import open_session
+from winml_dag.stages.quantize import QuantizeFields
+from winml_dag.stages.quantize.census import Census, count_half
+from winml_dag.stages.quantize.selection import check_op_types, excluded_nodes
+
+
+def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
+    """*model*, whose tensors must have types, in float16, changed in place. *before* is the same model.
+
+    Constants beyond float16's range become its largest number. Operators that have no float16 form stay in float32
+    whatever ``fp16_op_block_list`` says: it adds to them.
+
+    Raises:
+        StageError: for unknown nodes or operators, or when nothing is left to convert.
+    """
+    check_op_types(model.graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
+    op_types = {*DEFAULT_OP_BLOCK_LIST, *(fields.fp16_op_block_list or ())}
+    names = excluded_nodes(model.graph, fields.nodes_to_exclude or ())
+    keeps_interface = fields.fp16_keep_io_types is not False
+    census = count_half(before.graph, op_types, names)
+    if not census.quantized:
+        raise StageError("No node of the model could be converted to float16.", advice="See quant.fp16_op_block_list.")
+    half = convert_float_to_float16(
+        model,
+        keep_io_types=keeps_interface,
+        # The types are known already, also of operators outside the standard; above 2 GiB inference in memory fails.
+        disable_shape_infer=True,
+        op_block_list=sorted(op_types),
+        node_block_list=list(names),
+    )
+    if not keeps_interface:
+        _require_half_interface(half.graph)
+    return half, census
+
+
+def _require_half_interface(graph: GraphProto) -> None:
+    left = [
+        value.name for value in (*graph.input, *graph.output) if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    ]
+    if left:
+        raise StageError(f"{left[0]!r} stayed in float32 although fp16_keep_io_types is false.")
+
+
+def check_runs(half: Path, original: Path) -> None:
+    """Raise StageError unless the model *half* runs, with finite results wherever those of *original* are finite.
+
+    float16 ends at 65504, and what overflows there becomes infinite, then no number. The CPU computes in float32 what
+    it has no float16 kernels for, so this finds what overflows for certain, not all that may on other hardware.
+    """
+    session = open_session(half, "the model in float16")
+    feeds = next(random_feeds(model_inputs(original), seed=0, count=1))
+    try:
+        results = _run(session, feeds)
+    except Exception as error:  # onnxruntime's errors have no base class of their own
+        # A model that cannot run on random values in float32 either (lengths that depend on each other) tells nothing.
+        with contextlib.suppress(Exception):
+            _run(open_session(original, "the model"), feeds)
+            raise StageError(f"The model in float16 does not run: {error}") from error
+        return
+    if all(np.isfinite(result).all() for result in results):
+        return
+    expected = _run(open_session(original, "the model"), feeds)
+    for output, result, reference in zip(session.get_outputs(), results, expected, strict=True):
+        if (~np.isfinite(result) & np.isfinite(reference)).any():
+            raise StageError(
+                f"In float16, output {output.name!r} has values that are infinite or no number where float32 has none.",
+                advice="Keep the operators that overflow in float32: quant.fp16_op_block_list or nodes_to_exclude.",
+            )
+
+
+def _run(session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+    """The outputs for *feeds* in the types that the model takes."""
+    half = {argument.name for argument in session.get_inputs() if argument.type == "tensor(float16)"}
+    cast = {name: array.astype(np.float16) if name in half else array for name, array in feeds.items()}
+    return list(session.run(None, cast))

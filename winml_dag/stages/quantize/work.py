@@ -1,0 +1,104 @@
+"""The work of the quantize stage: one mode each for integers with ranges, integers without, and float16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.files import save_model
+from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.stages.float_model import open_session, refuse_unless_float, write_typed
+from winml_dag.stages.quantize import QuantizeConfig
+from winml_dag.stages.quantize.census import Census
+from winml_dag.stages.quantize.half import check_runs, convert_to_half
+from winml_dag.stages.quantize.static import insert_qdq
+from winml_dag.stages.quantize.weights import quantize_dynamically, quantize_weights
+from winml_dag.stages.ranges import Ranges
+
+QUANTIZED_FILE = "quantized.onnx"
+MODES = ("static", "dynamic", "rtn", "fp16")
+
+_MODEL_FILE = Path("float.onnx")
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    model: ModelProto
+    census: Census
+    weight_type: str
+    activation_type: str
+    more_metrics: JsonObject = field(default_factory=dict)
+
+
+def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
+    """Write ``quantized.onnx``, its weights beside it from 100 MiB on.
+
+    Metrics: ``nodes_quantized`` and ``nodes_skipped``, nodes that compute with floats, the latter also by operator;
+    ``quantize_linear`` and ``dequantize_linear``, nodes that were added; ``weights_by_type``, ``activations_by_type``,
+    tensors; ``size_before_bytes``, ``size_after_bytes``, with weights; for static ``qdq_insertion_time_seconds``.
+
+    Raises:
+        StageError: for a model that is not in float32, or when something else than what was asked for would come out.
+    """
+    fields = config.quant
+    if fields.mode not in MODES:
+        raise StageError(f"Unknown quantization mode {fields.mode!r}.", advice=f"Known are: {', '.join(MODES)}.")
+    source = workspace.input_file("model", ".onnx")
+    refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
+    write_typed(source, _MODEL_FILE)
+    result = _quantize(config, workspace)
+    output = workspace.outputs["model"] / QUANTIZED_FILE
+    # Our own notes of inputs and outputs get lost in some of onnxruntime's tools.
+    _restore_metadata(result.model)
+    save_model(result.model, output)
+    if fields.mode == "fp16":
+        check_runs(output, _MODEL_FILE)
+    else:
+        open_session(output, "the quantized model")
+    return {
+        "mode": fields.mode,
+        "weight_type": result.weight_type,
+        "activation_type": result.activation_type,
+        **result.census.to_json(),
+        **result.more_metrics,
+        "size_before_bytes": _size(source),
+        "size_after_bytes": _size(output),
+    }
+
+
+def _quantize(config: QuantizeConfig, workspace: Workspace) -> _Quantized:
+    fields = config.quant
+    model, before = onnx.load(_MODEL_FILE), onnx.load(_MODEL_FILE, load_external_data=False)
+    if fields.mode == "static":
+        if not workspace.has("ranges"):
+            raise StageError(
+                "Static quantization needs activation ranges.", advice="Put the calibrate stage before it."
+            )
+        ranges = Ranges.read(workspace.input_file("ranges", ".json"))
+        insertion = insert_qdq(model, before, ranges, fields, config.target.rules or "onnxruntime")
+        more: dict[str, JsonValue] = {"qdq_insertion_time_seconds": insertion.seconds}
+        return _Quantized(insertion.model, insertion.census, str(fields.weight_type), str(fields.activation_type), more)
+    if fields.mode == "fp16":
+        half, census = convert_to_half(model, before, fields)
+        return _Quantized(half, census, "float16", "float16")
+    if fields.mode == "dynamic":
+        quantized, census = quantize_dynamically(model, before, fields)
+        return _Quantized(quantized, census, fields.weight_type or "int8", "uint8")
+    quantized, census = quantize_weights(model, before, fields)
+    return _Quantized(quantized, census, ", ".join(census.weights), "float32")
+
+
+def _restore_metadata(model: ModelProto) -> None:
+    original = onnx.load(_MODEL_FILE, load_external_data=False).metadata_props
+    del model.metadata_props[:]
+    model.metadata_props.extend(original)
+
+
+def _size(model: Path) -> int:
+    return sum((model.parent / name).stat().st_size for name in inspect_model(model).files)
