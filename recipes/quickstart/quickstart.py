@@ -44,7 +44,7 @@ def main(output: Path) -> None:
     print(f"\nFirst build {first:.1f} s, second {second:.2f} s.")
     print(f"EPContext partitions: {metrics['compile'].get('ep_context_partitions')}")
     for name, measured in metrics["validate"].get("outputs", {}).items():
-        print(f"Cosine of {name} to the float model, on random input: {measured['cosine']:.4f}")
+        print(f"Cosine of {name} to the float model, on sentences not calibrated on: {measured['cosine']:.4f}")
     print(f"\nThe model to ship:    {output / manifest['final_artifact']} and the .bin file beside it")
     print(f"Where it comes from:  {output / 'build_manifest.json'}")
     print(f"To build it anywhere: {output / 'winml_build_config.json'}")

@@ -108,7 +108,13 @@ class _Line:
         if calibrate := chosen(build.calibrate):
             data, processor = build.inputs.calibration_data, build.inputs.processor
             node = self._node(
-                "calibrate", CALIBRATE, config_json(calibrate), model=self._model, data=data, processor=processor
+                "calibrate",
+                CALIBRATE,
+                config_json(calibrate),
+                tools=self._text_tools(),
+                model=self._model,
+                data=data,
+                processor=processor,
             )
             ranges = node.output("ranges")
             yield node
@@ -135,9 +141,11 @@ class _Line:
                 "validate",
                 VALIDATE,
                 config_json(validate),
-                tools=self._ep_tools(target),
+                tools={**self._ep_tools(target), **self._text_tools()},
                 model=self._model,
                 reference=reference,
+                data=build.inputs.calibration_data,
+                processor=build.inputs.processor,
             )
             validation = node.output("report")
             yield node
@@ -171,6 +179,10 @@ class _Line:
             kinds={} if kind is None else {"model": kind},
             toolchain={**versions(stage.packages), **(tools or {})},
         )
+
+    def _text_tools(self) -> dict[str, str]:
+        """What turns text into numbers; nobody's concern where there is no text."""
+        return {} if self._build.inputs.processor is None else versions(["transformers", "tokenizers"])
 
     def _ep_tools(self, target: Target) -> dict[str, str]:
         """What makes one installation of an execution provider differ from another: its package and its libraries."""

@@ -104,6 +104,8 @@ class Quant(Section):
     """How floats become integers or float16.
 
     Ours: ``calibration_data``, the path of a .npz, .npy or .txt file, or of a folder of them.
+
+    ``per_channel`` and ``symmetric`` None: as suits the target (false in winml-cli).
     """
 
     mode: Annotated[Literal["static", "dynamic", "rtn", "fp16"], BeforeValidator(_current_mode)] = "static"
@@ -116,8 +118,8 @@ class Quant(Section):
     model_type: Text | None = None
     weight_type: IntegerType = "uint8"
     activation_type: IntegerType = "uint8"
-    per_channel: bool = False
-    symmetric: bool = False
+    per_channel: bool | None = None
+    symmetric: bool | None = None
     weight_symmetric: bool | None = None
     activation_symmetric: bool | None = None
     op_types_to_quantize: ListOf[Text] | None = None

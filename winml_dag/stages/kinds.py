@@ -37,4 +37,6 @@ def model_slot(done: str, *accepts: str) -> InputSlot:
         QUANTIZED_MODEL: f"it is already quantized (QDQ) and cannot be {done} again; use the float model",
         HALF_MODEL: f"it is already in float16 and cannot be {done}; use the float32 model",
     }
-    return InputSlot(frozenset(accepts), refusals={kind: text for kind, text in refusals.items() if kind not in accepts})
+    return InputSlot(
+        frozenset(accepts), refusals={kind: text for kind, text in refusals.items() if kind not in accepts}
+    )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from winml_dag.onnxmodel.compare import OutputComparison
     from winml_dag.onnxmodel.feeds import InputSpec
+    from winml_dag.stages.samples import Samples
 
     Feed = Mapping[str, NDArray[np.generic]]
 
@@ -56,7 +57,13 @@ MINIMUM_COSINE: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class ValidateFields:
-    """``min_cosine``: the bound below which every output's cosine to the reference fails."""
+    """What validate reads.
+
+    Attributes:
+        min_cosine: an output whose cosine to the reference's is below fails.
+        samples: how many inputs to run; of a ``data`` input the last ones, since calibration took the first.
+        seed: of random inputs, which are used when there is no ``data`` input.
+    """
 
     min_cosine: float
     samples: int = 3
@@ -81,7 +88,12 @@ VALIDATE = Stage(
     version=1,
     work="winml_dag.stages.validate:run",
     config="winml_dag.stages.validate:ValidateConfig",
-    inputs={"model": InputSlot(kinds.ANY_MODEL), "reference": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL})},
+    inputs={
+        "model": InputSlot(kinds.ANY_MODEL),
+        "reference": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}),
+        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+    },
     outputs={"report": kinds.VALIDATION},
     packages=("onnxruntime", "onnx", "numpy"),
 )
@@ -98,7 +110,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
             not, or differs from it by more than ``min_cosine`` allows.
     """
     from winml_dag.ep.session import assigned_nodes, create_session
-    from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
+    from winml_dag.onnxmodel.feeds import model_inputs
 
     fields = config.validate
     target = resolve_target(config.target.execution_provider, config.target.device)
@@ -108,7 +120,8 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(reference_path)
     names = _output_names(reference, candidate)
 
-    feeds = list(random_feeds(inputs, fields.seed, fields.samples))
+    samples = _samples(fields, workspace, inputs)
+    feeds = list(samples)
     outputs = _compare(reference, candidate, names, feeds)
     ones = _compare(reference, candidate, names, [_ones(inputs)])
     for comparison in (*outputs, *ones):
@@ -121,7 +134,8 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         "device": target.device,
         # For the CPU there is nothing to tell, and the names of its fused operators depend on the processor.
         "assigned_nodes": assigned_nodes(candidate) if target.ep != CPU else {},
-        "samples": fields.samples,
+        "data": samples.kind,
+        "samples": samples.count,
         "seed": fields.seed,
         "min_cosine": fields.min_cosine,
         "outputs": {comparison.name: _rounded(comparison) for comparison in outputs},
@@ -131,6 +145,15 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         canonical_json(report) + "\n", encoding="utf-8", newline="\n"
     )
     return report
+
+
+def _samples(fields: ValidateFields, workspace: Workspace, inputs: tuple[InputSpec, ...]) -> Samples:
+    from winml_dag.stages.samples import random_samples, read_samples
+
+    if not workspace.has("data"):
+        return random_samples(inputs, fields.samples, fields.seed, "uniform")
+    processor = workspace.inputs["processor"] if workspace.has("processor") else None
+    return read_samples(workspace.inputs["data"], inputs, processor).last(fields.samples)
 
 
 def _session_options(target: Target, given: ValidateTarget) -> dict[str, str]:

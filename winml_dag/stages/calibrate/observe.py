@@ -12,8 +12,8 @@ import onnx
 from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramCollector, TensorsData, create_calibrator
 
 from winml_dag.errors import StageError
-from winml_dag.stages.calibrate.samples import Feed, Samples
 from winml_dag.stages.float_model import float_tensors
+from winml_dag.stages.samples import Feed, Samples
 
 # Models write "never choose this" as the lowest float (-3.4e38) or as -inf. No measured quantity is that large.
 EXTREME = 1e30

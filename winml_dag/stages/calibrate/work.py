@@ -11,9 +11,9 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.calibrate.observe import EXTREME, METHODS, observe
-from winml_dag.stages.calibrate.samples import Samples, random_samples, read_samples
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.ranges import RANGES_FILE, Ranges
+from winml_dag.stages.samples import Samples, random_samples, read_samples
 
 _MODEL_FILE = Path("float.onnx")
 
@@ -54,5 +54,5 @@ def _samples(config: CalibrateConfig, workspace: Workspace, model: Path) -> Samp
     inputs = model_inputs(model)
     if workspace.has("data"):
         processor = workspace.inputs["processor"] if workspace.has("processor") else None
-        return read_samples(workspace.inputs["data"], inputs, fields.samples, processor)
+        return read_samples(workspace.inputs["data"], inputs, processor).first(fields.samples)
     return random_samples(inputs, fields.samples, fields.seed or 0, fields.distribution or "uniform")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args
 from zipfile import BadZipFile
@@ -39,6 +40,14 @@ class Samples:
     def __iter__(self) -> Iterator[Feed]:
         return self.make()
 
+    def first(self, count: int) -> Samples:
+        return Samples(self.kind, min(count, self.count), lambda: islice(self.make(), count))
+
+    def last(self, count: int) -> Samples:
+        """Counted from the end: whoever takes the first ones for one purpose has others here."""
+        start = max(0, self.count - count)
+        return Samples(self.kind, self.count - start, lambda: islice(self.make(), start, None))
+
     @classmethod
     def one_by_one(cls, kind: str, count: int, make_one: Callable[[int], Feed]) -> Samples:
         return cls(kind, count, lambda: map(make_one, range(count)))
@@ -57,8 +66,8 @@ def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribut
     return Samples("random", count, lambda: random_feeds(inputs, seed, count, chosen))
 
 
-def read_samples(folder: Path, inputs: Sequence[InputSpec], limit: int, processor: Path | None) -> Samples:
-    """The first samples, *limit* at most, of the calibration data in *folder*, which is one of these:
+def read_samples(folder: Path, inputs: Sequence[InputSpec], processor: Path | None) -> Samples:
+    """The calibration data in *folder*, which is one of these:
 
     - one .npz file: arrays by input name, whose first axis counts the samples;
     - several .npz files, in the order of their names: one sample each;
@@ -71,11 +80,11 @@ def read_samples(folder: Path, inputs: Sequence[InputSpec], limit: int, processo
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     kinds = {path.suffix.lower() for path in files}
     if kinds == {".npz"}:
-        samples = _stacked_npz(files[0], inputs, limit) if len(files) == 1 else _single_npz(files, inputs, limit)
+        samples = _stacked_npz(files[0], inputs) if len(files) == 1 else _single_npz(files, inputs)
     elif kinds == {".npy"}:
-        samples = _npy(folder, files, inputs, limit)
+        samples = _npy(folder, files, inputs)
     elif kinds == {".txt"}:
-        samples = _text(files, inputs, limit, processor)
+        samples = _text(files, inputs, processor)
     else:
         raise StageError(
             f"Calibration data must be .npz files, .npy files or .txt files, but there is: {', '.join(sorted(kinds))}."
@@ -87,23 +96,22 @@ def read_samples(folder: Path, inputs: Sequence[InputSpec], limit: int, processo
     return samples
 
 
-def _stacked_npz(file: Path, inputs: Sequence[InputSpec], limit: int) -> Samples:
-    return _stacked("npz", _load_npz(file), inputs, limit)
+def _stacked_npz(file: Path, inputs: Sequence[InputSpec]) -> Samples:
+    return _stacked("npz", _load_npz(file), inputs)
 
 
-def _single_npz(files: Sequence[Path], inputs: Sequence[InputSpec], limit: int) -> Samples:
-    taken = files[:limit]
-    return Samples.one_by_one("npz", len(taken), lambda index: fit(_load_npz(taken[index]), inputs, taken[index].name))
+def _single_npz(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
+    return Samples.one_by_one("npz", len(files), lambda index: fit(_load_npz(files[index]), inputs, files[index].name))
 
 
-def _npy(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], limit: int) -> Samples:
+def _npy(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
     if all(file.parent == folder for file in files):
-        return _stacked("npy", {file.stem: _load_npy(file) for file in files}, inputs, limit)
+        return _stacked("npy", {file.stem: _load_npy(file) for file in files}, inputs)
     by_input: dict[str, list[Path]] = {}
     for file in files:
         by_input.setdefault(file.parent.relative_to(folder).as_posix(), []).append(file)
     counts = {name: len(paths) for name, paths in by_input.items()}
-    count = _common_count(counts, limit)
+    count = _common_count(counts)
     _check_names(by_input, inputs)
 
     def make(index: int) -> Feed:
@@ -112,14 +120,14 @@ def _npy(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec], limit
     return Samples.one_by_one("npy", count, make)
 
 
-def _stacked(kind: str, arrays: Mapping[str, Array], inputs: Sequence[InputSpec], limit: int) -> Samples:
+def _stacked(kind: str, arrays: Mapping[str, Array], inputs: Sequence[InputSpec]) -> Samples:
     _check_names(arrays, inputs)
     flat = [name for name, array in arrays.items() if array.ndim == 0]
     if flat:
         raise StageError(
             f"The calibration data of {flat[0]!r} is a single number; its first axis must count the samples."
         )
-    count = _common_count({name: len(array) for name, array in arrays.items()}, limit)
+    count = _common_count({name: len(array) for name, array in arrays.items()})
     return Samples.one_by_one(
         kind,
         count,
@@ -127,11 +135,11 @@ def _stacked(kind: str, arrays: Mapping[str, Array], inputs: Sequence[InputSpec]
     )
 
 
-def _common_count(counts: Mapping[str, int], limit: int) -> int:
+def _common_count(counts: Mapping[str, int]) -> int:
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         raise StageError(f"The calibration data has different numbers of samples: {text}.")
-    return min(limit, *counts.values())
+    return min(counts.values())
 
 
 def _load_npz(file: Path) -> dict[str, Array]:
@@ -213,14 +221,14 @@ def _cast(array: Array, spec: InputSpec, where: str) -> Array:
     )
 
 
-def _text(files: Sequence[Path], inputs: Sequence[InputSpec], limit: int, processor: Path | None) -> Samples:
+def _text(files: Sequence[Path], inputs: Sequence[InputSpec], processor: Path | None) -> Samples:
     if processor is None:
         raise StageError(
             "The calibration data is text, but the model comes without a tokenizer.",
             advice="Give a model folder that has one, or give arrays (.npz).",
         )
     lines = [line.strip() for file in files for line in _lines(file)]
-    texts = [line for line in lines if line][:limit]
+    texts = [line for line in lines if line]
     tokenizer = _tokenizer(processor)
     return Samples.one_by_one("text", len(texts), lambda index: _encode(tokenizer, texts[index], inputs))
 

@@ -1,0 +1,93 @@
+"""What is known about an architecture: its configuration in transformers, and the exporter that suits it."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+from winml_dag.canonical import JsonValue
+from winml_dag.errors import StageError
+
+# Those that are exported and compared with PyTorch in our tests; others usually work too.
+TESTED = ("bert", "convnext", "distilbert", "gpt2", "resnet", "roberta", "vit")
+
+TORCHSCRIPT = "torchscript"
+DYNAMO = "dynamo"
+
+
+def exporter_for(model_type: str) -> str:
+    """The exporter that works best for *model_type*.
+
+    Decoder language models get dynamo: TorchScript stops at ``aten::diff`` where transformers builds their causal mask
+    without a padding mask, and its graphs of them are twice as long. For all others TorchScript is better: dynamo
+    builds the padding mask of BERT with a GatherND on booleans. The QNN execution provider leaves that to the CPU, and
+    the compiled model falls into two parts instead of one.
+    """
+    # Encoders that may also be used as decoders (BERT) are in both lists.
+    return DYNAMO if model_type in CAUSAL and model_type not in MASKED else TORCHSCRIPT
+
+
+def configuration_class(model_type: str) -> type[PreTrainedConfig]:
+    """
+    Raises:
+        StageError: when transformers has no such architecture.
+    """
+    if model_type not in CONFIG_MAPPING:
+        raise StageError(
+            f"loader.model_type is {model_type!r}, which this version of transformers does not have."
+            f"{did_you_mean(model_type, CONFIG_MAPPING.keys())}",
+            advice=f"Tested are: {', '.join(TESTED)}.",
+        )
+    found: type[PreTrainedConfig] = CONFIG_MAPPING[model_type]
+    return found
+
+
+def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTrainedConfig:
+    """The configuration of *model_type* with *overrides*.
+
+    transformers keeps a name that it does not know as an attribute that nothing reads, so a typing error would give the
+    standard model; names are therefore checked here, also within the parts of a composite configuration.
+
+    Raises:
+        StageError: for an unknown architecture or name, or a value that does not fit.
+    """
+    made_by = configuration_class(model_type)
+    _check_names(made_by, overrides, "loader.random_weights.config")
+    try:
+        return made_by(**overrides)
+    except Exception as error:  # a validation error of whichever class, or an arithmetic one inside it
+        reason = " ".join(str(error).split())
+        raise StageError(f"loader.random_weights.config does not fit {made_by.__name__}: {reason}") from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the nearest known names, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=3)
+    return f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+
+
+def _check_names(made_by: type[Any], overrides: Mapping[str, JsonValue], path: str) -> None:
+    known = _names(made_by)
+    for name, value in overrides.items():
+        if name not in known:
+            raise StageError(f"{path}.{name} is not a field of {made_by.__name__}.{did_you_mean(name, known)}")
+        part = getattr(made_by, "sub_configs", {}).get(name)
+        if isinstance(value, Mapping) and part is not None and part.__name__ != "AutoConfig":
+            _check_names(part, value, f"{path}.{name}")
+
+
+def _names(made_by: type[Any]) -> set[str]:
+    """The fields that a configuration class knows, whether it declares them as a dataclass or in ``__init__``."""
+    names = {"num_labels", *made_by.attribute_map, *getattr(made_by, "__dataclass_fields__", {})}
+    for base in made_by.__mro__:
+        if "__init__" in base.__dict__:
+            parameters = inspect.signature(base.__dict__["__init__"]).parameters.values()
+            names |= {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    # Settings of the class, not of a model.
+    return {name for name in names if not name.startswith(("_", "base_")) and name not in {"self", "model_type"}}

@@ -1,0 +1,98 @@
+"""Dynamic axes: the sizes at which a model with such axes is traced and checked, and what that says about its outputs.
+
+An exporter may quietly fix an axis at the size it saw while tracing. So the model is compared with PyTorch at other
+sizes too, and the shapes of the outputs are those that were seen, not those that the exporter believes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx import ValueInfoProto
+
+from winml_dag.errors import StageError
+from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
+
+Sizes = Mapping[str, int]
+
+RUNS = 3
+
+# The first run is the one that is traced: 2, because torch.export takes a size of 1 for a constant.
+_BATCH_SIZES = (2, 1, 3)
+
+
+def sizes_by_run(inputs: Sequence[ModelInput]) -> tuple[Sizes, ...]:
+    """The size of every dynamic axis, by its name, in each of :data:`RUNS` runs; no two runs have the same sizes.
+
+    A batch (axis 0) is 2, 1 and 3. Any other axis has its usual size and, in one later run, half of it: half of an
+    image or a text is what most models can still take.
+    """
+    usual: dict[str, int] = {}
+    batches: set[str] = set()
+    for each in inputs:
+        for axis, name in enumerate(each.shape):
+            if isinstance(name, str):
+                usual.setdefault(name, max(2, each.sizes[axis]))
+                if axis == 0:
+                    batches.add(name)
+    halved_in = {name: 1 + number % (RUNS - 1) for number, name in enumerate(n for n in usual if n not in batches)}
+    return tuple(
+        {
+            name: _BATCH_SIZES[run] if name in batches else size // 2 if halved_in[name] == run else size
+            for name, size in usual.items()
+        }
+        for run in range(RUNS)
+    )
+
+
+def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
+    return tuple(sizes[size] if isinstance(size, str) else size for size in shape)
+
+
+def output_shape(
+    tensor: str,
+    seen: Sequence[tuple[int, ...]],
+    sizes: Sequence[Sizes],
+    dynamic_axes: Mapping[str, Mapping[str, str]],
+) -> Shape:
+    """The shape of the output *tensor*, from the shapes *seen* in the runs with *sizes*.
+
+    An axis that changed has the name of the dynamic axis that changed like it, else one of its own; the recipe's name
+    wins.
+
+    Raises:
+        StageError: when the recipe gives a name to an axis that did not change.
+    """
+    named = named_axes(tensor, seen[0], dynamic_axes)
+    shape: list[int | str] = []
+    for axis, asked in enumerate(named):
+        over_runs = [each[axis] for each in seen]
+        changed = len(set(over_runs)) > 1
+        if isinstance(asked, str) and not changed:
+            raise StageError(
+                f"export.dynamic_axes.{tensor}.{axis} is {asked!r}, but this axis always has the size {over_runs[0]}."
+            )
+        like = next((name for name in sizes[0] if [run[name] for run in sizes] == over_runs), f"{tensor}_axis_{axis}")
+        shape.append(asked if isinstance(asked, str) else like if changed else over_runs[0])
+    return tuple(shape)
+
+
+def set_shape(value: ValueInfoProto, shape: Shape) -> None:
+    """Give an input or output of a graph the shape that it really has."""
+    dimensions = value.type.tensor_type.shape
+    del dimensions.dim[:]
+    for size in shape:
+        if isinstance(size, str):
+            dimensions.dim.add(dim_param=size)
+        else:
+            dimensions.dim.add(dim_value=size)
+
+
+def check_tensors(dynamic_axes: Mapping[str, Mapping[str, str]], tensors: Sequence[str]) -> None:
+    """
+    Raises:
+        StageError: when ``export.dynamic_axes`` names a tensor that the exported model does not have.
+    """
+    for tensor in dynamic_axes:
+        if tensor not in tensors:
+            raise StageError(f"export.dynamic_axes names {tensor!r}, but the exported model has: {', '.join(tensors)}.")

@@ -1,0 +1,143 @@
+"""From a PyTorch model to an ONNX file as one of torch's two exporters writes it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from onnx import ModelProto
+from torch import Tensor
+
+from winml_dag.errors import StageError
+from winml_dag.stages.export.architectures import DYNAMO
+from winml_dag.stages.export.outputs import OutputChoice
+from winml_dag.stages.export.reason import logged_reason
+
+# The attribute of the wrapper that holds the model: the first part of every module scope in the exported graph.
+MODEL_SCOPE = "model"
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """``dynamic_axes``: names of dynamic axes by position, for each input by name."""
+
+    exporter: str
+    opset_version: int
+    do_constant_folding: bool
+    input_names: tuple[str, ...]
+    outputs: tuple[OutputChoice, ...]
+    dynamic_axes: Mapping[str, Mapping[int, str]]
+
+
+class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
+    """A model called with its inputs in order, which returns the chosen outputs in order.
+
+    It is in eval mode itself: the TorchScript exporter gives the *whole* module the mode that its outermost one had, so
+    a wrapper left in train mode would leave the model inside in train mode after the export.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: ExportOptions) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = options.input_names
+        self.attributes = [choice.attribute for choice in options.outputs]
+        self.eval()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        result = self.model(**dict(zip(self.input_names, tensors, strict=True)))
+        return tuple(result[attribute] for attribute in self.attributes)
+
+
+def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:
+    """Write *model* to *path*, and to other files in its folder when it is large.
+
+    Raises:
+        StageError: when the exporter cannot take the model.
+    """
+    try:
+        with warnings.catch_warnings():
+            # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
+            warnings.filterwarnings(
+                "ignore", message="You are using the legacy TorchScript", category=DeprecationWarning
+            )
+            torch.onnx.export(
+                Wrapper(model, options),
+                tuple(example),
+                str(path),  # for a Path the TorchScript exporter refuses models over 2 GiB
+                input_names=list(options.input_names),
+                output_names=[choice.name for choice in options.outputs],
+                opset_version=options.opset_version,
+                verbose=False,
+                **_exporter_arguments(options),
+            )
+    except Exception as error:  # whatever torch raises in there is about this model and these options
+        other = "false" if options.exporter == DYNAMO else "true"
+        raise StageError(
+            f"The {options.exporter} exporter cannot export this model: {logged_reason(_innermost(error))}",
+            advice=f"Set export.dynamo to {other} to try the other exporter; the log has the details.",
+        ) from error
+
+
+def _exporter_arguments(options: ExportOptions) -> dict[str, Any]:
+    """What the two exporters want to be told, each in its own way."""
+    if options.exporter != DYNAMO:
+        axes = {name: dict(axes) for name, axes in options.dynamic_axes.items() if axes}
+        return {"dynamo": False, "do_constant_folding": options.do_constant_folding, "dynamic_axes": axes or None}
+    shapes = tuple(options.dynamic_axes.get(name) or None for name in options.input_names)
+    return {
+        "dynamo": True,
+        # It ignores do_constant_folding; folding is a part of what this switches.
+        "optimize": options.do_constant_folding,
+        # Over 2 GiB the weights are written outside whatever it is told. Always doing so also lets the graph be edited
+        # without holding the weights a second time.
+        "external_data": True,
+        "dynamic_shapes": {"tensors": shapes} if any(shapes) else None,
+    }
+
+
+def check_export(model: ModelProto, options: ExportOptions) -> None:
+    """An exporter that changed its mind about the opset, the names or the dynamic axes has failed.
+
+    Raises:
+        StageError: for each of those.
+    """
+    opset = {imported.domain: imported.version for imported in model.opset_import}.get("", 0)
+    if opset != options.opset_version:
+        raise StageError(
+            f"The {options.exporter} exporter wrote opset {opset} instead of {options.opset_version}.",
+            advice=f"Set export.opset_version to {opset}, or export.dynamo to choose the other exporter.",
+        )
+    outputs = [value.name for value in model.graph.output]
+    if outputs != [choice.name for choice in options.outputs]:
+        raise StageError(
+            f"The {options.exporter} exporter named the outputs {', '.join(outputs)}.",
+            advice="Set export.dynamo to choose the other exporter, or give other names in export.output_tensors.",
+        )
+    found = tuple(value.name for value in model.graph.input)
+    if found != options.input_names:
+        unused = ", ".join(name for name in options.input_names if name not in found)
+        raise StageError(
+            f"The exported model has the inputs {', '.join(found)}"
+            + (f"; it does not use {unused}." if unused else "."),
+            advice="Leave unused inputs out of export.input_tensors.",
+        )
+    for value in model.graph.input:
+        for axis, name in options.dynamic_axes.get(value.name, {}).items():
+            dimension = value.type.tensor_type.shape.dim[axis]
+            if not dimension.dim_param:
+                raise StageError(
+                    f"Axis {axis} of {value.name!r} should be the dynamic axis {name!r}, but the {options.exporter} "
+                    f"exporter fixed it at {dimension.dim_value}.",
+                    advice="The model depends on this size: give it as a number.",
+                )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first cause, which is where torch says what it cannot do."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -1,0 +1,264 @@
+"""The PyTorch model, from a folder as transformers saves it or with weights made from a seed, in float32 and eval mode.
+
+A folder is somebody else's: nothing in it is unpickled, nothing is fetched to complete it, no file outside it is read,
+and its code runs only when the recipe says ``trust_remote_code``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_module_utils
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+from winml_dag.errors import StageError
+from winml_dag.stages.export import LoaderFields, RandomWeights
+from winml_dag.stages.export.architectures import configuration, configuration_class, did_you_mean
+from winml_dag.stages.export.reason import logged_reason
+from winml_dag.stages.export.tasks import task_named
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+# Eager attention is plain MatMul and Softmax, which every execution provider and every optimizer pass knows, with an
+# additive mask that can be clamped before quantization; the fused forms export to longer graphs with boolean masks.
+ATTENTION = "eager"
+
+# Standard deviation of what replaces zeros in random weights: the initializer_range of most architectures.
+_RANDOM_SPREAD = 0.02
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """``missing``: names of weights that the checkpoint does not have and transformers made up."""
+
+    model: PreTrainedModel
+    missing: frozenset[str]
+
+
+def load_pytorch_model(loader: LoaderFields, folder: Path | None) -> LoadedModel:
+    """The model that *loader* describes, from *folder* or, with ``random_weights``, from a seed.
+
+    Raises:
+        StageError: when the architecture, class or folder cannot give such a model.
+    """
+    if loader.random_weights is not None and folder is not None:
+        raise StageError(
+            "The recipe gives both a model folder and loader.random_weights.", advice="Leave one of the two out."
+        )
+    if loader.random_weights is not None:
+        loaded = LoadedModel(_random_model(loader, loader.random_weights), frozenset())
+    elif folder is not None:
+        loaded = _saved_model(loader, folder)
+    else:
+        raise StageError("There is neither a model folder nor loader.random_weights to make a model from.")
+    _prepare(loaded.model)
+    return loaded
+
+
+def refuse_made_up_weights(loaded: LoadedModel, outputs: Sequence[Tensor]) -> None:
+    """Weights that the checkpoint lacks are harmless only when no output depends on them (a pooler nobody asked for).
+
+    Args:
+        outputs: what the model gave for the exported outputs, computed with gradients.
+
+    Raises:
+        StageError: when an output depends on a weight that was made up.
+    """
+    if not loaded.missing:
+        return
+    parameters = {name: each for name, each in loaded.model.named_parameters() if name in loaded.missing}
+    sums = [each.sum() for each in outputs if each.requires_grad]
+    used = []
+    if parameters and sums:
+        gradients = torch.autograd.grad(sums, list(parameters.values()), allow_unused=True)
+        used = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None]
+    # Buffers have no gradients; those that count (running statistics) are always used, and a counter never is.
+    used += sorted(name for name in loaded.missing - set(parameters) if not name.endswith("num_batches_tracked"))
+    if used:
+        raise StageError(
+            f"The checkpoint has no weights for {', '.join(used)}, so the result would be partly random.",
+            advice="Choose the loader.task that this checkpoint was trained for, or fine-tune it first.",
+        )
+
+
+def _prepare(model: PreTrainedModel) -> None:
+    model.float().eval()
+    model.config.return_dict = True
+    if getattr(model.config, "use_cache", False):
+        model.config.use_cache = False  # a key-value cache would be exported as dozens of outputs
+
+
+def _random_model(loader: LoaderFields, random_weights: RandomWeights) -> PreTrainedModel:
+    if loader.model_type is None:
+        raise StageError("loader.random_weights needs loader.model_type: it says which architecture to make.")
+    config = configuration(loader.model_type, random_weights.config)
+    config.architectures = config.architectures or []  # Auto classes with more than one class (DeiT) cannot take None
+    model_class = _model_class(loader, config)
+    torch.manual_seed(random_weights.seed)
+    build = getattr(model_class, "from_config", None) or model_class._from_config
+    try:
+        model: PreTrainedModel = build(config, attn_implementation=ATTENTION, dtype=torch.float32)
+    except Exception as error:  # of layers whose sizes do not go together
+        raise StageError(f"loader.random_weights.config gives no model: {logged_reason(error)}") from error
+    _replace_zeros(model, random_weights.seed)
+    return model
+
+
+def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
+    """Give small random values to every tensor that is all zero.
+
+    Fresh biases, running means and class tokens are zero. A backend may then be right for the wrong reason, and a
+    quantized all-zero bias has been seen to give wrong results on an NPU emulator; so numbers would say nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point() and not tensor.any():
+                tensor.normal_(std=_RANDOM_SPREAD, generator=generator)
+
+
+def _saved_model(loader: LoaderFields, folder: Path) -> LoadedModel:
+    _check_files(folder)
+    if loader.trust_remote_code:
+        _keep_remote_code_here()
+    config = _saved_configuration(loader, folder)
+    model_class = _model_class(loader, config)
+    try:
+        model, report = model_class.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            trust_remote_code=loader.trust_remote_code,
+            weights_only=True,  # a .bin file is a pickle: tensors are taken out of it, nothing in it is run
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
+    except Exception as error:  # of transformers, torch or safetensors: it is about the files of this folder
+        raise StageError(f"The model folder cannot be loaded: {logged_reason(error)}") from error
+    for name, saved, expected in sorted(report["mismatched_keys"]):
+        raise StageError(
+            f"The checkpoint's {name} is {list(saved)} instead of {list(expected)}.",
+            advice="config.json or loader.model_class is not that of this checkpoint.",
+        )
+    return LoadedModel(model, frozenset(report["missing_keys"]))
+
+
+def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig:
+    saved = read_json(folder / "config.json")
+    saved_type, wanted = saved.get("model_type"), loader.model_type
+    reader: Any = AutoConfig
+    if not saved.get("auto_map"):
+        configuration_class(str(saved_type))  # refuses an unknown one
+    elif saved_type not in CONFIG_MAPPING and not loader.trust_remote_code:
+        raise StageError(
+            "The model folder brings Python code of its own (auto_map in config.json).",
+            advice="Read that code; if you trust it, set loader.trust_remote_code to true.",
+        )
+    if wanted is not None and wanted != saved_type:
+        # The configuration class of a part (clip_text_model) finds its part in that of the whole (clip).
+        reader = configuration_class(wanted)
+        if reader.base_config_key not in saved:
+            raise StageError(
+                f"loader.model_type is {wanted!r}, but the model folder's config.json says {saved_type!r}.",
+                advice="Leave loader.model_type out, or give the folder of such a model.",
+            )
+    try:
+        config: PreTrainedConfig = reader.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=loader.trust_remote_code
+        )
+    except Exception as error:  # a validation error of whichever class
+        raise StageError(f"config.json of the model folder cannot be used: {logged_reason(error)}") from error
+    return config
+
+
+def _model_class(loader: LoaderFields, config: PreTrainedConfig) -> Any:
+    """The class to make the model with: the recipe's ``model_class``, else the task's Auto class."""
+    task = task_named(loader.task)
+    name = loader.model_class or task.auto_class
+    found: Any = getattr(transformers, name, None)
+    if not _is_model_class(found):
+        models = [each for each in dir(transformers) if "Model" in each or "For" in each]
+        raise StageError(
+            f"loader.model_class {name!r} is not a model class of transformers.{did_you_mean(name, models)}"
+        )
+    if issubclass(found, _BaseAutoModelClass):
+        has_code = name in (getattr(config, "auto_map", None) or {})
+        if not has_code and type(config) not in found._model_mapping:
+            raise StageError(
+                f"{name} has no model for the architecture {config.model_type!r}, so it cannot be exported for "
+                f"the task {task.name!r}.",
+                advice="Choose another loader.task, or name the class in loader.model_class.",
+            )
+    elif not isinstance(config, found.config_class):
+        raise StageError(f"loader.model_class {name!r} is not a class for the architecture {config.model_type!r}.")
+    return found
+
+
+def _is_model_class(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, (PreTrainedModel, _BaseAutoModelClass))
+
+
+def _check_files(folder: Path) -> None:
+    if (folder / "adapter_config.json").is_file():
+        raise StageError(
+            "The model folder is an adapter, whose base model is elsewhere.",
+            advice="Give the folder of the merged model.",
+        )
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        present = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise StageError(
+            f"The model folder has no weights: there is {present}.",
+            advice=f"Expected one of: {', '.join(WEIGHT_FILES)}.",
+        )
+    for index in sorted(folder.glob("*.index.json")):
+        for shard in set(read_json(index).get("weight_map", {}).values()):
+            _refuse_elsewhere(str(shard), folder, f"{index.name} names the weights file {str(shard)!r}")
+    for reference in (read_json(folder / "config.json").get("auto_map") or {}).values():
+        for each in reference if isinstance(reference, list) else [reference]:
+            if "--" in str(each):
+                raise StageError(
+                    f"config.json takes its code from another repository ({each!r}), which is not part of the folder.",
+                    advice="Copy that code into the model folder and name it without a repository.",
+                )
+
+
+def _refuse_elsewhere(name: str, folder: Path, what: str) -> None:
+    if Path(name).name != name or "\\" in name or not (folder / name).is_file():
+        raise StageError(f"{what}, which is not a file of the model folder.")
+
+
+def _keep_remote_code_here() -> None:
+    """Make transformers copy a folder's code into the scratch folder, not into the user's cache."""
+    dynamic_module_utils.HF_MODULES_CACHE = str(Path("modules").resolve())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the model folder.
+
+    Raises:
+        StageError: when there is none.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StageError(f"The model folder has no {path.name}.") from None
+    except ValueError as error:
+        raise StageError(f"{path.name} of the model folder is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise StageError(f"{path.name} of the model folder is not a JSON object.")
+    return value

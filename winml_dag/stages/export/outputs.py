@@ -1,0 +1,71 @@
+"""Which of the tensors that a PyTorch model puts out are exported, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from winml_dag.errors import StageError
+from winml_dag.stages.export.reason import logged_reason
+
+
+@dataclass(frozen=True)
+class OutputChoice:
+    """``name`` is what the exported model calls what transformers calls ``attribute``."""
+
+    name: str
+    attribute: str
+
+
+def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that *model* puts out, by transformers' names; caches and other nested results are left out.
+
+    Raises:
+        StageError: when it cannot take *arguments*, or its outputs have no names.
+    """
+    try:
+        result = model(**arguments)
+    except Exception as error:  # shapes, types and values come from the recipe: what the model raises is about them
+        given = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in arguments.items())
+        raise StageError(
+            f"The PyTorch model cannot run on {given}: {logged_reason(error)}",
+            advice="Check export.input_tensors and export.dynamic_axes.",
+        ) from error
+    if not isinstance(result, Mapping):
+        raise StageError(f"The model returns a {type(result).__name__}, but only outputs with names can be exported.")
+    return {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+
+
+def choose_outputs(produced: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> tuple[OutputChoice, ...]:
+    """The outputs to export: those *asked* for, else those of the *usual* ones that the model has.
+
+    Names that the model has stand for themselves. When it has none of them they are new names for its first outputs, in
+    order; a mixture of the two would be a guess.
+
+    Raises:
+        StageError: when there are more names than outputs, a name is used twice, only some are known, or there is
+            nothing to export.
+    """
+    has = ", ".join(produced) or "none"
+    if not asked:
+        choices = tuple(OutputChoice(name, name) for name in usual if name in produced)
+        if not choices:
+            raise StageError(
+                f"The model has none of the outputs that its task is about ({', '.join(usual)}); it has: {has}.",
+                advice="Name the outputs in export.output_tensors, or choose another task.",
+            )
+        return choices
+    if len(set(asked)) != len(asked):
+        raise StageError(f"export.output_tensors names an output twice: {', '.join(asked)}.")
+    if len(asked) > len(produced):
+        raise StageError(f"export.output_tensors names {len(asked)} outputs, but the model has {len(produced)}: {has}.")
+    unknown = [name for name in asked if name not in produced]
+    if not unknown:
+        return tuple(OutputChoice(name, name) for name in asked)
+    if len(unknown) < len(asked):
+        raise StageError(f"export.output_tensors names {', '.join(unknown)}, but the model's outputs are: {has}.")
+    return tuple(OutputChoice(name, attribute) for name, attribute in zip(asked, produced, strict=False))

@@ -1,0 +1,192 @@
+"""The work of the export stage: load, trace, export, check against PyTorch, write."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from onnx import ModelProto
+from torch import Tensor
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec, random_feeds, write_io_specs
+from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.stages.export import ExportConfig, ExportFields
+from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
+from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
+from winml_dag.stages.export.comparison import Arrays, agreement, onnx_outputs, pytorch_outputs
+from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx
+from winml_dag.stages.export.hierarchy import (
+    METADATA_FILE,
+    TAG_FORMATS,
+    Hierarchy,
+    ModelFacts,
+    ModuleEntry,
+    hierarchy_metadata,
+    node_tags,
+    traced_modules,
+)
+from winml_dag.stages.export.inputs import ModelInput, model_inputs
+from winml_dag.stages.export.loading import ATTENTION, load_pytorch_model, refuse_made_up_weights
+from winml_dag.stages.export.outputs import choose_outputs
+from winml_dag.stages.export.tasks import task_named
+
+MODEL_FILE = "export.onnx"
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """What remains of the PyTorch model once it has been exported: numbers and names, so that its memory is free.
+
+    Attributes:
+        expected: its answers to ``feeds``, computed before the export so that the exporter cannot have changed them.
+    """
+
+    path: Path
+    options: ExportOptions
+    inputs: tuple[ModelInput, ...]
+    sizes: tuple[Sizes, ...]
+    feeds: tuple[Arrays, ...]
+    expected: tuple[Arrays, ...]
+    modules: tuple[ModuleEntry, ...]
+    facts: ModelFacts
+
+
+def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
+    """Write ``export.onnx`` to output ``model`` and the module hierarchy to output ``hierarchy``.
+
+    Raises:
+        StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
+    """
+    _check(config.export)
+    exported = _export(config, workspace.inputs.get("model"), Path("exported"))
+    gc.collect()  # modules are in cycles, and their weights are not needed any more
+    # The weights of a large model stay in the exporter's file until they are copied to the final one.
+    model = load_model(exported.path, weights=False)
+    check_export(model, exported.options)
+    tags = node_tags(model, exported.modules, config.export.hierarchy_tag_format)
+    _describe(model, exported, config.export)
+    written = workspace.outputs["model"] / MODEL_FILE
+    save_model(model, written)
+    shutil.rmtree(exported.path.parent)
+
+    names = [choice.name for choice in exported.options.outputs]
+    agreed = agreement(exported.expected, onnx_outputs(written, exported.feeds, names))
+    hierarchy = Hierarchy(
+        modules=exported.modules,
+        tags=tags if config.export.enable_hierarchy_tags else {},
+        nodes=tuple(node.name for node in model.graph.node),
+    )
+    metadata = hierarchy_metadata(hierarchy, exported.facts, written)
+    text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
+    (workspace.outputs["hierarchy"] / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
+    return {
+        "exporter": exported.options.exporter,
+        "opset_version": exported.options.opset_version,
+        "nodes": len(model.graph.node),
+        "parameters": exported.facts.parameters,
+        "max_abs_difference": agreed.max_abs_difference,
+        "cosine": agreed.cosine,
+    }
+
+
+def _check(fields: ExportFields) -> None:
+    if fields.transformers_attention not in (None, ATTENTION):
+        raise StageError(
+            f"The transformers_attention {fields.transformers_attention!r} cannot be exported.",
+            advice=f"Use {ATTENTION!r}.",
+        )
+    if not fields.export_params:
+        raise StageError(
+            "export.export_params is false, but a model without weights can be neither checked nor compiled.",
+            advice="Set it to true.",
+        )
+    if fields.hierarchy_tag_format not in TAG_FORMATS:
+        raise StageError(
+            f"export.hierarchy_tag_format is {fields.hierarchy_tag_format!r}; it can be {' or '.join(TAG_FORMATS)}."
+        )
+
+
+def _export(config: ExportConfig, folder: Path | None, scratch: Path) -> _Exported:
+    task = task_named(config.loader.task)
+    loaded = load_pytorch_model(config.loader, folder)
+    model = loaded.model
+    inputs = model_inputs(model, config.export, folder)
+    sizes = sizes_by_run(inputs)
+    feeds = tuple(_feed(inputs, sizes[run], run) for run in range(RUNS))
+    example = _tensors(feeds[0])
+    # Gradients tell whether an output depends on a weight that the checkpoint does not have.
+    with torch.set_grad_enabled(bool(loaded.missing)):
+        modules, produced = traced_modules(model, example)
+    outputs = choose_outputs(tuple(produced), config.export.output_tensors or (), task.outputs)
+    refuse_made_up_weights(loaded, [produced[choice.attribute] for choice in outputs])
+    del produced  # with gradients it keeps every activation
+    names = tuple(choice.name for choice in outputs)
+    check_tensors(config.export.dynamic_axes or {}, [*(each.name for each in inputs), *names])
+
+    options = ExportOptions(
+        exporter=_exporter(config.export, model.config.model_type),
+        opset_version=config.export.opset_version,
+        do_constant_folding=config.export.do_constant_folding,
+        input_names=tuple(each.name for each in inputs),
+        outputs=outputs,
+        dynamic_axes={each.name: _dynamic(each) for each in inputs},
+    )
+    expected = pytorch_outputs(model, feeds, outputs)
+    scratch.mkdir()
+    path = scratch / "model.onnx"
+    export_onnx(model, tuple(example.values()), options, path)
+    facts = ModelFacts(
+        model_type=model.config.model_type,
+        class_name=type(model).__name__,
+        task=task.name,
+        exporter=options.exporter,
+        opset_version=options.opset_version,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        inputs=options.input_names,
+        outputs=names,
+    )
+    return _Exported(path, options, inputs, sizes, feeds, expected, modules, facts)
+
+
+def _exporter(fields: ExportFields, model_type: str) -> str:
+    if fields.dynamo is None:
+        return exporter_for(model_type)
+    return DYNAMO if fields.dynamo else TORCHSCRIPT
+
+
+def _feed(inputs: Sequence[ModelInput], sizes: Sizes, seed: int) -> Arrays:
+    specs = [InputSpec(each.name, each.dtype, shape_at(each.shape, sizes), each.value_range) for each in inputs]
+    return next(random_feeds(specs, seed, 1))
+
+
+def _tensors(feed: Arrays) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in feed.items()}
+
+
+def _dynamic(each: ModelInput) -> dict[int, str]:
+    return {axis: name for axis, name in enumerate(each.shape) if isinstance(name, str)}
+
+
+def _describe(model: ModelProto, exported: _Exported, fields: ExportFields) -> None:
+    """Put what we know for certain into the graph: shapes of the outputs, ranges of the inputs."""
+    # The dynamo exporter leaves wrong shapes of folded initializers there, at which quantization then stops.
+    del model.graph.value_info[:]
+    outputs = []
+    for value in model.graph.output:
+        seen = [answer[value.name] for answer in exported.expected]
+        shape = output_shape(value.name, [each.shape for each in seen], exported.sizes, fields.dynamic_axes or {})
+        set_shape(value, shape)
+        outputs.append(TensorSpec(value.name, str(seen[0].dtype), shape))
+    for value, each in zip(model.graph.input, exported.inputs, strict=True):
+        set_shape(value, each.shape)
+    inputs = [InputSpec(each.name, each.dtype, each.shape, each.value_range) for each in exported.inputs]
+    write_io_specs(model, inputs, outputs)
