@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import StageError
@@ -19,94 +19,66 @@ from winml_dag.pipeline.request import Request, build_of
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.local import LocalStore, default_cache_dir
 
-Config = str | Path | Mapping[str, Any]
+Config: TypeAlias = str | Path | Mapping[str, Any]
 
 
-def build_hf_model(
-    model: str | Path | None,
-    output_dir: str | Path,
-    *,
-    config: Config | None = None,
-    task: str | None = None,
-    ep: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    quant: bool | None = None,
-    compile: bool | None = None,  # noqa: A002 - the stage's name
-    optimize: bool | None = None,
-    random_weights: bool = False,
-    trust_remote_code: bool = False,
-    force_rebuild: bool = False,
-    jobs: int = 1,
-    cache_dir: str | Path | None = None,
-    observer: Observer | None = None,
-) -> BuildResult:
+class OnnxArguments(TypedDict, total=False):
+    """What every build takes. None, or leaving one out, lets the recipe decide.
+
+    ``config`` is a recipe: its file, or the same as a mapping, whose paths are then relative to the current folder.
+    ``force_rebuild`` runs every stage, known or not; ``observer`` is told of every stage that starts or ends.
+    """
+
+    config: Config | None
+    task: str | None
+    ep: str | None
+    device: str | None
+    precision: str | None
+    quant: bool | None
+    compile: bool | None
+    optimize: bool | None
+    force_rebuild: bool
+    jobs: int
+    cache_dir: str | Path | None
+    observer: Observer | None
+
+
+class HfArguments(OnnxArguments, total=False):
+    """What a build from PyTorch takes as well."""
+
+    random_weights: bool
+    trust_remote_code: bool
+
+
+# Those that say how to build; all others say what, as the command line's options of the same names do.
+_HOW = ("config", "force_rebuild", "jobs", "cache_dir", "observer")
+
+
+def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
     """Build a PyTorch model (a hub id or a folder; None takes the recipe's) into *output_dir*.
 
-    *config* is a recipe: its file, or the same as a mapping, whose paths are then relative to the current folder.
     Returns what became of every stage.
 
     Raises:
         StageError: when a stage failed.
         RecipeError, UsageError, InputError, StoreError: as their names say.
     """
-    overrides = Overrides(
-        model=None if model is None else str(model),
-        task=task,
-        ep=ep,
-        device=device,
-        precision=precision,
-        quant=quant,
-        compile=compile,
-        optimize=optimize,
-        random_weights=random_weights,
-        trust_remote_code=trust_remote_code,
-    )
-    return _build(overrides, output_dir, config, BuildOptions(jobs, rebuild=force_rebuild), cache_dir, observer)
+    return _build(Path(output_dir), {"model": None if model is None else str(model)}, arguments)
 
 
-def build_onnx_model(
-    onnx: str | Path,
-    output_dir: str | Path,
-    *,
-    config: Config | None = None,
-    task: str | None = None,
-    ep: str | None = None,
-    device: str | None = None,
-    precision: str | None = None,
-    quant: bool | None = None,
-    compile: bool | None = None,  # noqa: A002 - the stage's name
-    optimize: bool | None = None,
-    force_rebuild: bool = False,
-    jobs: int = 1,
-    cache_dir: str | Path | None = None,
-    observer: Observer | None = None,
-) -> BuildResult:
+def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpack[OnnxArguments]) -> BuildResult:
     """Build a model that is ONNX already into *output_dir*: everything after export. See :func:`build_hf_model`."""
-    overrides = Overrides(
-        onnx=Path(onnx),
-        task=task,
-        ep=ep,
-        device=device,
-        precision=precision,
-        quant=quant,
-        compile=compile,
-        optimize=optimize,
-    )
-    return _build(overrides, output_dir, config, BuildOptions(jobs, rebuild=force_rebuild), cache_dir, observer)
+    return _build(Path(output_dir), {"onnx": Path(onnx)}, arguments)
 
 
-def _build(
-    overrides: Overrides,
-    output_dir: str | Path,
-    config: Config | None,
-    options: BuildOptions,
-    cache_dir: str | Path | None,
-    observer: Observer | None,
-) -> BuildResult:
+def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
+    what = {name: value for name, value in arguments.items() if name not in _HOW}
+    cache_dir = arguments.get("cache_dir")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    wanted = build_of(Request(_recipe(config), overrides, Path(output_dir)), folder, download=True)
-    result = build(wanted, LocalStore(folder), options, observer=observer)
+    request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
+    wanted = build_of(request, folder, download=True)
+    options = BuildOptions(arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False))
+    result = build(wanted, LocalStore(folder), options, observer=arguments.get("observer"))
     for view in result.stages:
         if view.result is not None and view.result.error:
             raise StageError(f"{view.id} failed: {view.result.error}", advice=view.result.advice)
