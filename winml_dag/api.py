@@ -72,7 +72,7 @@ def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpa
 
 
 def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
-    what = {name: value for name, value in arguments.items() if name not in _HOW}
+    what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
     cache_dir = arguments.get("cache_dir")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
     request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
