@@ -8,6 +8,7 @@ quarantine and a fresh one begun, with a warning and no failed build.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
@@ -127,7 +128,8 @@ class Index:
             except (diskcache.Timeout, sqlite3.Error) as error:
                 self._raise_unless_damaged(error)
                 damage: Exception = error
-            except _Unusable as error:
+            except (_Unusable, UnicodeDecodeError) as error:
+                # The latter: SQLite quotes what it cannot make sense of in its message, and that may be no text.
                 damage = error
             if last:
                 break
@@ -156,6 +158,11 @@ class Index:
         except OSError:
             return None
         return status.st_dev, status.st_ino
+
+    def _may_write(self) -> bool:
+        """Whether it is not permissions that keep us out: one wrong byte in its header makes a database read-only."""
+        files = [self._folder, *self._folder.glob(f"{diskcache.core.DBNAME}*")]
+        return all(os.access(path, os.R_OK | os.W_OK) for path in files)
 
     def _begin_afresh(self, seen: object, damage: Exception) -> None:
         self.close()
@@ -191,7 +198,7 @@ class Index:
                 f"{where} has been locked by another process for too long.",
                 advice="Try again, or end the process that hangs.",
             ) from error
-        if code in _DENIED:
+        if code in _DENIED and not self._may_write():
             raise StoreError(
                 f"{where} cannot be written: permission denied.",
                 advice="Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",

@@ -7,6 +7,7 @@ import pytest
 from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError
+from winml_dag.store import blobs as module
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blobs
 from winml_dag.store.digest import digest_bytes
@@ -134,6 +135,19 @@ def test_an_output_that_is_a_hard_link_to_a_users_file_leaves_that_file_as_it_wa
     assert (after.st_mode, after.st_mtime_ns, after.st_nlink) == (before.st_mode, before.st_mtime_ns, 1)
     (tmp_path / "mine").write_bytes(b"changed")
     assert blobs.is_sound(FILE.digest)
+
+
+def test_a_file_that_is_written_to_while_it_is_stored_is_refused(blobs, adopt, monkeypatch) -> None:
+    def digest_file(path, function):
+        path.chmod(0o644)
+        path.write_bytes(DATA)
+        return original(path, function)
+
+    original = module.digest_file
+    monkeypatch.setattr(module, "digest_file", digest_file)
+    with pytest.raises(StoreError, match=r"model\.onnx\.data was written to"):
+        adopt()
+    assert blobs.missing([FILE]) == [FILE]
 
 
 def test_a_file_that_its_writer_still_writes_to_is_not_trusted_later(blobs, tmp_path) -> None:

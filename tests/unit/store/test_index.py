@@ -182,7 +182,10 @@ def test_only_text_can_be_put_in() -> None:
         disk.store("text", read=True)
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty header", "truncated", "no tables", "odd settings"])
+DAMAGES = ["garbage", "empty header", "read-only header", "odd text", "truncated", "no tables", "odd settings"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
     new_index, alter, tmp_path, caplog, damage
 ) -> None:
@@ -194,6 +197,13 @@ def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
         path.write_bytes(b"this is no database " * 500)
     elif damage == "empty header":
         path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
+    elif damage == "read-only header":
+        data = bytearray(path.read_bytes())
+        data[18] = 0xFF
+        path.write_bytes(data)
+    elif damage == "odd text":
+        # A name in the schema that is no text, and so SQLite's message about it is none either.
+        path.write_bytes(path.read_bytes().replace(b"BEGIN UPDATE Settings", b"BEGIN UPDATE \xe1ettings"))
     elif damage == "truncated":
         path.write_bytes(path.read_bytes()[:6000])
     elif damage == "no tables":
@@ -202,9 +212,8 @@ def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
     else:
         alter("INSERT INTO Settings VALUES ('disk_surprise', 1)")
     with caplog.at_level(logging.WARNING):
-        assert index.read("record", ["1"]) == {}
         index.write("record", {"1": "new"})
-    assert index.read("record", ["1"]) == {"1": "new"}
+    assert index.read("record", ["1", "2"]) == {"1": "new"}
     assert "was damaged" in caplog.text
     assert str(tmp_path / "quarantine") in caplog.text
     assert list((tmp_path / "quarantine").glob("index-*/cache.db"))
@@ -226,6 +235,26 @@ def test_who_still_has_the_damaged_database_open_does_not_harm_the_fresh_one(new
     finder.close()
     assert new_index().read("record", ["b", "c"]) == {"b": 2, "c": 3}
     assert old.read("record", ["b"]) == {"b": 2}
+
+
+def test_two_who_find_the_same_damage_begin_afresh_once(new_index, tmp_path) -> None:
+    first, second = new_index(), new_index()
+    first.write("record", {"a": 1})
+    first.close()
+    path = tmp_path / "index" / "cache.db"
+    path.write_bytes(b"this is no database " * 500)
+    begin_afresh = Index._begin_afresh
+
+    def come_second(index: Index, *found: object) -> None:
+        if index is second:
+            first.write("record", {"b": 2})
+        begin_afresh(index, *found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Index, "_begin_afresh", come_second)
+        second.write("record", {"c": 3})
+    assert second.read("record", ["b", "c"]) == {"b": 2, "c": 3}
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
 
 
 def test_a_database_that_stays_locked_is_an_error_in_words_and_stays_where_it_is(new_index, tmp_path) -> None:
