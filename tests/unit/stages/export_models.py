@@ -1,0 +1,75 @@
+"""Tiny models of the architectures that export promises, and a way to run the stage as the engine does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Workspace
+from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields, RandomWeights
+
+_LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_TEXT = {"vocab_size": 100, "max_position_embeddings": 40}
+
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "bert": {**_LAYERS, **_TEXT},
+    "roberta": {**_LAYERS, **_TEXT, "type_vocab_size": 1},
+    "distilbert": {**_TEXT, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+    "gpt2": {"vocab_size": 100, "n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 2},
+    "vit": {**_LAYERS, "image_size": 32, "patch_size": 8},
+    "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+    "convnext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32},
+}
+
+
+def random_model(model_type: str, task: str, seed: int = 0, **overrides: Any) -> LoaderFields:
+    weights = RandomWeights(seed, {**SMALL[model_type], **overrides})
+    return LoaderFields(task, model_type=model_type, random_weights=weights)
+
+
+@dataclass(frozen=True)
+class Exported:
+    model: Path
+    metrics: JsonObject
+    hierarchy: Mapping[str, Any]
+
+
+class Bench:
+    """Runs the stage in a fresh scratch folder each time, with relative folders only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._scratches = (folder / f"scratch-{number}" for number in range(100))
+
+    def export(self, loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None) -> Exported:
+        from winml_dag.stages.export.work import run
+
+        with self._scratch() as scratch:
+            inputs = {}
+            if folder is not None:
+                Path("inputs").mkdir()
+                inputs["model"] = _copied(folder, Path("inputs/model"))
+            outputs = {slot: Path("outputs") / slot for slot in ("model", "hierarchy")}
+            for output in outputs.values():
+                output.mkdir(parents=True)
+            metrics = run(ExportConfig(loader, fields or ExportFields()), Workspace(inputs, outputs))
+            hierarchy = json.loads(next(outputs["hierarchy"].iterdir()).read_text(encoding="utf-8"))
+        return Exported(scratch / "outputs/model/export.onnx", metrics, hierarchy)
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        scratch = next(self._scratches)
+        scratch.mkdir(parents=True)
+        with contextlib.chdir(scratch):
+            yield scratch
+
+
+def _copied(folder: Path, copy: Path) -> Path:
+    import shutil
+
+    shutil.copytree(folder, copy)
+    return copy
