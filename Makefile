@@ -6,13 +6,12 @@ BIN := $(VENV)/Scripts
 else
 BIN := $(VENV)/bin
 endif
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 
 .PHONY: quickstart test test-fast lint types layers docs check clean
 
-# The model is named twice, on purpose: the second build shows that nothing is left to do.
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
 

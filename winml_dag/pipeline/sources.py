@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.pipeline import hub
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages import kinds
+
+if TYPE_CHECKING:
+    from winml_dag.onnxmodel.inspect import ModelSummary
 
 # What transformers reads besides the weights, by who reads it. Everything else in a folder (pictures, licences, other
 # frameworks' weights) may change without a stage having to run.
@@ -118,6 +121,9 @@ class OnnxFile:
     @classmethod
     def at(cls, path: Path) -> OnnxFile:
         """Raises InputError when it is missing, no ONNX model, truncated, or when files that belong to it are."""
+        # Imported here: only builds that start from ONNX need it, and it takes 10 ms.
+        from winml_dag.onnxmodel.inspect import inspect_model
+
         return cls(path, inspect_model(path))
 
     @property
