@@ -1,0 +1,164 @@
+"""Check the documentation against the code: ``make docs``. With ``--write``, bring its generated parts up to date.
+
+Checked are: generated parts, relative links and their anchors, the commands shown, the recipes shown, and the fields of
+a recipe that are named. Nothing is run, so a page's examples of output are as true as on the day they were pasted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from generated import BLOCKS
+from recipe_tables import recipe_sections
+from tables import join
+
+from winml_dag.cli.main import cli
+from winml_dag.errors import RecipeError
+from winml_dag.recipe.load import parse_recipe
+from winml_dag.recipe.optim import OPTIM_FLAGS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_BLOCK = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
+_FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *$", re.MULTILINE)
+_INLINE_CODE = re.compile(r"`([^`\n]+)`")
+_DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
+# What ends a command in a line of shell.
+_SHELL_END = {"|", ">", ">>", "2>&1", "&", "&&", "||", ";"}
+
+
+def pages() -> list[Path]:
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def findings(page: Path) -> Iterator[str]:
+    """Everything that is wrong with *page*, a sentence each."""
+    text = page.read_text(encoding="utf-8")
+    if regenerated(text) != text:
+        yield "generated parts are out of date; run: python docs/check.py --write"
+    prose = _FENCE.sub("", text)
+    yield from _broken_links(page, prose)
+    for command in _commands(text, prose):
+        if problem := _command_problem(command):
+            yield f"{command!r}: {problem}"
+    for fence in _FENCE.finditer(text):
+        if fence["language"] == "yaml":
+            yield from _recipe_problems(fence["text"])
+    # The config of a stage names a field or two in its own way.
+    for code in _INLINE_CODE.findall(_BLOCK.sub(lambda block: block["text"] * (block["name"] != "stages"), prose)):
+        if (match := _DOTTED.fullmatch(code)) and not _is_known_field(match[1].split(".")):
+            yield f"`{code}`: a recipe has no such field"
+
+
+def regenerated(text: str) -> str:
+    """*text* with every generated part made anew. Raises KeyError for a part that is not known."""
+    return _BLOCK.sub(
+        lambda block: f"<!-- generated: {block['name']} -->\n\n{BLOCKS[block['name']]()}\n\n<!-- end -->", text
+    )
+
+
+def _broken_links(page: Path, prose: str) -> Iterator[str]:
+    for link in _LINK.finditer(_INLINE_CODE.sub("", prose)):
+        target, _, anchor = link["target"].partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists():
+            yield f"link to {link['target']}: there is no such file"
+        elif anchor and anchor not in anchors(path.read_text(encoding="utf-8")):
+            yield f"link to {link['target']}: there is no such heading"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub makes of the headings in *text*: equal ones are numbered."""
+    found: set[str] = set()
+    for heading in _HEADING.finditer(_FENCE.sub("", text)):
+        words = re.sub(r"[^\w\- ]", "", heading["text"].lower()).replace(" ", "-")
+        numbered = (words, *(f"{words}-{number}" for number in range(1, 100)))
+        found.add(next(anchor for anchor in numbered if anchor not in found))
+    return found
+
+
+def _commands(text: str, prose: str) -> Iterator[str]:
+    """Every command of ours that *text* shows: lines after ``$`` or in a block of shell, and code within sentences."""
+    for fence in _FENCE.finditer(text):
+        for line in fence["text"].replace("\\\n", " ").splitlines():
+            shown = line.removeprefix("$ ") if fence["language"] == "console" else line
+            if (shown != line or fence["language"] in ("sh", "shell")) and shown.startswith("winml-dag"):
+                yield shown
+    yield from (code for code in _INLINE_CODE.findall(prose) if re.match(r"winml-dag\b", code))
+
+
+def _command_problem(command: str) -> str:
+    """What click says of *command*, which is read but not run; empty when nothing is wrong."""
+    words = shlex.split(command, comments=True)[1:]
+    end = next((place for place, word in enumerate(words) if word in _SHELL_END), len(words))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            _parse(cli, "winml-dag", words[:end])
+    except click.exceptions.Exit:  # --help and --version
+        return ""
+    except (click.exceptions.NoArgsIsHelpError, click.MissingParameter):  # a command that is named, not shown
+        return ""
+    except click.ClickException as error:
+        return error.format_message()
+    return ""
+
+
+def _parse(command: click.Command, name: str, words: list[str], parent: click.Context | None = None) -> None:
+    if isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        context = click.Context(command, parent, name)
+        inner_name, inner, rest = command.resolve_command(context, words)
+        assert inner is not None
+        _parse(inner, inner_name or "", rest, context)
+    else:
+        command.make_context(name, list(words), parent)
+
+
+def _recipe_problems(text: str) -> Iterator[str]:
+    try:
+        parse_recipe(text, "the recipe", "yaml")
+    except RecipeError as error:
+        yield from error.problems or (str(error),)
+
+
+def _is_known_field(names: list[str]) -> bool:
+    """Whether the dotted *names* are a field of a recipe, or are none at all (a module, a file)."""
+    known = recipe_sections()
+    if "onnx" in names or names[0] not in {*known, "optim"}:
+        return True
+    if names[0] == "optim":
+        return names[1:] == [name for name in names[1:] if name in OPTIM_FLAGS]
+    path = ""
+    for name in names:
+        section = known.get(path)
+        if section is None or name not in section["properties"]:
+            return section is None and path.endswith(("provider_options", "config", "dynamic_axes"))
+        path = join(path, name)
+    return True
+
+
+def main(write: bool) -> int:
+    count = 0
+    for page in pages():
+        if write:
+            text = page.read_text(encoding="utf-8")
+            page.write_text(regenerated(text), encoding="utf-8", newline="\n")
+        for finding in findings(page):
+            print(f"{page.relative_to(ROOT)}: {finding}")
+            count += 1
+    print(f"{len(pages())} pages, {count} findings.")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--write" in sys.argv[1:]))

@@ -1,0 +1,224 @@
+"""The parts of the reference that are made from the code: one function for each block of generated text in a page.
+
+A page says where a block goes with ``<!-- generated: NAME -->`` and ``<!-- end -->``; what is written around it stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+from recipe_tables import recipe
+from tables import Row, join, table
+
+from winml_dag import errors
+from winml_dag.cli.main import COMMANDS, cli
+from winml_dag.engine.stage import Stage
+from winml_dag.engine.worker import load
+from winml_dag.ep import options, registry
+from winml_dag.pipeline.layout import VISIBLE_OUTPUTS
+from winml_dag.pipeline.plan import LINE
+from winml_dag.recipe import precision
+from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.validate import MINIMUM_COSINE
+
+
+def commands() -> str:
+    """A section for every command: usage, what it says of itself, its own options."""
+    shared = set(_shared_options())
+    return "\n\n".join(_command(path, command, shared) for path, command in all_commands())
+
+
+def shared_options() -> str:
+    """The options that every command about a build has."""
+    return table(("option", "value", "meaning"), _shared_options())
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by its path, such as ``cache info``."""
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {inner}", command.commands[inner]) for inner in command.commands)
+
+
+def _shared_options() -> list[Row]:
+    tables = [_option_rows(command) for path, command in all_commands() if path in ("build", "plan", "why", "graph")]
+    return [row for row in tables[0] if all(row in other for other in tables)]
+
+
+def _command(path: str, command: click.Command, shared: set[Row]) -> str:
+    usage = " ".join([f"winml-dag {path}", *command.collect_usage_pieces(click.Context(command))])
+    about = inspect.cleandoc(command.help or "").split("\b")[0].strip()
+    parts = [f"## {path}", f"```text\n{usage}\n```", about]
+    rows = _option_rows(command)
+    if shared <= set(rows):
+        parts.append(
+            "It takes the [options about a build](#options-about-a-build)" + (", and:" if set(rows) - shared else ".")
+        )
+    if own := [row for row in rows if row not in shared]:
+        parts.append(table(("option", "value", "meaning"), own))
+    return "\n\n".join(parts)
+
+
+def _option_rows(command: click.Command) -> list[Row]:
+    rows: list[Row] = []
+    for parameter in command.get_params(click.Context(command)):
+        if isinstance(parameter, click.Option) and parameter.help and "--help" not in parameter.opts:
+            names = ", ".join(f"`{name}`" for name in parameter.opts)
+            opposite = "".join(f" / `{name}`" for name in parameter.secondary_opts)
+            rows.append((names + opposite, _values(parameter), parameter.help))
+    return rows
+
+
+def _values(option: click.Option) -> str:
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return ", ".join(f"`{choice}`" for choice in option.type.choices)
+    return option.type.name.removesuffix(" range")
+
+
+def exit_codes() -> str:
+    """Every error class of ours with its exit code and the first line of what it says of itself."""
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+    ours = [kind for kind in kinds if issubclass(kind, errors.WinmlDagError) and kind is not errors.WinmlDagError]
+    rows = [
+        (str(kind.exit_code), f"`{kind.__name__}`", _first_sentence(kind))
+        for kind in sorted(ours, key=lambda kind: (kind.exit_code, kind.__name__))
+    ]
+    return table(("exit code", "error", "when"), [("0", "", "Done."), *rows])
+
+
+def _first_sentence(kind: type) -> str:
+    text = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".") + "."
+
+
+def flags() -> str:
+    rows = [(f"`{name}`", flag.description) for name, flag in FLAGS.items()]
+    return table(("flag", "what it does"), rows)
+
+
+def stages() -> str:
+    """A section for every stage: what it takes, puts out and reads, and which packages are in its key."""
+    return "\n\n".join(_stage(stage) for stage in declared_stages())
+
+
+def declared_stages() -> Iterator[Stage]:
+    for name in LINE:
+        if name != "analyze":
+            stage = load(f"winml_dag.stages.{name}:{name.upper()}")
+            assert isinstance(stage, Stage)
+            yield stage
+
+
+def _stage(stage: Stage) -> str:
+    module = stage.config.partition(":")[0]
+    about = inspect.cleandoc(load(f"{module}:__doc__")).split("\n\n")[0].partition(": ")[2].replace("``", "`")
+    inputs = [(f"`{slot}`", ", ".join(sorted(declared.accepts)), "" if declared.required else "optional")
+              for slot, declared in stage.inputs.items()]  # fmt: skip
+    seen = VISIBLE_OUTPUTS.get(stage.name, ())
+    outputs = [(f"`{slot}`", kind, "yes" if slot in seen else "no") for slot, kind in stage.outputs.items()]
+    fields = ", ".join(f"`{field}`" for field in _config_fields(load(stage.config))) or "none"
+    return "\n\n".join(
+        [
+            f"## {stage.name}",
+            about[:1].upper() + " ".join(about[1:].split()),
+            table(("input", "takes", ""), inputs),
+            table(("output", "is", "in the output folder"), outputs),
+            f"Version {stage.version}; limit {stage.timeout_seconds:g} s. Fields in the key: {fields}.",
+            f"Packages whose version is in the key: {', '.join(f'`{name}`' for name in stage.packages)}.",
+        ]
+    )
+
+
+def _config_fields(config: Any, path: str = "") -> Iterator[str]:
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        inner = hints[field.name]
+        if dataclasses.is_dataclass(inner):
+            yield from _config_fields(inner, join(path, field.name))
+        else:
+            yield join(path, field.name)
+
+
+def providers() -> str:
+    rows = []
+    for ep in registry.EXECUTION_PROVIDERS:
+        names = ", ".join(f"`{name}`" for name in (ep.alias, *ep.aliases))
+        compiles = "yes" if ep.makes_ep_context else "no"
+        rows.append((ep.name, names, ", ".join(ep.devices), compiles, ep.ihv_type, ep.how_to_get))
+    return table(("provider", "aliases", "devices", "compiles", "vendor", "how to get it"), rows)
+
+
+def qnn_options() -> str:
+    target = registry.Target(registry.QNN, "npu")
+    known = options.option_table(target)
+    assert known is not None
+    defaults = options.complete_options(target, {})
+    rows = []
+    for name, option in known.items():
+        if not option.refusal:
+            kind = "a file" if option.file else ", ".join(f"`{value}`" for value in option.values) or "whole number"
+            rows.append((f"`{name}`", kind, f"`{defaults[name]}`" if name in defaults else "", _in_key(option)))
+    return table(("option", "values", "default", "in the key"), rows)
+
+
+def _in_key(option: options.Option) -> str:
+    return "no: read when a session runs" if option.run_time else "by content" if option.file else "yes"
+
+
+def refused_qnn_options() -> str:
+    known = options.option_table(registry.Target(registry.QNN, "npu"))
+    assert known is not None
+    by_reason: dict[str, list[str]] = {}
+    for name, option in known.items():
+        if option.refusal:
+            by_reason.setdefault(option.refusal, []).append(f"`{name}`")
+    return table(("refused", "because"), [(", ".join(names), why) for why, names in by_reason.items()])
+
+
+def socs() -> str:
+    rows = [(f"`{soc.model}`", soc.name, f"`{soc.htp_arch}`") for soc in options.SOCS]
+    return table(("soc_model", "chip", "htp_arch"), rows)
+
+
+def precisions() -> str:
+    rows = []
+    for name, found in precision.PRECISIONS.items():
+        same = "" if found.name == name else f"`{found.name}`"
+        fields = ", ".join(f"`{key}: {value}`" for key, value in found.quant_fields().items())
+        by_device = ", ".join(f"{device}: `{wanted}`" for device, wanted in precision.DEFAULT_PRECISION.items())
+        note = by_device if found.is_auto else "not available yet" if found.then else fields or "no quantization"
+        rows.append((f"`{name}`", same, note))
+    return table(("precision", "the same as", "fields of quant"), rows)
+
+
+def bounds() -> str:
+    return table(
+        ("precision", "lowest cosine"), [(f"`{name}`", f"{bound:g}") for name, bound in MINIMUM_COSINE.items()]
+    )
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "shared options": shared_options,
+    "commands": commands,
+    "exit codes": exit_codes,
+    "recipe": recipe,
+    "optimization flags": flags,
+    "stages": stages,
+    "execution providers": providers,
+    "options of QNN": qnn_options,
+    "refused options of QNN": refused_qnn_options,
+    "chips": socs,
+    "precisions": precisions,
+    "bounds": bounds,
+}

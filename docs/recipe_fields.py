@@ -1,0 +1,169 @@
+"""What each field of a recipe means, in words: the part of ``docs/reference/recipe.md`` that the schema cannot tell.
+
+Every field of the schema has an entry here and every entry has a field; ``docs/check.py`` fails otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS = "ours"
+REFUSED = "refused"
+NO_EFFECT = "no effect"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """``mark``: ours (winml-cli has no such field), refused (not available yet), no effect (read and checked only)."""
+
+    text: str
+    mark: str = ""
+
+
+def _ours(text: str) -> Meaning:
+    return Meaning(text, OURS)
+
+
+def _refused(text: str) -> Meaning:
+    return Meaning(text, REFUSED)
+
+
+def _unused(text: str) -> Meaning:
+    return Meaning(text, NO_EFFECT)
+
+
+# Sections of which nothing is used: listed without a description of each field.
+UNUSED_SECTIONS = frozenset({"eval", "eval.dataset"})
+
+# The nested form of compile: the same fields as there.
+SAME_AS = {"compile.ep_config": "compile", "compile.quant_config": "quant"}
+
+SECTIONS = {
+    "": "The keys at the top of a recipe.",
+    "loader": "Where the PyTorch model comes from. Not read when the model is ONNX already.",
+    "loader.random_weights": (
+        "Weights made from a seed instead of loaded; `random_weights: true` means all defaults. Needs "
+        "`loader.model_type`."
+    ),
+    "export": (
+        "How the PyTorch model becomes ONNX. Left out: the defaults. `export: null`: the model is ONNX already, and "
+        "anything else is refused."
+    ),
+    "export.input_tensors": "One entry for each input of the exported model.",
+    "export.output_tensors": "One entry for each output of the exported model.",
+    "export.compatibility": "",
+    "quant": (
+        "How floats become integers or float16. Left out or null: no quantization, unless `precision` asks for some. "
+        "`precision` wins over `quant.mode`, `quant.weight_type`, `quant.activation_type` and `quant.rtn_bits`."
+    ),
+    "compile": (
+        "What the execution provider makes of the model ahead of time. Left out: compile runs when the recipe names "
+        "an `ep` or `device` that compiles. Null: it does not run."
+    ),
+    "compile.ep_device": "Another way to name provider and device, as winml-cli writes it.",
+    "compile.ep_config": (
+        "The nested form of `compile`; `provider` is `compile.execution_provider`. The same field in both forms must "
+        "have the same value."
+    ),
+    "validate": "Ours. The result is run and held against the float model; see [validate](stages.md#validate).",
+    "eval": "Accuracy on a data set. Read and checked, so that recipes with it load; no stage uses it.",
+    "eval.dataset": "",
+}
+
+FIELDS: dict[str, Meaning] = {
+    "model": _ours("Hub id, model folder or `.onnx` file. `-m` and `--onnx` win over it."),
+    "ep": _ours("Execution provider by name or [alias](execution-providers.md)."),
+    "device": _ours("With `auto` and no `ep`: the CPU. With an `ep`: the first device that it drives."),
+    "precision": _ours("One of the [precisions](precisions.md). Left out: the `quant` section decides."),
+    "output_dir": _ours("Output folder, relative to the recipe. `-o` wins over it."),
+    "optim": Meaning("Graph optimizations by [flag](#optimization-flags)."),
+    "auto": _unused("winml-cli's search for optimization flags. `true`, when written, only gives a note."),
+    "skip_optimize": Meaning("Leave the optimize stage out."),
+    "loader.task": Meaning("What the model is for, such as `fill-mask`; read from `config.json` when left out."),
+    "loader.model_class": Meaning("A class of transformers in place of the one that the task stands for."),
+    "loader.model_type": Meaning("Architecture in transformers' words, such as `bert`."),
+    "loader.module_path": _refused("winml-cli's module mode."),
+    "loader.user_script": _refused("A Python file that makes the model."),
+    "loader.trust_remote_code": Meaning("Run Python code that comes with the model. The code is part of the key."),
+    "loader.path": _ours("Model folder, relative to the recipe; wins over `model`."),
+    "loader.revision": _ours("Branch, tag or commit of a model on the hub; `main` when left out."),
+    "loader.random_weights": _ours("Make the weights up."),
+    "loader.random_weights.seed": _ours("Other seed, other weights."),
+    "loader.random_weights.config": _ours("Fields of the architecture's configuration, such as `hidden_size`."),
+    "export.opset_version": Meaning("21 when left out (17 in winml-cli)."),
+    "export.batch_size": Meaning("First dimension of all inputs."),
+    "export.input_tensors": Meaning("Inputs to export; those that the architecture usually has when left out."),
+    "export.input_tensors.name": Meaning("Name of a parameter of the model's `forward`."),
+    "export.input_tensors.dtype": Meaning("Type; that of the architecture's usual input when left out."),
+    "export.input_tensors.shape": Meaning("Whole numbers; a text names a dynamic axis."),
+    "export.input_tensors.value_range": Meaning("Range of random data, its end not included."),
+    "export.output_tensors": Meaning("Outputs to export; those that the task is about when left out."),
+    "export.output_tensors.name": Meaning("Name of an output of the PyTorch model."),
+    "export.dynamic_axes": Meaning("Name of a dynamic axis by tensor and axis number: `{input_ids: {0: batch}}`."),
+    "export.export_params": Meaning("`false` fails: a model without weights can be neither checked nor compiled."),
+    "export.do_constant_folding": Meaning("Let the exporter compute what depends on constants only."),
+    "export.verbose": _unused("The exporter's words are in the log of the stage if it fails."),
+    "export.dynamo": Meaning(
+        "`true`: dynamo, `false`: TorchScript. Left out: TorchScript, and dynamo for decoder language models "
+        "(`false` in winml-cli)."
+    ),
+    "export.clean_onnx": _unused("Part of the key of export, nothing else."),
+    "export.enable_hierarchy_tags": Meaning("Write the module of each node into `export_htp_metadata.json`."),
+    "export.hierarchy_tag_format": Meaning("How a module is written there."),
+    "export.compatibility": Meaning("See below."),
+    "export.compatibility.transformers_attention": Meaning("Attention is always exported as `eager`."),
+    "quant.mode": Meaning("static: QDQ with calibration. dynamic: integer weights only. rtn: weights in blocks. "
+                          "`qdq` is read as static."),
+    "quant.samples": Meaning("Random samples, or the most that are taken of `quant.calibration_data`. "
+                             "`calibration_samples` is another name."),
+    "quant.calibration_method": Meaning("How a range is found from the values seen."),
+    "quant.calibration_data": _ours("A `.npz`, `.npy` or `.txt` file, or a folder of them, relative to the recipe. "
+                                    "See [Quantize with your data](../how-to/quantize-with-your-data.md)."),
+    "quant.task": _unused("Chooses a data set in winml-cli."),
+    "quant.model_id": _unused("Chooses a preprocessor in winml-cli."),
+    "quant.dataset_name": _refused("A data set from a hub. Use `quant.calibration_data`."),
+    "quant.model_type": _unused("Chooses rules for an architecture in winml-cli."),
+    "quant.weight_type": Meaning("Static and dynamic: type of weights."),
+    "quant.activation_type": Meaning("Static: type of activations."),
+    "quant.per_channel": Meaning("A scale for each channel. Left out: true for QNN, else false (false in winml-cli)."),
+    "quant.symmetric": Meaning("Zero point in the middle, for weights and activations. Left out: as suits the target."),
+    "quant.weight_symmetric": Meaning("The same for weights only; `quant.symmetric` when left out."),
+    "quant.activation_symmetric": Meaning("The same for activations only; `quant.symmetric` when left out."),
+    "quant.op_types_to_quantize": Meaning("Operators to quantize; those that the target's rules name when left out."),
+    "quant.nodes_to_exclude": Meaning("Nodes that stay in float, by name or pattern (`*`, `?`); each must match."),
+    "quant.rtn_bits": Meaning("rtn: bits of a weight."),
+    "quant.rtn_block_size": Meaning("rtn: weights that share a scale."),
+    "quant.rtn_symmetric": Meaning("rtn: no zero points."),
+    "quant.rtn_accuracy_level": Meaning("rtn: `accuracy_level` of MatMulNBits."),
+    "quant.reduce_range": Meaning("Static and dynamic: 7 bits of weights, for processors that overflow with 8."),
+    "quant.fp16_keep_io_types": Meaning("fp16: inputs and outputs stay in float32."),
+    "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, besides those without a float16 form."),
+    "quant.save_calibration": _refused("Ranges are in the cache."),
+    "quant.distribution": Meaning("Of random calibration data."),
+    "quant.seed": Meaning("Of random calibration data; 0 when left out."),
+    "quant.calibration_load_path": _refused("Ranges are in the cache."),
+    "quant.calibration_save_path": _refused("Ranges are in the cache."),
+    "compile.execution_provider": Meaning("Name or alias; the key `ep` at the top wins over it."),
+    "compile.provider_options": Meaning("Names and values for the provider; both are texts, so put numbers in quotes. "
+                                        "See [QNN's](execution-providers.md#options-of-qnn)."),
+    "compile.provider_option_file_keys": Meaning("Options whose value is a file: its content becomes part of the key."),
+    "compile.enable_ep_context": Meaning("`false`: do not compile."),
+    "compile.embed_context": Meaning("`true`: the binary is inside of the model instead of in a file beside it."),
+    "compile.compiler": Meaning("`ort`: onnxruntime's compile API. `ort_session`: a session that keeps its compiled "
+                                "model. `qairt` is refused."),
+    "compile.qnn_sdk_root": _unused("Only `qairt` would need it."),
+    "compile.device": Meaning("Device, when the key `device` at the top does not say."),
+    "compile.ep_device": Meaning("See below."),
+    "compile.ep_device.ep": Meaning("Execution provider."),
+    "compile.ep_device.device": Meaning("Device."),
+    "compile.ep_device.source": _unused("Where a provider comes from."),
+    "compile.validate": Meaning("`false`: leave the validate stage out."),
+    "compile.verbose": _unused("The compiler's words are in the log of the stage if it fails."),
+    "compile.quant_config": _ours("A `quant` section for this target; refused beside `quant`."),
+    "compile.ep_config": Meaning("See below."),
+    "validate.enabled": _ours("`false`: leave the validate stage out."),
+    "validate.min_cosine": _ours("Bound for the cosine of each output; that of the "
+                                 "[precision](precisions.md#bounds-of-validate) when left out."),
+    "validate.samples": _ours("Inputs to compare on."),
+    "validate.seed": _ours("Of random inputs."),
+}  # fmt: skip
