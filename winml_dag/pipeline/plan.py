@@ -187,8 +187,5 @@ class _Line:
     def _ep_tools(self, target: Target) -> dict[str, str]:
         """What makes one installation of an execution provider differ from another: its package and its libraries."""
         package = versions([target.ep.distribution]) if target.ep.distribution else {}
-        libraries = {
-            f"{target.ep.alias} library {path.name}": self._fingerprints.digest(path)
-            for path in library_files(target.ep)
-        }
-        return {**package, **libraries}
+        found = self._fingerprints.entries([(path, path.name) for path in library_files(target.ep)])
+        return {**package, **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in found}}
