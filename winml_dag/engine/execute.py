@@ -79,7 +79,7 @@ class LocalExecutor:
         work = job.folder / "work"
         work.mkdir()
         job.make_output_folders()
-        _task(job).write(work)
+        _task(job).write(job.folder)
         started = time.monotonic()
         with self._lock:
             if self._stopped:
@@ -96,7 +96,7 @@ class LocalExecutor:
         finally:
             with self._lock:
                 self._groups.discard(group)
-        return _outcome(job, group, code, Result.read(work), time.monotonic() - started)
+        return _outcome(job, group, code, Result.read(job.folder), time.monotonic() - started)
 
     def stop(self) -> None:
         with self._lock:

@@ -44,7 +44,8 @@ class ProcessGroup:
         """Wait for the child's end, at most so long; then end what is left of its group. Returns the exit code
         (negative: signal).
         """
-        timer = threading.Timer(timeout_seconds, self._time_out)
+        # Beyond TIMEOUT_MAX (292 years, on Windows 49 days) the timer's own thread would end with an error.
+        timer = threading.Timer(min(timeout_seconds, threading.TIMEOUT_MAX), self._time_out)
         timer.daemon = True
         timer.start()
         try:

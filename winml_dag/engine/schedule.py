@@ -175,7 +175,7 @@ class Scheduler:
                     node,
                     Status.FAILED,
                     reason.lost([file]),
-                    error=f"its input {file.name} is damaged in the cache again each time it is made",
+                    error=f"Its input {file.name} is damaged in the cache again each time it is made.",
                     advice="Check the disk, or choose another cache folder with --cache-dir.",
                 )
             )

@@ -1,9 +1,9 @@
-"""The process that does the work of one stage: ``python -m winml_dag.engine.worker`` in the stage's scratch folder.
+"""The process that does the work of one stage: ``python -m winml_dag.engine.worker`` in the stage's work folder.
 
-It reads ``task.json``, calls the stage's function and writes ``result.json``; nothing else passes between it and the
-engine, because native libraries print to stdout at will. It dies with its parent: the engine holds the other end of
-stdin, and when that closes the whole process group is ended, also from the middle of native code that holds the
-interpreter's lock.
+It reads ``task.json``, calls the stage's function and writes ``result.json``, both one folder up, where no library
+drops a file by accident; nothing else passes between it and the engine, because native libraries print to stdout at
+will. It dies with its parent: the engine holds the other end of stdin, and when that closes the whole process group is
+ended, also from the middle of native code that holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.errors import WinmlDagError
 
 TASK_FILE = "task.json"
@@ -32,7 +32,7 @@ DISK_FULL = 28
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told. Folders are relative to the scratch folder, which is its current folder."""
+    """What a worker is told. Folders are relative to its current folder."""
 
     stage: str
     work: str
@@ -93,9 +93,11 @@ def perform(task: Task) -> Result:
             outputs={slot: Path(folder) for slot, folder in task.outputs.items()},
         )
         work: Callable[[object, Workspace], JsonObject] = load(task.work)
-        return Result({**work(config, workspace), **_usage()})
+        metrics = work(config, workspace)
+        canonical_json(metrics)  # refuses what is not JSON here, where it can be told
+        return Result({**metrics, **_usage()})
     except WinmlDagError as error:
-        return Result({}, error.message, error.advice)
+        return Result({}, error.message or type(error).__name__, error.advice)
     except (
         Exception
     ) as error:  # whatever a library raises must reach the user as a sentence, and the log as a traceback
@@ -137,12 +139,12 @@ def _watch_stdin() -> None:
 
 def main() -> int:
     _die_with_parent()
-    scratch = Path.cwd()
+    folder = Path.cwd().parent
     try:
-        result = perform(Task.read(scratch))
+        result = perform(Task.read(folder))
         sys.stdout.flush()
         sys.stderr.flush()
-        result.write(scratch)
+        result.write(folder)
     except OSError as error:
         # There may be no room to say so in the result, nor in the log.
         return DISK_FULL if error.errno == errno.ENOSPC else 1

@@ -127,7 +127,7 @@ class Ran:
 class Bench:
     """Runs graphs one after the other against one store."""
 
-    def __init__(self, folder: Path, store: MemoryStore | None = None) -> None:
+    def __init__(self, folder: Path, store: StatStore | None = None) -> None:
         self.folder = folder
         self.store = store or StatStore()
         self.failures = folder / "failures"

@@ -70,7 +70,7 @@ def values(hint: object) -> st.SearchStrategy[typing.Any]:
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 @properties
 @given(data=st.data())
-def test_a_config_comes_back_from_json_as_it_was(kind: type, data: st.DataObject) -> None:
+def test_a_config_comes_back_from_json_as_it_was(kind: type[typing.Any], data: st.DataObject) -> None:
     config = data.draw(values(kind))
     text = canonical_json(config_json(config))
     again = read_config(kind, json.loads(text))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.store.memory import MemoryStore
@@ -96,7 +97,7 @@ def test_going_back_to_earlier_settings_finds_the_earlier_result(store: MemorySt
     ],
 )
 def test_a_changed_setting_is_named_as_in_the_recipe(
-    store: MemoryStore, keep: Keep, quant: dict[str, object], reason: str
+    store: MemoryStore, keep: Keep, quant: JsonObject, reason: str
 ) -> None:
     keep()
     assert run_reason(store, replace(MADE, config={"quant": quant})) == reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from engine_samples import node, properties
@@ -20,7 +21,7 @@ values: st.SearchStrategy[JsonValue] = st.recursive(
 )
 texts = st.dictionaries(names, st.text(max_size=4), max_size=3)
 
-made_of = {
+made_of: dict[str, st.SearchStrategy[Any]] = {
     "stage": st.text(max_size=4),
     "version": st.integers(),
     "config": st.dictionaries(names, values, max_size=3),
@@ -30,14 +31,14 @@ made_of = {
 ingredients = st.builds(Ingredients, **made_of)
 
 
-def exactly(value: JsonValue) -> str:
+def exactly(value: Any) -> str:
     """What tells values apart that Python takes for equal (1, 1.0, True), whatever the order of names."""
     if isinstance(value, dict):
         return repr({key: exactly(value[key]) for key in sorted(value)})
     return repr([exactly(inner) for inner in value]) if isinstance(value, list) else repr(value)
 
 
-def turned(value: JsonValue) -> JsonValue:
+def turned(value: Any) -> Any:
     """The same value with its names in another order."""
     if isinstance(value, dict):
         return {key: turned(value[key]) for key in reversed(value)}

@@ -214,7 +214,7 @@ def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench:
                 remade.set()
             return {}
         if node.id == "slow" and not remade.is_set():
-            bench.store.rot(next(iter(first.results["export"].record.files())))  # type: ignore[union-attr]
+            bench.store.rot(first.file("export"))
             started.set()
             assert remade.wait(PATIENCE)
         if node.id == "gate" and node.config != before[1].config:

@@ -1,0 +1,155 @@
+"""A stage in a process of its own: what it gets, what it may do, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from winml_dag.engine.execute import Job, LocalExecutor, Outcome, log_tail
+from winml_dag.engine.stage import InputSlot, Node, Stage
+
+RunWork = Callable[..., tuple[Outcome, Path]]
+
+
+@pytest.fixture
+def run_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunWork:
+    """Run one function of ``engine_stages`` in a worker; returns the outcome and the folder of its job."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def run_work(
+        work: str,
+        inputs: Mapping[str, str] | None = None,
+        *,
+        bits: object = 8,
+        timeout_seconds: float = 60.0,
+        executor: LocalExecutor | None = None,
+    ) -> tuple[Outcome, Path]:
+        inputs = inputs or {}
+        stage = Stage(
+            name=work,
+            version=1,
+            work=f"engine_stages:{work}",
+            config="engine_stages:Config",
+            inputs={slot: InputSlot(frozenset({"text"})) for slot in inputs},
+            outputs={"out": "text"},
+        )
+        node = Node(work, stage, {"text": {"bits": bits}}, dict.fromkeys(inputs, "source"))  # type: ignore[dict-item]
+        folder = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        job = Job(node, folder, timeout_seconds)
+        for slot, text in inputs.items():
+            job.input_folder(slot).mkdir(parents=True)
+            (job.input_folder(slot) / "text.txt").write_text(text)
+        return (executor or LocalExecutor()).run(job), folder
+
+    return run_work
+
+
+def output(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (folder / "outputs" / "out").iterdir()}
+
+
+def test_a_stage_gets_its_config_and_inputs_and_fills_its_outputs(run_work: RunWork) -> None:
+    outcome, folder = run_work("write", {"model": "weights", "data": "pictures"}, bits=4)
+    assert outcome.error == ""
+    assert output(folder) == {"text.txt": "4(pictures,weights)"}
+    assert outcome.metrics["inputs"] == 2
+    assert outcome.log.read_text() == "written\n"
+
+
+def test_a_stage_says_in_its_own_words_why_it_cannot(run_work: RunWork) -> None:
+    outcome, _ = run_work("refuse")
+    assert (outcome.error, outcome.advice) == ("The model is too large.", "Take a smaller one.")
+    assert outcome.log.read_text() == "looking at it\n"
+
+
+def test_a_stage_that_fails_without_a_word_has_failed_all_the_same(run_work: RunWork) -> None:
+    assert run_work("refuse_without_a_word")[0].error == "StageError"
+
+
+def test_a_bug_leaves_one_sentence_for_the_user_and_the_traceback_in_the_log(run_work: RunWork) -> None:
+    outcome, _ = run_work("break_down")
+    assert outcome.error == "ZeroDivisionError: division by zero"
+    assert 'return {"ratio": 1 / 0}' in outcome.log.read_text()
+
+
+def test_metrics_that_json_does_not_have_are_a_bug_of_the_stage(run_work: RunWork) -> None:
+    outcome, _ = run_work("tell_what_json_has_not")
+    assert outcome.error.startswith("ValueError: Out of range float values")
+    assert "Traceback" in outcome.log.read_text()
+
+
+def test_work_that_cannot_be_imported_is_a_bug_of_the_stage(run_work: RunWork) -> None:
+    outcome, _ = run_work("no_such_function")
+    assert outcome.error.startswith("AttributeError: module 'engine_stages' has no attribute 'no_such_function'")
+
+
+@pytest.mark.parametrize("work", ["exit_early", "pose_as_the_worker"])
+def test_a_process_that_ends_before_its_work_is_a_failure_whatever_its_exit_code(run_work: RunWork, work: str) -> None:
+    outcome, _ = run_work(work)
+    assert outcome.error == "Its process ended with exit code 0."
+
+
+def test_what_a_stage_writes_outside_of_its_outputs_is_no_output(run_work: RunWork) -> None:
+    outcome, folder = run_work("litter")
+    assert outcome.error == ""
+    assert output(folder) == {"text.txt": "8()"}
+    assert len(list(folder.rglob("litter.bin"))) == 2
+
+
+def test_bytes_cannot_depend_on_the_users_environment(run_work: RunWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "OF_THE_USER": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    outcome, folder = run_work("tell_environment", {"model": "weights"})
+    told = outcome.metrics
+    assert told["environment"] == {
+        "PYTHONHASHSEED": "0",
+        "TZ": "UTC",
+        "LC_ALL": "C.UTF-8",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "OF_THE_USER": "kept",
+    }
+    assert told["encoding"] == "utf-8"
+    assert told["argument_folder_on_path"] is False
+    assert told["inputs"] == {"model": "../inputs/model"}
+    assert {Path(str(told[name])).parent.resolve() for name in ("folder", "temporary")} == {folder.resolve()}
+    monkeypatch.setenv("PYTHONHASHSEED", "8")
+    assert run_work("tell_environment")[0].metrics["order"] == told["order"]
+
+
+def test_a_worker_imports_no_more_than_its_stage_needs(run_work: RunWork) -> None:
+    outcome, _ = run_work("tell_modules")
+    loaded = set(json.loads(str(outcome.metrics["modules"])))
+    assert not loaded & {"torch", "onnx", "onnxruntime", "numpy", "networkx", "pydantic", "click", "diskcache"}
+
+
+def test_stopping_ends_what_runs_and_runs_nothing_more(run_work: RunWork, tmp_path: Path) -> None:
+    executor = LocalExecutor()
+    at_work = tmp_path / "at work"
+    os.mkfifo(at_work)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_work, "wait_to_be_ended", {"fifo": str(at_work)}, executor=executor)
+        at_work.read_text()
+        executor.stop()
+        assert running.result()[0].error == "Its process ended with signal SIGKILL."
+    after, folder = run_work("write", executor=executor)
+    assert after.error == "stopped"
+    assert output(folder) == {}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_limit_longer_than_any_clock_counts_is_no_limit(run_work: RunWork) -> None:
+    assert run_work("write", timeout_seconds=1e15)[0].error == ""
+
+
+def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"early\n" * 50_000 + b"\xff late\n\n\nlast\n")
+    assert log_tail(log, 2) == ("\N{REPLACEMENT CHARACTER} late", "last")
+    assert log_tail(tmp_path / "none.txt") == ()
