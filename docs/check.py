@@ -1,7 +1,7 @@
 """Check the documentation against the code: ``make docs``. With ``--write``, bring its generated parts up to date.
 
-Checked are: generated parts, relative links and their anchors, the commands shown, the recipes shown, and the fields of
-a recipe that are named. Nothing is run, so a page's examples of output are as true as on the day they were pasted.
+Checked are: generated parts, relative links and their anchors, the commands and the recipes shown, and the fields of a
+recipe and the files of the project that are named. Nothing is run, so a page's examples of output are as true as on the day they were pasted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *$", re.MULTILINE)
 _INLINE_CODE = re.compile(r"`([^`\n]+)`")
 _DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
+_PATH = re.compile(r"[a-z]\w*(?:/[\w.-]+)*/[\w-]+\.py|(?:tests|winml_dag|docs|recipes)/[\w./-]*")
 # What ends a command in a line of shell.
 _SHELL_END = {"|", ">", ">>", "2>&1", "&", "&&", "||", ";"}
 
@@ -57,6 +58,8 @@ def findings(page: Path) -> Iterator[str]:
     for code in _INLINE_CODE.findall(_BLOCK.sub(lambda block: block["text"] * (block["name"] != "stages"), prose)):
         if (match := _DOTTED.fullmatch(code)) and not _is_known_field(match[1].split(".")):
             yield f"`{code}`: a recipe has no such field"
+        if _PATH.fullmatch(code) and not any((folder / code).exists() for folder in (ROOT, ROOT / "winml_dag")):
+            yield f"`{code}`: there is no such file"
 
 
 def regenerated(text: str) -> str:
