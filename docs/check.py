@@ -1,7 +1,8 @@
 """Check the documentation against the code: ``make docs``. With ``--write``, bring its generated parts up to date.
 
 Checked are: generated parts, relative links and their anchors, the commands and the recipes shown, and the fields of a
-recipe and the files of the project that are named. Nothing is run, so a page's examples of output are as true as on the day they were pasted.
+recipe and the files of the project that are named. Nothing is run, so a page's examples of output are as true as on
+the day they were pasted.
 """
 
 from __future__ import annotations
