@@ -137,13 +137,22 @@ def _watch_stdin() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def _flush() -> None:
+    """Write out what was printed, native code's too: leaving with ``os._exit`` would lose what C holds back."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if sys.platform != "win32":  # there every library may bring a C runtime, and so a buffer, of its own
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+
+
 def main() -> int:
     _die_with_parent()
     folder = Path.cwd().parent
     try:
         result = perform(Task.read(folder))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         result.write(folder)
     except OSError as error:
         # There may be no room to say so in the result, nor in the log.

@@ -1,0 +1,36 @@
+"""Where the tests of faults have their cache and their pipes, and how workers find the stages that go wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if sys.platform == "win32":
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="signals, pipes and mounts as POSIX has them"))
+
+
+@pytest.fixture(autouse=True)
+def _stages_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """Reading it waits for a stage to open it, so that a test knows what has happened and never sleeps."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path

@@ -1,0 +1,87 @@
+"""Whatever a stage does to its process, it costs that stage alone, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fault_engine import Step, is_gone, run_steps
+
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.store.local import LocalStore
+from winml_dag.store.upkeep import verify
+
+
+def run_one(cache: Path, work: str, **fields: object) -> StageResult:
+    return run_steps(cache, [Step("stage", work, **fields)])["stage"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [
+        ("crash", "Its process ended with signal SIGSEGV."),
+        ("kill_itself", "Its process ended with signal SIGABRT."),
+        ("leave", "Its process ended with exit code 3."),
+    ],
+)
+def test_a_native_crash_costs_one_stage_and_publishes_nothing(cache: Path, work: str, error: str) -> None:
+    results = run_steps(cache, [Step("good", "write"), Step("bad", work), Step("behind", "write", inputs=("bad.out",))])
+    assert results["good"].status is Status.RAN
+    assert (results["bad"].status, results["bad"].error) == (Status.FAILED, error)
+    assert results["behind"].status is Status.SKIPPED
+    store = LocalStore(cache)
+    assert len(store.records.keys()) == 1
+    assert verify(store).clean
+
+
+def test_a_stage_that_hangs_is_ended_with_all_its_children(cache: Path, pipe: Path) -> None:
+    step = Step("stage", "hang_while_asked_to", str(pipe), timeout_seconds=1.5)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_steps, cache, [step])
+        processes = [int(pid) for pid in pipe.read_text().split()]
+        result = running.result()["stage"]
+    assert result.error == "It took longer than its limit of 1.5 s and was ended."
+    assert "--stage-timeout" in result.advice
+    assert len(processes) == 2
+    assert all(is_gone(pid) for pid in processes)
+
+
+def test_a_hang_in_native_code_is_ended_too(cache: Path, pipe: Path) -> None:
+    step = Step("stage", "hang_in_native_code", str(pipe), timeout_seconds=1.5)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_steps, cache, [step])
+        process = int(pipe.read_text())
+        assert "longer than its limit" in running.result()["stage"].error
+    assert is_gone(process)
+
+
+def test_children_that_a_stage_leaves_behind_are_ended(cache: Path) -> None:
+    result = run_one(cache, "leave_children")
+    assert result.status is Status.RAN
+    assert result.record is not None
+    child = result.record.metrics["child"]
+    assert isinstance(child, int)
+    assert is_gone(child)
+
+
+def test_what_native_code_prints_is_in_the_log_and_not_on_our_output(
+    cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it switches off C's buffer as well
+    result = run_one(cache, "flood", number=20)
+    assert result.status is Status.RAN
+    assert result.record is not None
+    assert result.record.log is not None
+    log = LocalStore(cache).blobs.path(result.record.log.digest).read_text()
+    assert log.count("to stdout\n") == log.count("to stderr\n") == 200_000
+    assert log.endswith("last words in C's buffer\n")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_log_of_a_failure_stays_with_its_last_lines_in_the_result(cache: Path) -> None:
+    result = run_one(cache, "no_such_work")
+    assert result.log is not None
+    assert result.log.parent == cache / "failures"
+    assert result.log.read_text().splitlines()[-len(result.tail) :] == list(result.tail)
+    assert "has no attribute 'no_such_work'" in result.tail[-1]
