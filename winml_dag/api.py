@@ -13,9 +13,8 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import StageError
-from winml_dag.pipeline.asked import Overrides
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
-from winml_dag.pipeline.request import Request, build_of
+from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.local import LocalStore, default_cache_dir
 
@@ -76,9 +75,10 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
     cache_dir = arguments.get("cache_dir")
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
     request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
-    wanted = build_of(request, folder, download=True)
+    store = LocalStore(folder)
+    planned = plan_request(request, store, download=True)
     options = BuildOptions(arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False))
-    result = build(wanted, LocalStore(folder), options, observer=arguments.get("observer"))
+    result = build(planned, store, options, observer=arguments.get("observer"))
     for view in result.stages:
         if view.result is not None and view.result.error:
             raise StageError(f"{view.id} failed: {view.result.error}", advice=view.result.advice)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from winml_dag.cli.options import format_option, rebuild_option, request_from, request_options
+from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
 from winml_dag.cli.report import print_json, print_result
 from winml_dag.errors import StageError, WinmlDagError
 
@@ -58,15 +58,11 @@ def _build(
 ) -> int:
     from winml_dag.cli.progress import progress
     from winml_dag.pipeline.build import BuildOptions, build
-    from winml_dag.pipeline.request import build_of
-    from winml_dag.store.local import LocalStore
 
-    request, cache_dir = request_from(options)
-    wanted = build_of(request, cache_dir, download=True)
-    store = LocalStore(cache_dir)
+    planned, store = planned_build(options, to_build=True)
     how = BuildOptions(jobs, keep_going, rebuild, stage_timeout)
     with progress(quiet=quiet, to_stderr=format_ == "json") as observer:
-        result = build(wanted, store, how, observer=observer)
+        result = build(planned, store, how, observer=observer)
     if format_ == "json":
         print_json([result], result.elapsed_seconds)
     print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose)

@@ -15,11 +15,9 @@ from winml_dag.cli.options import planned_build, request_options
 def command(*, format_: str, **options: Any) -> int:
     """Print the graph of a build: sources, stages, and what passes between them."""
     from winml_dag.pipeline.build import plan
-    from winml_dag.pipeline.plan import plan_build
     from winml_dag.report.graph import dot, mermaid
 
-    build, store = planned_build(options)
-    statuses = {view.id: view.status for view in plan(build, store).stages}
-    graph = plan_build(build, store.fingerprints).graph
-    click.echo((mermaid if format_ == "mermaid" else dot)(graph, statuses))
+    planned, store = planned_build(options)
+    statuses = {view.id: view.status for view in plan(planned, store).stages}
+    click.echo((mermaid if format_ == "mermaid" else dot)(planned.graph, statuses))
     return 0

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.pipeline.asked import Overrides
-from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.store.local import default_cache_dir
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.variant import Build
+    from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.store.local import LocalStore
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,7 +55,7 @@ def format_option(function: F) -> F:
     return click.option("--format", "format_", type=choice, default="text", help="text or json.")(function)
 
 
-def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
+def _request_from(options: dict[str, Any]) -> tuple[Request, Path]:
     """The request and the cache folder that *options* mean."""
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     request = Request(
@@ -68,13 +67,14 @@ def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
     return request, cache_dir
 
 
-def planned_build(options: dict[str, Any]) -> tuple[Build, LocalStore]:
-    """The build that commands which only look at one are about, and the store: nothing is downloaded or written.
+def planned_build(options: dict[str, Any], *, to_build: bool = False) -> tuple[BuildGraph, LocalStore]:
+    """The graph of the build that *options* mean, and the store.
 
-    They need no output folder; without one they look at the build as it would be with ``--use-cache``.
+    Commands that only look at a build download nothing and need no output folder; without one they look at the
+    build as it would be with ``--use-cache``.
     """
-    from winml_dag.pipeline.request import build_of
     from winml_dag.store.local import LocalStore
 
-    request, cache_dir = request_from(options)
-    return build_of(request, cache_dir, download=False, needs_folder=False), LocalStore(cache_dir)
+    request, cache_dir = _request_from(options)
+    store = LocalStore(cache_dir)
+    return plan_request(request, store, download=to_build, needs_folder=to_build), store

@@ -80,7 +80,7 @@ def failure_lines(view: StageView, *, whole: bool = False) -> Iterator[str]:
 def summary(result: BuildResult) -> str:
     build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
     counted = counts(result)
-    target = f"{build.precision}, {build.target.ep.alias} {build.target.device}"
+    target = f"{build.precision}, {build.ep} {build.device}"
     if result.failed:
         return f"Failed after {seconds}: {counted}. {build.output_dir} is as it was."
     model = result.final_artifact

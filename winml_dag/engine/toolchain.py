@@ -36,9 +36,14 @@ def _installed(path: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
+def installed_distributions() -> dict[str, str]:
+    """Every installed distribution with its version."""
+    return _installed(tuple(sys.path))
+
+
 def distribution_version(name: str) -> str | None:
     """The installed version, or None. The first folder on ``sys.path`` wins, as it does for imports."""
-    return _installed(tuple(sys.path)).get(normalised(name))
+    return installed_distributions().get(normalised(name))
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:

@@ -30,6 +30,9 @@ RESULT_FILE = "result.json"
 DISK_FULL = 28
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 @dataclass(frozen=True)
 class Task:
     """What a worker is told. Folders are relative to its current folder."""
@@ -122,11 +125,22 @@ def _usage() -> JsonObject:
 def _die_with_parent() -> None:
     """End the process group as soon as the engine is gone, however it went."""
     if sys.platform == "linux":
-        # The kernel does it even while native code keeps the interpreter's lock. prctl(PR_SET_PDEATHSIG, SIGKILL).
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+        _ask_kernel_to_end_us()
     threading.Thread(target=_watch_stdin, daemon=True).start()
+
+
+def _ask_kernel_to_end_us() -> None:
+    """Let the kernel end this process one second after the engine has gone.
+
+    The thread that watches stdin ends the whole group, but not while native code keeps the interpreter's lock. The
+    kernel needs no lock, but knows of this process alone: were it ended at once, its children would stay. So the
+    kernel's signal calls C's own ``alarm`` with the number of the signal, which is 1: SIGALRM follows after 1 s.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGHUP, libc.alarm)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
 
 
 def _watch_stdin() -> None:

@@ -5,26 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile
 from winml_dag.recipe.schema import RandomWeights, Recipe
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """What was asked for on the command line or in a call; None and False leave the decision to the recipe."""
-
-    model: str | None = None
-    onnx: Path | None = None
-    task: str | None = None
-    ep: str | None = None
-    device: str | None = None
-    precision: str | None = None
-    quant: bool | None = None
-    compile: bool | None = None
-    optimize: bool | None = None
-    analyze: bool | None = None
-    random_weights: bool = False
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,3 +41,8 @@ class Model:
     folder: ModelFolder | None = None
     onnx: OnnxFile | None = None
     model_type: str | None = None
+
+    @property
+    def looked_at(self) -> tuple[Path, ...]:
+        """Paths outside of its own files that decided which model this is."""
+        return () if self.folder is None else self.folder.looked_at

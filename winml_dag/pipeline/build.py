@@ -14,11 +14,10 @@ from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import plan_graph, remembered_name
 from winml_dag.errors import StoreError
+from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
 from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder
-from winml_dag.pipeline.plan import BuildGraph, plan_build
-from winml_dag.pipeline.variant import Build
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
@@ -37,7 +36,7 @@ _TRIES = 3
 class BuildResult:
     """What became of a build. ``stages`` has one entry for every place in the line, those left out included."""
 
-    build: Build
+    build: BuildSummary
     stages: tuple[StageView, ...]
     elapsed_seconds: float
     materialised: Materialised = field(default_factory=Materialised)
@@ -81,42 +80,32 @@ class BuildOptions:
     stage_timeout_seconds: float | None = None
 
 
-def scope_of(build: Build) -> str:
-    """What a build is remembered under: its output folder, which is what its user knows it by."""
-    return str(build.output_dir.resolve())
-
-
-def plan(build: Build, store: LocalStore, *, rebuild: bool = False) -> BuildResult:
-    """What :func:`build` would do; nothing is run and nothing written.
-
-    Raises:
-        UsageError, InputError: as for :func:`winml_dag.pipeline.plan.plan_build`.
-    """
+def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False) -> BuildResult:
+    """What :func:`build` would do; nothing is run and nothing written."""
     started = time.monotonic()
-    planned = plan_build(build, store.fingerprints)
-    results = plan_graph(planned.graph, planned.sources, store, scope=scope_of(build), rebuild=rebuild)
-    return BuildResult(build, tuple(views(planned, results)), time.monotonic() - started)
+    results = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope, rebuild=rebuild)
+    return BuildResult(planned.summary, tuple(views(planned, results)), time.monotonic() - started)
 
 
 def build(
-    wanted: Build,
+    planned: BuildGraph,
     store: LocalStore,
     options: BuildOptions = BuildOptions(),
     *,
     observer: Observer | None = None,
     executor: Executor | None = None,
 ) -> BuildResult:
-    """Bring the output folder of *wanted* up to date, running only what is not already known.
+    """Bring the output folder of a build up to date, running only what is not already known.
 
     A stage that fails is in the result, not raised; then the output folder is as it was.
 
     Raises:
-        UsageError, InputError: before anything has run.
+        UsageError: when a file of somebody else's is in the way, before anything has run.
         StoreError: when the cache or the output folder cannot be used.
         KeyboardInterrupt: after children have been ended.
     """
     started = time.monotonic()
-    planned = plan_build(wanted, store.fingerprints)
+    wanted = planned.summary
     previous = read_manifest(wanted.output_dir)
     owned = () if previous is None else _owned(previous, planned)
     folder = OutputFolder(wanted.output_dir, owned, store, store.fingerprints)
@@ -144,7 +133,7 @@ def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:
     # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
     ours = (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
     read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
-    folder = planned.build.output_dir
+    folder = planned.summary.output_dir
     return tuple(entry for entry in ours if (folder / entry.name).resolve() not in read)
 
 
@@ -152,8 +141,8 @@ def views(planned: BuildGraph, results: tuple[StageResult, ...]) -> Iterator[Sta
     """The line of a build with what became of each place."""
     by_id = {result.node.id: result for result in results}
     for step in planned.steps:
-        if step.skip is not None:
-            yield StageView(step.id, step.stage, Status.SKIPPED, step.skip.reason)
+        if step.skipped is not None:
+            yield StageView(step.id, step.stage, Status.SKIPPED, step.skipped)
         else:
             result = by_id[step.id]
             yield StageView(step.id, step.stage, result.status, str(result.reason), result)
@@ -166,7 +155,7 @@ def _run(
     observer: Observer | None,
     executor: Executor | None,
 ) -> tuple[StageResult, ...]:
-    scope = scope_of(planned.build)
+    scope = planned.summary.scope
     foreseen = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=options.rebuild)
     if all(result.status is Status.REUSED for result in foreseen):
         # Nothing to run: no scratch folder, no threads, no process.
@@ -181,7 +170,7 @@ def _run(
     from winml_dag.engine.run import Runner
     from winml_dag.engine.schedule import RunOptions, Scheduler
 
-    prepare_folder(planned.build.output_dir)
+    prepare_folder(planned.summary.output_dir)
     executor = executor or LocalExecutor()
     with store.scratch.open() as scratch:
         runner = Runner(
@@ -207,9 +196,9 @@ def _materialise(
     store: LocalStore,
     elapsed_seconds: float,
 ) -> Materialised:
-    build = planned.build
+    build = planned.summary
     files = visible_files(results)
-    settings = (json.dumps(build.settings, indent=2, ensure_ascii=False) + "\n").encode()
+    settings = (json.dumps(build.settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     value = make_manifest(planned, results, files, elapsed_seconds)
     before = read_manifest(build.output_dir)
     same = before is not None and before.says_the_same_as(value)
@@ -222,9 +211,9 @@ def _materialise(
         return folder.materialise(files, texts)
 
 
-def _folder_key(build: Build) -> str:
+def _folder_key(build: BuildSummary) -> str:
     """What two builds of one output folder hold against each other while they write to it."""
-    return hashlib.sha256(f"output folder\n{scope_of(build)}".encode()).hexdigest()
+    return hashlib.sha256(f"output folder\n{build.scope}".encode()).hexdigest()
 
 
 def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:

@@ -27,14 +27,22 @@ def hub_cache() -> Path:
     return (base if home else base / "huggingface") / "hub"
 
 
+def reference(model_id: str, revision: str | None) -> Path:
+    """The file in which the cache keeps the commit that a branch or tag stands for."""
+    return _repository(model_id) / "refs" / (revision or "main")
+
+
+def _repository(model_id: str) -> Path:
+    return hub_cache() / f"models--{model_id.replace('/', '--')}"
+
+
 def cached_snapshot(model_id: str, revision: str = "main") -> Path | None:
     """The folder of *revision* (a branch, tag or commit) in the local cache, or None."""
-    repository = hub_cache() / f"models--{model_id.replace('/', '--')}"
     try:
-        commit = (repository / "refs" / revision).read_text(encoding="utf-8").strip()
+        commit = reference(model_id, revision).read_text(encoding="utf-8").strip()
     except OSError:
         commit = revision
-    snapshot = repository / "snapshots" / commit
+    snapshot = _repository(model_id) / "snapshots" / commit
     return snapshot if commit and (snapshot / "config.json").is_file() else None
 
 

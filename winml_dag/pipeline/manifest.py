@@ -17,8 +17,8 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import config_hash
 from winml_dag.errors import StoreError
+from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE
-from winml_dag.pipeline.plan import BuildGraph
 from winml_dag.store.artifact import Artifact, FileEntry
 
 SCHEMA_VERSION = 1
@@ -62,7 +62,7 @@ def make_manifest(
     planned: BuildGraph, results: Mapping[str, StageResult], files: Sequence[FileEntry], elapsed_seconds: float
 ) -> JsonObject:
     """The manifest of a finished build; *files* are what lies in its folder, itself left out."""
-    build = planned.build
+    build = planned.summary
     stages = list(_stages(planned, results))
     final = results[planned.final]
     return {
@@ -71,8 +71,8 @@ def make_manifest(
         "model_id": build.model_id,
         "task": build.task,
         "precision": build.precision,
-        "execution_provider": build.target.ep.name,
-        "device": build.target.device,
+        "execution_provider": build.execution_provider,
+        "device": build.device,
         "cache_key": final.cache_key,
         "config_hash": config_hash(build.settings),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -94,8 +94,8 @@ def manifest_text(value: JsonObject) -> bytes:
 
 def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[JsonObject]:
     for step in planned.steps:
-        if step.skip is not None:
-            yield {"name": step.stage, "status": "skipped", "reason": step.skip.reason, "elapsed_seconds": 0.0}
+        if step.skipped is not None:
+            yield {"name": step.stage, "status": "skipped", "reason": step.skipped, "elapsed_seconds": 0.0}
         else:
             yield _stage(planned, results[step.id], results)
 

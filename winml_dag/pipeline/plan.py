@@ -6,8 +6,7 @@ source -> export -> optimize.0 -> (analyze.0) -> calibrate -> quantize -> compil
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
@@ -17,6 +16,7 @@ from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.engine.toolchain import versions
 from winml_dag.ep.fingerprint import library_files
 from winml_dag.ep.registry import Target, find_ep
+from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.variant import Build, Skip, chosen
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CALIBRATE
@@ -26,35 +26,10 @@ from winml_dag.stages.finalize import FINALIZE, FinalizeConfig
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE
 from winml_dag.stages.validate import VALIDATE
-from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
 
 # The line of stages as people see it; ``analyze`` has its place, and a reason to be left out.
 LINE = ("export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One place in the line of a build: the id of a node of the graph, or the reason why there is none."""
-
-    id: str
-    stage: str
-    skip: Skip | None = None
-
-
-@dataclass(frozen=True)
-class BuildGraph:
-    """A build as a graph. ``final`` is the id of the node that puts out the model to ship; ``sources`` are digested."""
-
-    build: Build
-    graph: Graph
-    steps: tuple[Step, ...]
-    sources: Mapping[str, Artifact]
-    final: str
-
-    @cached_property
-    def nodes(self) -> Mapping[str, Node]:
-        return {node.id: node for node in self.graph.nodes}
 
 
 def plan_build(build: Build, fingerprints: Fingerprints) -> BuildGraph:
@@ -64,17 +39,19 @@ def plan_build(build: Build, fingerprints: Fingerprints) -> BuildGraph:
         UsageError: when a stage cannot take what comes before it (a compiled or quantized model).
         InputError: when a source cannot be read.
     """
-    nodes = tuple(_Line(build, fingerprints).nodes())
+    line = _Line(build, fingerprints)
+    nodes = tuple(line.nodes())
     roles = build.inputs
     given = (roles.model, roles.processor, roles.calibration_data, roles.option_files)
     sources = [source for source in given if source is not None]
     graph = Graph.of(nodes, sources)
     return BuildGraph(
-        build=build,
+        summary=build.summary,
         graph=graph,
         steps=tuple(_steps(build, nodes)),
         sources={source.name: source_artifact(source, fingerprints) for source in sources},
         final="finalize",
+        looked_at=(*build.inputs.looked_at, *line.looked_at),
     )
 
 
@@ -84,7 +61,7 @@ def _steps(build: Build, nodes: tuple[Node, ...]) -> Iterator[Step]:
         yield from (Step(node.id, stage) for node in found)
         if not found:
             skip = getattr(build, stage)
-            yield Step(stage, stage, skip if isinstance(skip, Skip) else Skip("not part of this build"))
+            yield Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")
 
 
 class _Line:
@@ -93,6 +70,7 @@ class _Line:
     def __init__(self, build: Build, fingerprints: Fingerprints) -> None:
         self._build = build
         self._fingerprints = fingerprints
+        self.looked_at: list[Path] = []
         source = build.inputs.model
         self._model = "" if source is None else source.name
         self._kind = kinds.FLOAT_MODEL if source is None else source.kind
@@ -187,5 +165,7 @@ class _Line:
     def _ep_tools(self, target: Target) -> dict[str, str]:
         """What makes one installation of an execution provider differ from another: its package and its libraries."""
         package = versions([target.ep.distribution]) if target.ep.distribution else {}
-        found = self._fingerprints.entries([(path, path.name) for path in library_files(target.ep)])
+        libraries = library_files(target.ep)
+        self.looked_at += [*libraries, *{path.parent for path in libraries}]
+        found = self._fingerprints.entries([(path, path.name) for path in libraries])
         return {**package, **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in found}}

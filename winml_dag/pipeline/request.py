@@ -1,23 +1,36 @@
-"""What one call of ours asks for, as it comes from the command line or from Python, and the build that it means."""
+"""What one call of ours asks for, as it comes from the command line or from Python, and the graph that it leads to."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from winml_dag.canonical import canonical_json
-from winml_dag.engine.config import config_json
-from winml_dag.errors import UsageError
-from winml_dag.pipeline.asked import Overrides
-from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.variant import Build
-from winml_dag.recipe.dump import to_json
-from winml_dag.recipe.load import LoadedRecipe, load_recipe
+from winml_dag.pipeline import standing
+from winml_dag.pipeline.buildgraph import BuildGraph
 
-# In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
-OUTPUTS = "outputs"
+if TYPE_CHECKING:
+    from winml_dag.recipe.load import LoadedRecipe
+    from winml_dag.store.local import LocalStore
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What was asked for on the command line or in a call; None and False leave the decision to the recipe."""
+
+    model: str | None = None
+    onnx: Path | None = None
+    task: str | None = None
+    ep: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    quant: bool | None = None
+    compile: bool | None = None
+    optimize: bool | None = None
+    analyze: bool | None = None
+    random_weights: bool = False
+    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,43 +46,26 @@ class Request:
     use_cache: bool = False
 
 
-def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build:
-    """The build that *request* means. Without *needs_folder* one that names no output folder uses one in the cache.
+def plan_request(request: Request, store: LocalStore, *, download: bool, needs_folder: bool = True) -> BuildGraph:
+    """The graph of the build that *request* means; *download* allows fetching a model from the hub.
+
+    Without *needs_folder* a request that names no output folder is planned for one in the cache.
 
     Raises:
-        UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`; also when no output folder is named.
+        UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
     """
+    # A recipe that is not in a file has nothing that could tell that it has changed.
     recipe = request.recipe
-    loaded = load_recipe(recipe) if isinstance(recipe, Path) else recipe
-    folder = _output_dir(request, loaded, cache_dir, needs_folder)
-    return resolve(loaded, request.overrides, folder, download=download)
+    notable = recipe is None or isinstance(recipe, Path)
+    if notable and (stands := standing.recall(request, store)) is not None:
+        return stands
+    began_ns = time.time_ns()
+    # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
+    from winml_dag.pipeline.plan import plan_build
+    from winml_dag.pipeline.resolve import build_of
 
-
-def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
-    if request.use_cache:
-        if request.output_dir is not None:
-            raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
-        return cache_dir / OUTPUTS / _cache_name(request, loaded)
-    if request.output_dir is not None:
-        return request.output_dir
-    if loaded is not None and loaded.recipe.output_dir is not None:
-        return loaded.resolve_path(loaded.recipe.output_dir)
-    if not needed:
-        return cache_dir / OUTPUTS / _cache_name(request, loaded)
-    raise UsageError(
-        "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
-    )
-
-
-def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
-    """A folder name for what is asked: readable, and different for anything that is asked differently."""
-    recipe = None if loaded is None else loaded.recipe
-    model = str(request.overrides.onnx or request.overrides.model or (recipe.model if recipe else None) or "model")
-    overrides = config_json(request.overrides) if request.overrides.onnx is None else _with_text_path(request.overrides)
-    asked = canonical_json({"recipe": None if recipe is None else to_json(recipe), "overrides": overrides})
-    readable = re.sub(r"[^\w.-]+", "_", Path(model).stem if request.overrides.onnx else model).strip("._")[-60:]
-    return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
-
-
-def _with_text_path(overrides: Overrides) -> dict[str, bool | str | None]:
-    return {**asdict(overrides), "onnx": str(overrides.onnx)}
+    build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
+    planned = plan_build(build, store.fingerprints)
+    if notable and (needs_folder or request.output_dir or request.use_cache):
+        standing.note(request, planned, store, began_ns)
+    return planned

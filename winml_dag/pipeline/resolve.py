@@ -7,23 +7,70 @@ into its config.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
 from winml_dag.ep.registry import Target, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline import sections
-from winml_dag.pipeline.asked import Asked, Model, Overrides
+from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, find_model_folder
 from winml_dag.pipeline.variant import Build, Inputs, Skip, chosen
-from winml_dag.recipe.load import LoadedRecipe
+from winml_dag.recipe.dump import to_json
+from winml_dag.recipe.load import LoadedRecipe, load_recipe
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import Precision, default_precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
+
+# In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
+OUTPUTS = "outputs"
+
+
+def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build:
+    """The build that *request* means. Without *needs_folder* one that names no output folder uses one in the cache.
+
+    Raises:
+        UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
+    """
+    recipe = request.recipe
+    loaded = load_recipe(recipe) if isinstance(recipe, Path) else recipe
+    folder = _output_dir(request, loaded, cache_dir, needs_folder)
+    return resolve(loaded, request.overrides, folder, download=download)
+
+
+def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
+    if request.use_cache:
+        if request.output_dir is not None:
+            raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    if request.output_dir is not None:
+        return request.output_dir
+    if loaded is not None and loaded.recipe.output_dir is not None:
+        return loaded.resolve_path(loaded.recipe.output_dir)
+    if not needed:
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    raise UsageError(
+        "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
+    )
+
+
+def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
+    """A folder name for what is asked: readable, and different for anything that is asked differently."""
+    recipe, overrides = None if loaded is None else loaded.recipe, request.overrides
+    model = overrides.model or (recipe.model if recipe else None) or "model"
+    readable = re.sub(r"[^\w.-]+", "_", overrides.onnx.stem if overrides.onnx else model).strip("._")[-60:]
+    texts = {name: value if value is None else str(value) for name, value in asdict(overrides).items()}
+    asked = canonical_json({"recipe": None if recipe is None else to_json(recipe), "overrides": texts})
+    return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
 
 def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path, *, download: bool = False) -> Build:
@@ -50,12 +97,19 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     calibrate = sections.calibrate_config(quant)
     precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
     build = Build(
-        model_id=model.name,
-        origin="hf" if onnx is None else "onnx",
-        task=task,
-        precision=precision,
+        summary=BuildSummary(
+            model_id=model.name,
+            origin="hf" if onnx is None else "onnx",
+            task=task,
+            precision=precision,
+            execution_provider=target.ep.name,
+            ep=target.ep.alias,
+            device=target.device,
+            output_dir=output_dir,
+            settings={},
+            notices=sections.notices(asked, quant),
+        ),
         target=target,
-        output_dir=output_dir,
         inputs=_inputs(asked, model, target, quant),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
@@ -64,10 +118,9 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         quantize=sections.quantize_config(quant, target),
         compile=compile_,
         validate=sections.validate_config(asked, target, precision, compile_),
-        settings={},
-        notices=sections.notices(asked, quant),
     )
-    return replace(build, settings=settings_of(build, asked, model, chosen(quant)))
+    settings = settings_of(build, asked, model, chosen(quant))
+    return replace(build, summary=replace(build.summary, settings=settings))
 
 
 def _find_model(asked: Asked, download: bool) -> Model:
@@ -169,15 +222,21 @@ def _precision(asked: Asked, target: Target) -> Precision | None:
 
 
 def _inputs(asked: Asked, model: Model, target: Target, quant: Quant | Skip) -> Inputs:
-    static = not isinstance(quant, Skip) and quant.mode == "static"
-    data = None if isinstance(quant, Skip) or not static else quant.calibration_data
-    source = None if data is None else calibration_source(resolve_path(asked.base, data))
+    data = None if isinstance(quant, Skip) or quant.mode != "static" else quant.calibration_data
+    path = None if data is None else resolve_path(asked.base, data)
+    source = None if path is None else calibration_source(path)
     return Inputs(
         model=_model_source(asked, model),
         calibration_data=source,
         processor=_processor(model) if source is not None and _has_text(source) else None,
         option_files=sections.option_files(asked, target),
+        looked_at=(*model.looked_at, *(() if path is None else _folders(path))),
     )
+
+
+def _folders(path: Path) -> list[Path]:
+    """*path* and all folders in it: their entries decide which files are data."""
+    return [path, *(entry for entry in path.rglob("*") if entry.is_dir())]
 
 
 def _model_source(asked: Asked, model: Model) -> Source | None:

@@ -26,17 +26,17 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -
     settings: dict[str, JsonValue] = {
         name: value for name, value in to_json(asked.recipe).items() if name not in _DECIDED
     }
-    loader = asked.recipe.loader.model_copy(update={"task": build.task, "random_weights": asked.random_weights})
-    if build.origin == "onnx":
+    loader = asked.recipe.loader.model_copy(update={"task": build.summary.task, "random_weights": asked.random_weights})
+    if build.summary.origin == "onnx":
         settings["export"] = None
     return {
         **settings,
         **({} if asked.random_weights is not None and model.onnx is None else {"model": _model(model, build)}),
-        "ep": build.target.ep.alias,
-        "device": build.target.device,
+        "ep": build.summary.ep,
+        "device": build.summary.device,
         "loader": {name: value for name, value in _json("loader", loader).items() if name != "path"},
         "optim": settings.get("optim") or {},
-        "quant": None if quant is None else _quant(quant, asked, build.output_dir),
+        "quant": None if quant is None else _quant(quant, asked, build.summary.output_dir),
         "compile": None if isinstance(build.compile, Skip) else _compile(build.compile, settings.get("compile")),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
@@ -51,9 +51,9 @@ def _json(section: str, value: object) -> dict[str, JsonValue]:
 
 def _model(model: Model, build: Build) -> str:
     if model.onnx is not None:
-        return _portable(model.onnx.path, build.output_dir)
+        return _portable(model.onnx.path, build.summary.output_dir)
     if model.folder is not None and not model.folder.from_hub:
-        return _portable(model.folder.folder, build.output_dir)
+        return _portable(model.folder.folder, build.summary.output_dir)
     return model.name
 
 

@@ -49,11 +49,12 @@ class ModelFolder:
 
     folder: Path
     config: JsonObject
+    looked_at: tuple[Path, ...] = ()
     from_hub: bool = False
 
     @classmethod
-    def at(cls, folder: Path, *, from_hub: bool = False) -> ModelFolder:
-        """Raises InputError when it is no such folder."""
+    def at(cls, folder: Path, looked_at: tuple[Path, ...] = (), *, from_hub: bool = False) -> ModelFolder:
+        """*looked_at*: paths that led here. Raises InputError when it is no such folder."""
         path = folder / "config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
@@ -66,7 +67,8 @@ class ModelFolder:
             raise InputError(f"{path} cannot be read: {error}.") from error
         if not isinstance(config, Mapping):
             raise InputError(f"{path} is not a JSON object.")
-        return cls(folder, config, from_hub)
+        # The names in the folder decide which of its files are the weights.
+        return cls(folder, config, (folder, *looked_at), from_hub)
 
     def model_source(self, *, code: bool) -> Source:
         """Config and weights; with *code* also the Python files that ``trust_remote_code`` would run.
@@ -155,7 +157,9 @@ def find_model_folder(name: str, base: Path, revision: str | None, *, download: 
         raise InputError(f"{path} is neither a model folder nor an .onnx file.")
     if is_path_like(name):
         raise InputError(f"{path} does not exist.", advice="Check the path, or give a hub id such as org/name.")
-    return ModelFolder.at(hub.snapshot(name, revision, download=download), from_hub=True)
+    folder = hub.snapshot(name, revision, download=download)
+    # A folder of that name here would come before the hub, and the hub cache's reference may move to another commit.
+    return ModelFolder.at(folder, (path, hub.reference(name, revision)), from_hub=True)
 
 
 def calibration_source(path: Path) -> Source:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
 from winml_dag.ep.registry import Target
+from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig
@@ -33,33 +33,23 @@ class Skip:
 class Inputs:
     """The sources of a build by role; None where the build has no such input.
 
-    ``model``: what export reads, or the ONNX model itself when there is no export.
+    ``model``: what export reads, or the ONNX model itself when there is no export. ``looked_at``: the folders and
+    files that decided which files these are.
     """
 
     model: Source | None = None
     processor: Source | None = None
     calibration_data: Source | None = None
     option_files: Source | None = None
+    looked_at: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
 class Build:
-    """One resolved variant.
+    """One resolved variant: what it is called, where it starts, and the config of each stage."""
 
-    Attributes:
-        model_id: the model as the user named it.
-        origin: ``hf`` for a PyTorch model, ``onnx`` for one that is ONNX already.
-        precision: name of the precision, such as ``w8a16``.
-        settings: the recipe with everything decided, as ``winml_build_config.json`` shows it.
-        notices: what the user should know before relying on the result, one sentence each.
-    """
-
-    model_id: str
-    origin: str
-    task: str | None
-    precision: str
+    summary: BuildSummary
     target: Target
-    output_dir: Path
     inputs: Inputs
     export: ExportConfig | Skip
     optimize: OptimizeConfig | Skip
@@ -68,8 +58,6 @@ class Build:
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
-    settings: JsonObject
-    notices: tuple[str, ...] = ()
 
 
 def chosen(config: T | Skip) -> T | None:

@@ -6,6 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+# What is read less than this after it changed is not remembered: a write just after could get the very same time. 2 s
+# is the coarsest step of a file system in use (FAT); others count in milliseconds.
+SETTLED_NS = 2 * 10**9
+
 if sys.platform == "win32":
     import ctypes
     from ctypes import wintypes
@@ -77,3 +81,14 @@ else:
     def change_time_ns(path: Path, status: os.stat_result) -> int:  # noqa: ARG001
         """Nanoseconds since 1970 of the file's last change, be it content, mode, name or a time that was set."""
         return status.st_ctime_ns
+
+
+def has_settled(path: Path, at_ns: int) -> bool:
+    """Whether a file or folder, or the folder where it is missing, last changed safely before the moment *at_ns*."""
+    try:
+        status = path.stat()
+        return max(status.st_mtime_ns, change_time_ns(path, status)) <= at_ns - SETTLED_NS
+    except FileNotFoundError:
+        return path.parent == path or has_settled(path.parent, at_ns)
+    except OSError:
+        return False

@@ -12,13 +12,9 @@ from pathlib import Path
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.changetime import change_time_ns
+from winml_dag.store.changetime import SETTLED_NS, change_time_ns
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 from winml_dag.store.rows import Rows
-
-# A file that changed less than this before hashing began is not remembered: a write just after hashing could get the
-# very same time. 2 s is the coarsest step of a file system in use (FAT); others count in milliseconds.
-_SETTLED_NS = 2 * 10**9
 
 _ATTEMPTS = 3
 
@@ -98,7 +94,7 @@ class Fingerprints:
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    if found.changed_ns <= began_ns - _SETTLED_NS:
+                    if found.changed_ns <= began_ns - SETTLED_NS:
                         fresh[row_name] = found.row(digest)
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,213 @@
+"""A plan stands as long as nothing that had a say in it has changed: then it is the one that would be made anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.pipeline import standing
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.resolve import build_of
+from winml_dag.store import changetime
+from winml_dag.store.local import LocalStore
+
+RECIPE = """
+model: model
+loader: {task: text-classification}
+ep: cpu
+precision: w8a8
+quant: {calibration_data: data}
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    """A store beside a project: a model folder, data, a recipe. What was just written counts as having come to rest."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (model / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "data" / "more").mkdir(parents=True)
+    np.savez(tmp_path / "data" / "a.npz", input_ids=np.zeros((1, 8), np.int32))
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return LocalStore(tmp_path / "cache")
+
+
+REQUEST = Request(Path("recipe.yaml"), Overrides(), Path("out"))
+
+
+def fresh(request: Request, store: LocalStore) -> BuildGraph:
+    return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
+
+
+def same(one: BuildGraph, other: BuildGraph) -> bool:
+    """Equal in everything that a run, a report or a manifest uses."""
+    return standing._plan(one) == standing._plan(other)
+
+
+def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: LocalStore) -> None:
+    assert standing.recall(REQUEST, store) is None
+    plan_request(REQUEST, store, download=False)
+    recalled = standing.recall(REQUEST, store)
+    assert recalled is not None
+    assert same(recalled, fresh(REQUEST, store))
+
+
+def edit_recipe(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(RECIPE + "optim: {gelu_fusion: true}\n")
+
+
+def edit_weights(folder: Path) -> None:
+    (folder / "model" / "model.safetensors").write_bytes(b"WEIGHTS")
+
+
+def edit_architecture(folder: Path) -> None:
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+
+
+def add_other_weights(folder: Path) -> None:
+    """An index of shards comes before a single file."""
+    (folder / "model" / "part.safetensors").write_bytes(b"part")
+    index = {"weight_map": {"a": "part.safetensors"}}
+    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def add_data(folder: Path) -> None:
+    np.savez(folder / "data" / "b.npz", input_ids=np.ones((1, 8), np.int32))
+
+
+def edit_data(folder: Path) -> None:
+    np.savez(folder / "data" / "a.npz", input_ids=np.ones((1, 8), np.int32))
+
+
+def add_data_below(folder: Path) -> None:
+    np.savez(folder / "data" / "more" / "c.npz", input_ids=np.ones((1, 8), np.int32))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [edit_recipe, edit_weights, edit_architecture, add_other_weights, add_data, edit_data, add_data_below],
+)
+def test_an_edit_of_what_it_was_made_from_ends_it(
+    store: LocalStore, tmp_path: Path, edit: Callable[[Path], None]
+) -> None:
+    before = plan_request(REQUEST, store, download=False)
+    edit(tmp_path)
+    assert standing.recall(REQUEST, store) is None
+    after = plan_request(REQUEST, store, download=False)
+    assert not same(before, after)
+    assert same(after, fresh(REQUEST, store))
+
+
+def test_another_request_has_a_plan_of_its_own(store: LocalStore) -> None:
+    plan_request(REQUEST, store, download=False)
+    assert standing.recall(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
+    assert standing.recall(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
+
+
+def test_a_package_that_is_installed_or_changed_ends_it(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(packages)
+    plan_request(REQUEST, store, download=False)
+    assert standing.recall(REQUEST, store) is not None
+    (packages / "onnxruntime-99.0.dist-info").mkdir()
+    standing.installed_distributions.__globals__["_installed"].cache_clear()
+    assert standing.recall(REQUEST, store) is None
+    quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
+    assert quantize.toolchain["onnxruntime"] == "99.0"
+    standing.installed_distributions.__globals__["_installed"].cache_clear()
+
+
+def test_this_programs_own_code_ends_it(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_request(REQUEST, store, download=False)
+    monkeypatch.setattr(standing, "_code_state", lambda: "edited")
+    assert standing.recall(REQUEST, store) is None
+
+
+def test_the_hub_cache_moving_to_another_commit_ends_it(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    for commit in ("aaa", "bbb"):
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+        (snapshot / "model.safetensors").write_bytes(commit.encode())
+    (repository / "refs" / "main").write_text("aaa")
+    request = Request(None, Overrides(model="org/name"), Path("out"))
+    plan_request(request, store, download=False)
+    assert standing.recall(request, store) is not None
+    (repository / "refs" / "main").write_text("bbb")
+    assert standing.recall(request, store) is None
+
+
+def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--name" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (snapshot / "model.safetensors").write_bytes(b"x")
+    request = Request(None, Overrides(model="name"), Path("out"))
+    plan_request(request, store, download=False)
+    assert standing.recall(request, store) is not None
+    (tmp_path / "name").mkdir()
+    assert standing.recall(request, store) is None
+
+
+def test_an_onnx_model_that_gets_other_external_data_ends_it(store: LocalStore, tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    request = Request(None, Overrides(onnx=Path("m.onnx")), Path("out"))
+    plan_request(request, store, download=False)
+    assert standing.recall(request, store) is not None
+    data = bytearray((tmp_path / "m.data").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "m.data").write_bytes(data)
+    assert standing.recall(request, store) is None
+    (tmp_path / "m.data").unlink()
+    assert standing.recall(request, store) is None
+
+
+def test_what_has_not_come_to_rest_is_not_kept(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file written within the step of a coarse clock could have changed unseen while the plan was made."""
+    monkeypatch.setattr(changetime, "SETTLED_NS", 2 * 10**9)
+    plan_request(REQUEST, store, download=False)
+    assert standing.recall(REQUEST, store) is None
+
+
+def test_a_damaged_note_counts_as_none(store: LocalStore) -> None:
+    plan_request(REQUEST, store, download=False)
+    (name,) = store.index.names("standing")
+    noted = store.index.read("standing", [name])[name]
+    assert isinstance(noted, dict)
+    for part in noted:
+        store.index.write("standing", {name: {**noted, part: {"nonsense": [1]}}})
+        assert standing.recall(REQUEST, store) is None
+    store.index.write("standing", {name: "nonsense"})
+    assert standing.recall(REQUEST, store) is None
