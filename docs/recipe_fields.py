@@ -107,7 +107,7 @@ FIELDS: dict[str, Meaning] = {
         "`true`: dynamo, `false`: TorchScript. Left out: TorchScript, and dynamo for decoder language models "
         "(`false` in winml-cli)."
     ),
-    "export.clean_onnx": _unused("Part of the key of export, nothing else."),
+    "export.clean_onnx": _unused("Every model is written clean: no doc strings, no notes of the exporter."),
     "export.enable_hierarchy_tags": Meaning("Write the module of each node into `export_htp_metadata.json`."),
     "export.hierarchy_tag_format": Meaning("How a module is written there."),
     "export.compatibility": Meaning("See below."),

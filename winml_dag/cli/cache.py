@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,13 +74,15 @@ def verify(cache_dir: Path | None, format_: str) -> int:
 @_cache_dir
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def clear(cache_dir: Path | None, yes: bool) -> int:
-    """Take everything out of the cache. Output folders are not touched."""
+    """Take everything out of the cache, logs of failures included. Output folders are not touched."""
+    from winml_dag.pipeline.build import FAILURES
     from winml_dag.store import upkeep
 
     store = _store(cache_dir)
     if not yes:
         click.confirm(f"Remove everything in {store.folder}?", abort=True)
     cleared = upkeep.clear(store)
+    shutil.rmtree(store.folder / FAILURES, ignore_errors=True)
     click.echo(f"Removed {cleared.records} records and {cleared.blobs} blobs, {_bytes(cleared.freed_bytes)}.")
     return 0
 

@@ -35,6 +35,7 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)
-    time = f"about {sum(known):.1f} s" + (f", plus {unknown} stages never timed" if unknown else "")
+    untimed = f"{unknown} never timed" if unknown else ""
+    time = ", ".join(part for part in (f"about {sum(known):.1f} s" if known else "", untimed) if part)
     click.echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,8 @@ def failure_lines(view: StageView, *, whole: bool = False) -> Iterator[str]:
 def summary(result: BuildResult) -> str:
     build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
     counted = counts(result)
-    target = f"{build.precision}, {build.ep} {build.device}"
+    where = build.ep if build.ep == build.device else f"{build.ep} {build.device}"
+    target = f"{build.precision}, {where}"
     if result.failed:
         return f"Failed after {seconds}: {counted}. {build.output_dir} is as it was."
     model = result.final_artifact
@@ -92,9 +94,9 @@ def summary(result: BuildResult) -> str:
 
 
 def counts(result: BuildResult) -> str:
-    """``3 ran, 4 reused, 1 skipped``."""
-    by_status = {status: sum(view.status is status for view in result.stages) for status in Status}
-    return ", ".join(f"{count} {status}" for status, count in by_status.items() if count)
+    """``3 ran, 4 reused, 1 left out``: what a failure kept from running is skipped, what nobody wanted is left out."""
+    found = Counter("left out" if view.result is None else str(view.status) for view in result.stages)
+    return ", ".join(f"{found[word]} {word}" for word in (*map(str, Status), "left out") if found[word])
 
 
 def stage_line(view: StageView, width: int) -> str:

@@ -129,7 +129,7 @@ def _outcome(job: Job, group: ProcessGroup, code: int, result: Result | None, el
         return Outcome(elapsed, log, {}, error, "Free some space, or use --cache-dir.")
     if result is None:
         error = f"Its process ended with {describe_exit(code)}."
-        return Outcome(elapsed, log, {}, error, "The log has its last words.")
+        return Outcome(elapsed, log, {}, error, "The log has its last words." if log.stat().st_size else "")
     return Outcome(elapsed, log, result.metrics, result.error, result.advice)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,16 @@ class Runner:
         self._rebuild = rebuild
         self._timeout = timeout_seconds
         self._numbers = itertools.count()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End everything that runs or waits, now, and run nothing more."""
+        self._stopped.set()
+        self._executor.stop()
 
     def run(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult | Reuse | Damaged:
         """Do what was decided with the artifacts by slot. Reuse means: somebody else did it while we waited."""
-        with self._store.claim(decision.key):
+        with self._store.claim(decision.key, self._stopped.is_set):
             if not self._rebuild and (record := self._made_meanwhile(decision.key)):
                 return Reuse(record, reason.found(record.made_at))
             # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.

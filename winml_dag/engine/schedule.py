@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
-from winml_dag.engine.execute import Executor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
@@ -49,7 +48,6 @@ class Scheduler:
         sources: Mapping[str, Artifact],
         store: Store,
         runner: Runner,
-        executor: Executor,
         options: RunOptions,
         observer: Observer | None = None,
     ) -> None:
@@ -57,7 +55,6 @@ class Scheduler:
         self._known = Known.at_start(graph, sources)
         self._store = store
         self._runner = runner
-        self._executor = executor
         self._options = options
         self._observer = observer or Silent()
         self._readers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
@@ -84,7 +81,7 @@ class Scheduler:
             try:
                 self._loop(pool)
             except BaseException:
-                self._executor.stop()
+                self._runner.stop()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         return tuple(self._results[node.id] for node in self._graph.nodes)

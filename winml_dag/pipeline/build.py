@@ -15,9 +15,10 @@ from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import plan_graph, remembered_name
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
+from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
 from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
-from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder
+from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
@@ -106,10 +107,9 @@ def build(
     """
     started = time.monotonic()
     wanted = planned.summary
-    previous = read_manifest(wanted.output_dir)
-    owned = () if previous is None else _owned(previous, planned)
-    folder = OutputFolder(wanted.output_dir, owned, store, store.fingerprints)
-    folder.refuse_foreign(RESERVED)
+    refuse_file(wanted.output_dir)
+    if not is_changing(wanted.output_dir):  # else another build is at it; who owns what is asked again at the end
+        _output_folder(planned, store).refuse_foreign(RESERVED)
 
     for attempt in range(_TRIES):
         results = _run(planned, store, replace(options, rebuild=options.rebuild and attempt == 0), observer, executor)
@@ -118,7 +118,7 @@ def build(
         if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
             return finished
         try:
-            done = _materialise(planned, by_id, folder, store, time.monotonic() - started)
+            done = _materialise(planned, by_id, store, time.monotonic() - started)
         except BlobDamaged:
             continue  # it is in quarantine now, so its stage will be found wanting
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started)
@@ -185,14 +185,13 @@ def _run(
             timeout_seconds=options.stage_timeout_seconds,
         )
         run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
-        scheduler = Scheduler(planned.graph, planned.sources, store, runner, executor, run_options, observer)
+        scheduler = Scheduler(planned.graph, planned.sources, store, runner, run_options, observer)
         return scheduler.run()
 
 
 def _materialise(
     planned: BuildGraph,
     results: Mapping[str, StageResult],
-    folder: OutputFolder,
     store: LocalStore,
     elapsed_seconds: float,
 ) -> Materialised:
@@ -204,11 +203,19 @@ def _materialise(
     same = before is not None and before.says_the_same_as(value)
     manifest = manifest_text(before.value if same and before is not None else value)
     texts = {BUILD_CONFIG: settings, MANIFEST: manifest}
-    if folder.is_as_wanted(files, texts):
+    if _output_folder(planned, store).is_as_wanted(files, texts):
         return Materialised()
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
     with store.claim(_folder_key(build)):
-        return folder.materialise(files, texts)
+        # Whose files lie there may have changed while we waited for a build that began together with this one.
+        return _output_folder(planned, store).materialise(files, texts)
+
+
+def _output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
+    folder = planned.summary.output_dir
+    previous = read_manifest(folder)
+    owned = () if previous is None else _owned(previous, planned)
+    return OutputFolder(folder, owned, store, store.fingerprints)
 
 
 def _folder_key(build: BuildSummary) -> str:

@@ -59,6 +59,11 @@ def change_folder(folder: Path, prepare: Callable[[Path], Iterable[str]], remove
     return change
 
 
+def is_changing(folder: Path) -> bool:
+    """Whether a change of *folder* has begun and not ended: another process is at it, or one was killed."""
+    return (folder / _PREPARED).is_dir()
+
+
 def finish_change(folder: Path) -> None:
     """Carry out to the end a change that a killed process had begun; throw away one that it had only prepared."""
     hidden = folder / _PREPARED

@@ -106,6 +106,15 @@ def _holds(path: Path, data: bytes) -> bool:
         return False
 
 
+def refuse_file(folder: Path) -> None:
+    """Raise StoreError when there is a file where the output folder, or a folder that it lies in, should be."""
+    for path in (folder, *folder.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise StoreError(f"{path} is a file, not a folder.", advice="Choose another folder with -o.")
+            return
+
+
 def prepare_folder(folder: Path) -> None:
     """Finish what a killed process had begun and see that the folder can be written, before hours of work.
 
@@ -113,8 +122,6 @@ def prepare_folder(folder: Path) -> None:
         StoreError: when it cannot, naming the folder.
     """
     try:
-        if folder.exists() and not folder.is_dir():
-            raise StoreError(f"{folder} is a file, not a folder.", advice="Choose another folder with -o.")
         finish_change(folder)
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)

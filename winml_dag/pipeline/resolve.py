@@ -14,6 +14,7 @@ from pathlib import Path
 
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
+from winml_dag.engine.toolchain import distribution_version
 from winml_dag.ep.registry import Target, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline import sections
@@ -94,6 +95,8 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     compile_ = sections.compile_config(asked, target)
     if not isinstance(compile_, Skip):
         require_installed(target.ep)
+    if onnx is None:
+        _require_exporter()
     calibrate = sections.calibrate_config(quant)
     precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
     build = Build(
@@ -180,6 +183,14 @@ def _task(asked: Asked, model: Model) -> str | None:
             advice="Set loader.task or give --task, for example feature-extraction.",
         )
     return task
+
+
+def _require_exporter() -> None:
+    for name in ("torch", "transformers"):
+        if distribution_version(name) is None:
+            raise UsageError(
+                f"Exporting a PyTorch model needs {name}, which is not installed.", advice="pip install winml_dag[hf]"
+            )
 
 
 def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:

@@ -69,10 +69,8 @@ def _export_fields(export: Export) -> ExportFields:
         dynamo=export.dynamo,
         export_params=export.export_params,
         do_constant_folding=export.do_constant_folding,
-        clean_onnx=export.clean_onnx,
         enable_hierarchy_tags=export.enable_hierarchy_tags,
         hierarchy_tag_format=export.hierarchy_tag_format,
-        transformers_attention=export.compatibility.transformers_attention,
         input_tensors=None
         if inputs is None
         else tuple(

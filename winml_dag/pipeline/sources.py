@@ -137,10 +137,10 @@ class OnnxFile:
     def source(self) -> Source:
         """The model with its external data and EPContext sidecars."""
         folder = self.path.parent
-        # Under a fixed name, so that renaming the file changes no key; what it refers to must keep the name that it
-        # uses.
+        # Under the name that export uses: then a model that was exported here and one given as ONNX are one to what
+        # follows, and renaming the file changes no key. What it refers to must keep the name that it uses.
         own = self.path.name
-        files = (SourceFile("model.onnx" if name == own else name, folder / name) for name in self.summary.files)
+        files = (SourceFile("export.onnx" if name == own else name, folder / name) for name in self.summary.files)
         return Source(str(self.path), self.kind, tuple(files))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import DigestFunction
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.locks import Locks
+from winml_dag.store.locks import Locks, never
 from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.records import Records, check_key
@@ -91,8 +91,8 @@ class LocalStore:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self.blobs.fetch(file, target)
 
-    def claim(self, key: str) -> AbstractContextManager[None]:
-        return self.locks.hold_in_use(check_key(key))
+    def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
+        return self.locks.hold_in_use(check_key(key), gives_up)
 
     def latest(self, name: str) -> Record | None:
         key = self.index.read("latest", [name]).get(name)

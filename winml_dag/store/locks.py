@@ -7,19 +7,27 @@ that ever ran here; clearing the cache leaves them too, for the same reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.errors import StoreError
+from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.files import in_words
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+# How long to wait before asking whether there is still need to.
+TURN_SECONDS = 0.5
+
 _SUFFIX = ".lock"
 _GATE = "gate"
+
+
+def never() -> bool:
+    """Whoever waits does not give up."""
+    return False
 
 
 class Locks:
@@ -29,16 +37,22 @@ class Locks:
         self._folder = folder
 
     @contextmanager
-    def hold(self, name: str) -> Iterator[None]:
+    def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
         """Hold *name* until the block ends; wait while anybody else, another thread of this process included, does.
 
         Raises:
+            Interrupted: when *gives_up*, asked now and then while waiting, answers that there is no need any more.
             RuntimeError: when this very thread holds *name*: it would wait for itself.
             StoreError: when the lock file cannot be made.
         """
+        from filelock import Timeout
+
         lock = self._lock(name)
-        with in_words(f"Cannot lock {lock.lock_file}"):
-            lock.acquire()
+        while not lock.is_locked:
+            with in_words(f"Cannot lock {lock.lock_file}"), suppress(Timeout):
+                lock.acquire(timeout=TURN_SECONDS)
+            if not lock.is_locked and gives_up():
+                raise Interrupted(f"Waiting for {lock.lock_file} was given up.")
         try:
             yield
         finally:
@@ -58,9 +72,9 @@ class Locks:
             lock.release()
 
     @contextmanager
-    def hold_in_use(self, name: str) -> Iterator[None]:
-        """Hold *name* as something that :meth:`hold_unused` must respect."""
-        with self.hold(name):
+    def hold_in_use(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
+        """Hold *name* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
+        with self.hold(name, gives_up):
             # Passed through, not kept: who is already in is seen by its lock, who comes later waits here.
             with self.hold(_GATE):
                 pass

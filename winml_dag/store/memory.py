@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
+from winml_dag.errors import Interrupted
 from winml_dag.store.artifact import Artifact, FileEntry, check_name
 from winml_dag.store.digest import DigestFunction, digest_bytes, split_digest
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.locks import TURN_SECONDS, never
 from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.records import check_key
@@ -94,17 +96,21 @@ class MemoryStore:
                 target.write_bytes(data)
 
     @contextmanager
-    def claim(self, key: str) -> Iterator[None]:
+    def claim(self, key: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
         self.calls.append(("claim", key))
         mine = self._claimed_here.__dict__.setdefault("keys", set())
         if key in mine:
             raise RuntimeError(f"This thread holds {key} already and would wait for itself.")
-        with self._claims.setdefault(key, threading.Lock()):
-            mine.add(key)
-            try:
-                yield
-            finally:
-                mine.remove(key)
+        lock = self._claims.setdefault(key, threading.Lock())
+        while not lock.acquire(timeout=TURN_SECONDS):
+            if gives_up():
+                raise Interrupted(f"Waiting for {key} was given up.")
+        mine.add(key)
+        try:
+            yield
+        finally:
+            mine.remove(key)
+            lock.release()
 
     def latest(self, name: str) -> Record | None:
         self.calls.append(("latest", name))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.locks import never
 from winml_dag.store.record import Record
 
 
@@ -52,8 +53,12 @@ class Store(Protocol):
             BlobDamaged: and moves the blob to quarantine.
         """
 
-    def claim(self, key: str) -> AbstractContextManager[None]:
-        """Hold *key* against every other process and thread until the block ends; wait while somebody else does."""
+    def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
+        """Hold *key* against every other process and thread until the block ends; wait while somebody else does.
+
+        Raises:
+            Interrupted: when *gives_up*, asked now and then while waiting, answers that there is no need any more.
+        """
 
     def latest(self, name: str) -> Record | None:
         """The record last made or reused under *name*: what a reason compares with, what an estimate is taken from."""

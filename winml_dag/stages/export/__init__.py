@@ -51,10 +51,8 @@ class ExportFields:
     dynamo: bool | None = None
     export_params: bool = True
     do_constant_folding: bool = True
-    clean_onnx: bool = False
     enable_hierarchy_tags: bool = True
     hierarchy_tag_format: str = "full"
-    transformers_attention: str | None = None
     input_tensors: tuple[InputTensor, ...] | None = None
     output_tensors: tuple[str, ...] | None = None
     dynamic_axes: Mapping[str, Mapping[str, str]] | None = None

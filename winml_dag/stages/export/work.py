@@ -35,7 +35,7 @@ from winml_dag.stages.export.hierarchy import (
     traced_modules,
 )
 from winml_dag.stages.export.inputs import ModelInput, model_inputs
-from winml_dag.stages.export.loading import ATTENTION, load_pytorch_model, refuse_made_up_weights
+from winml_dag.stages.export.loading import load_pytorch_model, refuse_made_up_weights
 from winml_dag.stages.export.outputs import choose_outputs
 from winml_dag.stages.export.tasks import task_named
 
@@ -99,11 +99,6 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
 
 
 def _check(fields: ExportFields) -> None:
-    if fields.transformers_attention not in (None, ATTENTION):
-        raise StageError(
-            f"The transformers_attention {fields.transformers_attention!r} cannot be exported.",
-            advice=f"Use {ATTENTION!r}.",
-        )
     if not fields.export_params:
         raise StageError(
             "export.export_params is false, but a model without weights can be neither checked nor compiled.",
