@@ -230,3 +230,33 @@ def test_weights_of_100_mib_lie_beside_the_model(tmp_path: Path) -> None:
     )
     info = json.loads(project.run("cache", "info", "--format", "json").stdout)
     assert info["unique_bytes"] < 1.5 * weight.nbytes < info["apparent_bytes"]
+
+
+def test_a_model_that_was_exported_here_and_is_given_as_onnx_is_known(project: Project) -> None:
+    result = project.build("--onnx", "out/export.onnx", out="from-onnx")
+    assert result.code == 0, result.messages
+    assert result.ran == []
+
+
+def test_two_different_builds_that_begin_in_one_new_folder(empty_project: Project) -> None:
+    """The folder has the files of one of them, all of one piece."""
+    project = empty_project
+    first = project.start("build", "-c", "recipe.yaml", "-o", "shared")
+    second = project.start("build", "-c", "recipe.yaml", "-o", "shared", "--precision", "w8a16")
+    for process in (first, second):
+        _, messages = process.communicate()
+        assert process.returncode == 0, messages
+    manifest = project.manifest("shared")
+    assert manifest["precision"] in ("w8a8", "w8a16")
+    for entry in manifest["files"]:
+        assert digest_file(project.folder / "shared" / entry["name"]) == entry["digest"]
+
+
+def test_a_file_where_the_output_folder_should_be(project: Project) -> None:
+    """Also when all is known and only the files have to be put somewhere."""
+    (project.folder / "file").write_text("mine", encoding="utf-8")
+    for out in ("file", "file/below"):
+        result = project.build(out=out)
+        assert result.code == 1
+        assert "is a file, not a folder" in result.messages
+    assert (project.folder / "file").read_text(encoding="utf-8") == "mine"
