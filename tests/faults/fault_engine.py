@@ -1,17 +1,17 @@
-"""An engine with a store and workers as a build has them, in this process or, as a program, in one that can be killed.
+"""An engine with a store and workers as a build has them, here or in a process of its own that can be killed.
 
-``python fault_engine.py CACHE STEPS``: STEPS is a JSON list of [id, work, path, number, input names]. Prints the results
-as JSON. A source is a step whose work is ``source``, its path that of the file.
+``python fault_engine.py CACHE STEPS``: STEPS is a JSON list of steps. Prints the results as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Step:
         return Source(self.id, TEXT, (SourceFile("source.txt", Path(self.path)),))
 
 
-def run_steps(cache: Path, steps: Sequence[Step], *, jobs: int = 2) -> dict[str, StageResult]:
+def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
     """Run the graph of *steps*; results by id."""
     store = LocalStore(cache)
     try:
@@ -75,48 +75,61 @@ def run_steps(cache: Path, steps: Sequence[Step], *, jobs: int = 2) -> dict[str,
                 made_by="tests",
                 rebuild=False,
             )
-            scheduler = Scheduler(graph, digests, store, runner, executor, RunOptions("here", jobs))
+            scheduler = Scheduler(graph, digests, store, runner, RunOptions("here", jobs=2))
             return {result.node.id: result for result in scheduler.run()}
     finally:
         store.close()
 
 
-def start_engine(cache: Path, steps: Sequence[Step]) -> subprocess.Popen[str]:
-    """The same in a process of its own, in a group of its own, as a shell starts it."""
-    arguments = json.dumps([asdict(step) for step in steps])
-    return subprocess.Popen(
-        [sys.executable, __file__, str(cache), arguments],
+@contextmanager
+def engine(cache: Path, steps: Sequence[Step]) -> Iterator[subprocess.Popen[str]]:
+    """The same in a process of its own, in a group of its own, as a shell starts it; killed if it is still there."""
+    with subprocess.Popen(
+        [sys.executable, __file__, str(cache), json.dumps([asdict(step) for step in steps])],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def told(engine: subprocess.Popen[str]) -> dict[str, Any]:
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for the engine's end: status by id."""
-    out, errors = engine.communicate()
-    assert engine.returncode == 0, errors
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     found = json.loads(out)
     assert isinstance(found, dict)
     return found
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process ends within half a minute. One that nobody has reaped yet has ended."""
-    for _ in range(1500):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        threading.Event().wait(0.02)
-    return False
+    """Whether the process ends soon. One that nobody has reaped yet has ended."""
+    return _soon(lambda: not _is_alive(pid))
+
+
+def has_threads(pid: int) -> bool:
+    """Whether the process soon has more than its main thread: an engine then has handed out work."""
+    return _soon(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) > 1)
+
+
+def _soon(happened: Callable[[], bool]) -> bool:
+    return any(happened() or threading.Event().wait(0.02) for _ in range(1500))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line does
     steps = [Step(**{**step, "inputs": tuple(step["inputs"])}) for step in json.loads(sys.argv[2])]
     try:
         results = run_steps(Path(sys.argv[1]), steps)

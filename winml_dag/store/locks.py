@@ -18,9 +18,6 @@ from winml_dag.store.files import in_words
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-# How long to wait before asking whether there is still need to.
-TURN_SECONDS = 0.5
-
 _SUFFIX = ".lock"
 _GATE = "gate"
 
@@ -48,11 +45,11 @@ class Locks:
         from filelock import Timeout
 
         lock = self._lock(name)
-        while not lock.is_locked:
-            with in_words(f"Cannot lock {lock.lock_file}"), suppress(Timeout):
-                lock.acquire(timeout=TURN_SECONDS)
-            if not lock.is_locked and gives_up():
-                raise Interrupted(f"Waiting for {lock.lock_file} was given up.")
+        with in_words(f"Cannot lock {lock.lock_file}"):
+            try:
+                lock.acquire(cancel_check=gives_up)
+            except Timeout:
+                raise Interrupted(f"Waiting for {lock.lock_file} was given up.") from None
         try:
             yield
         finally:

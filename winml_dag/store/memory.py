@@ -14,7 +14,7 @@ from winml_dag.store.artifact import Artifact, FileEntry, check_name
 from winml_dag.store.digest import DigestFunction, digest_bytes, split_digest
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.locks import TURN_SECONDS, never
+from winml_dag.store.locks import never
 from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.records import check_key
@@ -102,7 +102,7 @@ class MemoryStore:
         if key in mine:
             raise RuntimeError(f"This thread holds {key} already and would wait for itself.")
         lock = self._claims.setdefault(key, threading.Lock())
-        while not lock.acquire(timeout=TURN_SECONDS):
+        while not lock.acquire(timeout=0.05):
             if gives_up():
                 raise Interrupted(f"Waiting for {key} was given up.")
         mine.add(key)

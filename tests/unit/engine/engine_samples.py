@@ -166,7 +166,7 @@ class Bench:
         )
         notes = Notes()
         options = RunOptions(scope, jobs, keep_going, rebuild)
-        results = Scheduler(graph, digests, self.store, runner, executor, options, notes).run()
+        results = Scheduler(graph, digests, self.store, runner, options, notes).run()
         assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
         return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_samples import KEY, OTHER_KEY, contents
 
-from winml_dag.errors import StoreError
+from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
@@ -215,6 +216,15 @@ def test_claiming_a_key_twice_in_one_thread_fails_instead_of_waiting_for_itself(
     with twin.claim(KEY), pytest.raises(RuntimeError), twin.claim(KEY):
         pass
     with twin.claim(KEY):
+        pass
+
+
+def test_whoever_waits_for_a_claim_may_give_up(twin) -> None:
+    with twin.claim(KEY), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(lambda: twin.claim(KEY, lambda: True).__enter__())
+        with pytest.raises(Interrupted):
+            waiting.result()
+    with twin.claim(KEY, lambda: True):
         pass
 
 
