@@ -142,6 +142,21 @@ def test_killed_during_quantize_the_next_build_goes_on_from_there(empty_project:
     assert not [name for name in project.contents() if name.startswith(".")]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_ends_with_130_and_leaves_nothing(empty_project: Project, number: signal.Signals) -> None:
+    process = empty_project.start("build", "-c", "recipe.yaml", "-o", "out")
+    assert process.stdout is not None
+    assert "running" in process.stdout.readline()
+    process.send_signal(number)
+    _, messages = process.communicate()
+    assert process.returncode == 130
+    assert "Interrupted" in messages
+    assert not empty_project.out.exists()
+    assert list((empty_project.cache / "scratch").iterdir()) == []
+    assert list((empty_project.cache / "blobs").rglob("*")) == []
+
+
 def test_rebuild_runs_everything_and_keeps_the_users_files(project: Project) -> None:
     note = project.out / "notes.onnx"
     note.write_text("mine", encoding="utf-8")
