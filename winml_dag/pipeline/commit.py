@@ -4,12 +4,17 @@ The folder may hold files of the user's, so it cannot simply be replaced by anot
 prepared in a hidden folder beside their places; writing the journal there is the moment from which the change counts.
 Before it, nothing has happened. After it, the change is carried out file by file, and a process that finds the
 journal of one that was killed carries it out to the end. A failure on the way (a file that another program keeps
-open) puts the old files back.
+open) has everything taken back, which the journal says by another name, so that this too can be finished by another.
+
+Every step moves a file between its place, ``new`` and ``old``, and where files lie tells which steps are done. So any
+step may be tried again, in either direction, and nothing is lost before the change is complete.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +25,7 @@ from winml_dag.store.artifact import check_name
 
 _PREPARED = ".winml-dag-new"
 _JOURNAL = "journal.json"
+_TAKING_BACK = "taking-back.json"
 _NEW = "new"
 _OLD = "old"
 
@@ -69,51 +75,65 @@ def finish_change(folder: Path) -> None:
     hidden = folder / _PREPARED
     if not hidden.is_dir():
         return
-    change = _read_journal(hidden)
-    if change is None:
-        shutil.rmtree(hidden, ignore_errors=True)
-    else:
+    if change := _read_journal(hidden / _TAKING_BACK):
+        _take_back(folder, change)
+    elif change := _read_journal(hidden / _JOURNAL):
         _carry_out(folder, change)
+    else:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _carry_out(folder: Path, change: Change) -> None:
     hidden = folder / _PREPARED
-    done: list[str] = []
     try:
         for name in change.put:
-            done.append(name)
-            prepared = hidden / _NEW / name
-            if prepared.exists():  # else a process since killed has put it in place
+            if (hidden / _NEW / name).exists():
                 _set_aside(folder, name)
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                prepared.replace(folder / name)
+                (hidden / _NEW / name).replace(folder / name)
         for name in change.remove:
-            done.append(name)
             _set_aside(folder, name)
+        # The journal goes first: from here on the change is complete and only rubbish is left.
+        (hidden / _JOURNAL).unlink()
     except OSError as error:
-        _put_back(folder, done)
+        _take_back(folder, change)
         raise _cannot_write(folder, error) from error
-    # The journal goes first: from here on the change is complete and only rubbish is left.
-    (hidden / _JOURNAL).unlink(missing_ok=True)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _set_aside(folder: Path, name: str) -> None:
     """Keep the old file until the change is complete."""
-    aside = folder / _PREPARED / _OLD / name
-    if (folder / name).exists() and not aside.exists():
+    place, aside = folder / name, folder / _PREPARED / _OLD / name
+    if place.is_dir() and not place.is_symlink():
+        # Not ours, whatever its name; setting it aside would end in removing all that is in it.
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
+    if os.path.lexists(place) and not os.path.lexists(aside):
         aside.parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).replace(aside)
+        place.replace(aside)
 
 
-def _put_back(folder: Path, names: Iterable[str]) -> None:
+def _take_back(folder: Path, change: Change) -> None:
+    """Bring *folder* back to what it was before *change*.
+
+    Raises:
+        StoreError: when that fails too; whoever looks at the folder next tries again.
+    """
     hidden = folder / _PREPARED
-    for name in names:
-        aside = hidden / _OLD / name
-        if aside.exists():
-            aside.replace(folder / name)
-        elif not (hidden / _NEW / name).exists():
-            (folder / name).unlink(missing_ok=True)  # new in this change: before it there was no such file
+    try:
+        if (hidden / _JOURNAL).exists():
+            (hidden / _JOURNAL).replace(hidden / _TAKING_BACK)
+        for name in change.put:
+            if os.path.lexists(folder / name) and not (hidden / _NEW / name).exists():
+                (folder / name).replace(hidden / _NEW / name)
+        for name in (*change.put, *change.remove):
+            if os.path.lexists(hidden / _OLD / name):
+                (hidden / _OLD / name).replace(folder / name)
+        (hidden / _TAKING_BACK).unlink()
+    except OSError as error:
+        raise StoreError(
+            f"The output folder {folder} can neither be changed nor put back as it was: {_reason(error)}.",
+            advice="Close the programs that use its files and build again.",
+        ) from error
     shutil.rmtree(hidden, ignore_errors=True)
 
 
@@ -123,20 +143,24 @@ def _write_journal(hidden: Path, change: Change) -> None:
     temporary.replace(hidden / _JOURNAL)
 
 
-def _read_journal(hidden: Path) -> Change | None:
+def _read_journal(journal: Path) -> Change | None:
     try:
-        value = json.loads((hidden / _JOURNAL).read_text(encoding="utf-8"))
+        value = json.loads(journal.read_text(encoding="utf-8"))
         return Change(tuple(map(check_name, value["put"])), tuple(map(check_name, value["remove"])))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            f"{hidden / _JOURNAL} cannot be read: {error}.", advice=f"Delete {hidden} and build again."
+            f"{journal} cannot be read: {error}.", advice=f"Delete {journal.parent} and build again."
         ) from error
 
 
 def _cannot_write(folder: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"The output folder {folder} cannot be written: {error.strerror or error}. It is as it was before.",
+        f"The output folder {folder} cannot be written: {_reason(error)}. It is as it was before.",
         advice="Make room or give permission, or choose another folder with -o; nothing has to run again.",
     )
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
