@@ -69,7 +69,7 @@ def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
         ) from error
     except Exception as error:  # of the hub, of HTTP, of the file system: to the user they are one, it is not to be had
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{where} and could not be downloaded: {lines[0].rstrip(".")}.", advice=_ADVICE) from error
+        raise InputError(f"{where} and could not be downloaded: {lines[0].rstrip('.')}.", advice=_ADVICE) from error
 
 
 _ADVICE = (
