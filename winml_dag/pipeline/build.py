@@ -15,7 +15,7 @@ from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import plan_graph, remembered_name
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.commit import is_changing
+from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
 from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder, refuse_file
@@ -203,11 +203,13 @@ def _materialise(
     same = before is not None and before.says_the_same_as(value)
     manifest = manifest_text(before.value if same and before is not None else value)
     texts = {BUILD_CONFIG: settings, MANIFEST: manifest}
-    if _output_folder(planned, store).is_as_wanted(files, texts):
+    if not is_changing(build.output_dir) and _output_folder(planned, store).is_as_wanted(files, texts):
         return Materialised()
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
     with store.claim(_folder_key(build)):
-        # Whose files lie there may have changed while we waited for a build that began together with this one.
+        # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
+        finish_change(build.output_dir)
+        # Whose they are may also have changed while we waited for a build that began together with this one.
         return _output_folder(planned, store).materialise(files, texts)
 
 

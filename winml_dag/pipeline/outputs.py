@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.pipeline.commit import change_folder, finish_change
+from winml_dag.pipeline.commit import change_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints
@@ -43,7 +44,7 @@ class OutputFolder:
     def refuse_foreign(self, names: Iterable[str]) -> None:
         """Raise UsageError when one of *names* is there and is not ours: it is never overwritten."""
         for name in names:
-            if name not in self._owned and (self._folder / name).exists():
+            if name not in self._owned and os.path.lexists(self._folder / name):
                 raise UsageError(
                     f"{self._folder / name} is in the way: no earlier build made it, so it is not overwritten.",
                     advice="Move it, or choose another folder with -o.",
@@ -116,13 +117,12 @@ def refuse_file(folder: Path) -> None:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Finish what a killed process had begun and see that the folder can be written, before hours of work.
+    """See that the folder can be written, before hours of work. What is being changed in it is left alone.
 
     Raises:
         StoreError: when it cannot, naming the folder.
     """
     try:
-        finish_change(folder)
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".winml-dag-probe"

@@ -1,0 +1,141 @@
+"""A disk that is full or may not be written: said in a sentence that names it, and nothing is worse afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fault_engine import Step, engine, run_steps, told
+
+from winml_dag.engine.events import Status
+from winml_dag.errors import StoreError
+from winml_dag.pipeline.outputs import OutputFolder, prepare_folder
+from winml_dag.store.local import LocalStore
+from winml_dag.store.upkeep import verify
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount a new, small file system; the argument is its size in MiB."""
+    mounted: list[Path] = []
+
+    def small_disk(size: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}m", "tmpfs", folder],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.skip(f"mounting a small disk needs root: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield small_disk
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
+
+
+def test_a_disk_that_fills_up_while_a_stage_writes_fails_the_stage(small_disk: Callable[[int], Path]) -> None:
+    cache = small_disk(4) / "cache"
+    steps = [Step("small", "write"), Step("large", "write_much", number=8, inputs=("small.out",))]
+    results = run_steps(cache, steps)
+    assert results["small"].status is Status.RAN
+    assert results["large"].status is Status.FAILED
+    assert "No space left on device" in results["large"].error or "full" in results["large"].error
+    store = LocalStore(cache)
+    assert verify(store).clean
+    assert len(store.records.keys()) == 1
+    assert list(store.scratch.folder.iterdir()) == []
+    store.close()
+    remount(cache.parent, "size=64m")
+    assert [result.status for result in run_steps(cache, steps).values()] == [Status.REUSED, Status.RAN]
+
+
+@pytest.mark.parametrize("free", [0, 4, 16, 64, 256])
+def test_a_disk_with_hardly_any_room_fails_in_a_sentence_wherever_it_is_full(
+    small_disk: Callable[[int], Path], free: int
+) -> None:
+    """With so few KiB left, another of the many files of a run cannot be written each time."""
+    disk = small_disk(8)
+    cache = disk / "cache"
+    known = Step("known", "write")
+    run_steps(cache, [known])
+    fill_up(disk, leave=free * 1024)
+    steps = [known, Step("copy", "write", inputs=("known.out",)), Step("large", "write_much", number=1)]
+    try:
+        results = run_steps(cache, steps)
+    except StoreError as error:
+        assert "full" in str(error)  # noqa: PT017
+    else:
+        assert results["known"].status is Status.REUSED
+        for result in results.values():
+            if result.status is Status.FAILED:
+                assert "No space left on device" in result.error or "full" in result.error
+        assert results["large"].status is not Status.RAN
+    (disk / "filler").unlink()
+    store = LocalStore(cache)
+    assert verify(store).clean
+    store.close()
+    again = run_steps(cache, steps)
+    assert {result.status for result in again.values()} <= {Status.REUSED, Status.RAN}
+
+
+def fill_up(disk: Path, *, leave: int) -> None:
+    with open(disk / "filler", "wb", buffering=0) as filler:
+        try:
+            while filler.write(bytes(4096)):
+                pass
+        except OSError:
+            filler.truncate(max(0, filler.tell() - leave))
+
+
+def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk: Callable[[int], Path]) -> None:
+    record = run_steps(cache, [Step("large", "write_much", number=3)])["large"].record
+    assert record is not None
+    disk = small_disk(2)
+    (disk / "notes.txt").write_text("mine")
+    store = LocalStore(cache)
+    prepare_folder(disk / "out")
+    folder = OutputFolder(disk / "out", [], store, store.fingerprints)
+    with pytest.raises(StoreError) as failed:
+        folder.materialise(record.files(), {})
+    assert str(disk / "out") in str(failed.value)
+    assert " -o" in failed.value.advice, str(failed.value)
+    assert [path.name for path in disk.rglob("*") if path.is_file()] == ["notes.txt"]
+    assert verify(store).clean
+    remount(disk, "size=16m")
+    folder.materialise(record.files(), {})
+    assert (disk / "out" / "weights.bin").stat().st_size == 3 * MIB
+
+
+def test_a_cache_that_may_only_be_read_is_named(small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(8)
+    with engine(disk / "cache", [Step("first", "write")]) as other:  # its files are closed when it has ended
+        told(other)
+    remount(disk, "ro")
+    with pytest.raises(StoreError) as failed:
+        run_steps(disk / "cache", [Step("second", "write")])
+    assert str(disk / "cache") in str(failed.value)
+    assert "--cache-dir" in failed.value.advice
+    remount(disk, "rw")
+    assert run_steps(disk / "cache", [Step("second", "write")])["second"].status is Status.RAN
+
+
+def test_an_output_folder_that_may_not_be_written_is_named_before_anything_runs(
+    small_disk: Callable[[int], Path],
+) -> None:
+    disk = small_disk(1)
+    remount(disk, "ro")
+    with pytest.raises(StoreError, match=r"out cannot be written: Read-only file system"):
+        prepare_folder(disk / "out")

@@ -1,0 +1,182 @@
+"""The output folder of a build: ours is kept as it should be, everybody else's is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.errors import StoreError, UsageError
+from winml_dag.pipeline.commit import change_folder
+from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder, refuse_file
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.memory import MemoryStore
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.store import BlobDamaged
+
+FIRST = {"export.onnx": b"exported", "model.onnx": b"model", "model.onnx.data": b"weights"}
+SECOND = {"model.onnx": b"better model", "quantized.onnx": b"quantized"}
+TEXTS = {MANIFEST: b"{}"}
+
+Publish = Callable[[Mapping[str, bytes]], tuple[FileEntry, ...]]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    return folder
+
+
+@pytest.fixture
+def publish(store: MemoryStore, tmp_path: Path) -> Publish:
+    """Put files into the store, as a stage's output."""
+
+    def publish(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
+        made = Ingredients("finalize", 1, {}, {name: data.hex() for name, data in files.items()}, {})
+        folder = tmp_path / cache_key(made)[:8]
+        folder.mkdir()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        return store.publish(Record(cache_key(made), config_hash({}), made, {}), {"model": folder}).files()
+
+    return publish
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def materialise(store: MemoryStore, out: Path) -> Callable[..., Materialised]:
+    def materialise(wanted: Iterable[FileEntry], owned: Iterable[FileEntry] = ()) -> Materialised:
+        manifest = [FileEntry(MANIFEST, "", 0)] if owned else []
+        return OutputFolder(out, [*owned, *manifest], store, store.fingerprints).materialise(list(wanted), TEXTS)
+
+    return materialise
+
+
+Materialise = Callable[..., Materialised]
+
+
+def test_the_first_build_writes_everything_beside_what_is_there(
+    out: Path, publish: Publish, materialise: Materialise
+) -> None:
+    done = materialise(publish(FIRST))
+    assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
+    assert done == Materialised(written=(*sorted(FIRST), MANIFEST))
+
+
+def test_a_folder_that_is_as_it_should_be_is_not_touched(out: Path, publish: Publish, materialise: Materialise) -> None:
+    files = publish(FIRST)
+    materialise(files)
+    before = {path: path.stat() for path in out.rglob("*")}
+    assert not materialise(files, files).changed
+    assert {path: path.stat() for path in out.rglob("*")} == before
+
+
+def test_the_next_build_takes_away_what_is_ours_and_no_longer_wanted(
+    out: Path, publish: Publish, materialise: Materialise
+) -> None:
+    first, second = publish(FIRST), publish(SECOND)
+    materialise(first)
+    done = materialise(second, first)
+    assert contents(out) == {**SECOND, **TEXTS, "notes.txt": b"mine"}
+    assert set(done.removed) == {"export.onnx", "model.onnx.data"}
+    assert set(done.written) == set(SECOND)
+
+
+def test_a_file_of_ours_that_somebody_has_edited_is_not_taken_away(
+    out: Path, publish: Publish, materialise: Materialise
+) -> None:
+    first, second = publish(FIRST), publish(SECOND)
+    materialise(first)
+    (out / "export.onnx").write_bytes(b"edited by hand")
+    assert materialise(second, first).removed == ("model.onnx.data",)
+    assert contents(out)["export.onnx"] == b"edited by hand"
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"broken")])
+def test_a_file_of_ours_that_was_damaged_or_deleted_is_put_back(
+    out: Path, publish: Publish, materialise: Materialise, damage: Callable[[Path], None]
+) -> None:
+    files = publish(FIRST)
+    materialise(files)
+    damage(out / "model.onnx")
+    assert materialise(files, files) == Materialised(restored=("model.onnx",))
+    assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
+
+
+def test_a_file_that_is_not_ours_is_never_overwritten(out: Path, publish: Publish, materialise: Materialise) -> None:
+    (out / "model.onnx").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"model\.onnx is in the way"):
+        materialise(publish(FIRST))
+    assert contents(out) == {"model.onnx": b"mine", "notes.txt": b"mine"}
+
+
+def test_a_link_that_leads_nowhere_is_in_the_way_too(out: Path, publish: Publish, materialise: Materialise) -> None:
+    (out / "model.onnx").symlink_to(out / "nowhere")
+    with pytest.raises(UsageError, match=r"model\.onnx is in the way"):
+        materialise(publish(FIRST))
+    assert (out / "model.onnx").is_symlink()
+
+
+def test_a_file_that_is_not_ours_but_just_what_is_wanted_is_in_nobodys_way(
+    out: Path, publish: Publish, materialise: Materialise
+) -> None:
+    (out / "model.onnx").write_bytes(FIRST["model.onnx"])
+    assert "model.onnx" not in materialise(publish(FIRST)).written
+    assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
+
+
+def test_a_damaged_blob_is_reported_and_the_folder_is_as_it_was(
+    out: Path, store: MemoryStore, publish: Publish, materialise: Materialise
+) -> None:
+    first, second = publish(FIRST), publish(SECOND)
+    materialise(first)
+    store.blobs[second[-1].digest] = b"rotten"
+    with pytest.raises(BlobDamaged):
+        materialise(second, first)
+    assert contents(out) == {**FIRST, **TEXTS, "notes.txt": b"mine"}
+
+
+def test_files_in_the_folder_are_no_links_into_the_cache_and_may_be_written_to(
+    out: Path, publish: Publish, materialise: Materialise
+) -> None:
+    materialise(publish(FIRST))
+    for name in FIRST:
+        status = (out / name).lstat()
+        assert status.st_nlink == 1
+        assert status.st_mode & 0o200
+
+
+def test_a_build_that_begins_leaves_the_change_of_another_alone(out: Path) -> None:
+    def prepare(folder: Path) -> list[str]:
+        (folder / "model.onnx").write_bytes(b"model")
+        prepare_folder(out)
+        return ["model.onnx"]
+
+    change_folder(out, prepare)
+    assert contents(out) == {"model.onnx": b"model", "notes.txt": b"mine"}
+
+
+def test_preparing_leaves_no_trace(tmp_path: Path, out: Path) -> None:
+    prepare_folder(out)
+    prepare_folder(tmp_path / "new")
+    assert contents(out) == {"notes.txt": b"mine"}
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "notes.txt/below"])
+def test_a_file_where_the_folder_should_be_is_named(out: Path, name: str) -> None:
+    with pytest.raises(StoreError, match=r"notes\.txt is a file"):
+        refuse_file(out / name)
