@@ -17,13 +17,14 @@ from pathlib import Path
 from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import Executor, Job, Outcome, log_tail
+from winml_dag.engine.execute import LOG_FILE, Executor, Job, Outcome, log_tail
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
+from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, Store
@@ -80,13 +81,15 @@ class Runner:
                 return Reuse(record, reason.found(record.made_at))
             # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.
             folder = self._scratch / str(next(self._numbers))
-            folder.mkdir()
             try:
-                return self._run_in(folder, node, decision, inputs)
+                # A full disk, or a system that starts no more processes, fails this stage like anything else.
+                with in_words(f"Cannot run {node.id}"):
+                    folder.mkdir()
+                    return self._run_in(folder, node, decision, inputs)
             except BlobDamaged as error:
                 return Damaged(error.file)
             except WinmlDagError as error:
-                return self._failed(node, decision, Outcome(0.0, folder / "log.txt", {}, error.message, error.advice))
+                return self._failed(node, decision, Outcome(0.0, folder / LOG_FILE, {}, error.message, error.advice))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -140,11 +143,6 @@ class Runner:
                 )
 
     def _failed(self, node: Node, decision: Run, outcome: Outcome) -> StageResult:
-        kept = None
-        if outcome.log.exists():
-            self._failures.mkdir(parents=True, exist_ok=True)
-            kept = self._failures / f"{node.stage.name}-{decision.key[:16]}.log"
-            shutil.copyfile(outcome.log, kept)
         return StageResult(
             node,
             Status.FAILED,
@@ -153,6 +151,16 @@ class Runner:
             elapsed_seconds=round(outcome.elapsed_seconds, 3),
             error=outcome.error,
             advice=outcome.advice,
-            log=kept,
+            log=self._keep_log(node, decision, outcome.log),
             tail=log_tail(outcome.log),
         )
+
+    def _keep_log(self, node: Node, decision: Run, log: Path) -> Path | None:
+        """Copy *log* to where it outlives the scratch folder. None when there is none, or no room for it."""
+        kept = self._failures / f"{node.stage.name}-{decision.key[:16]}.log"
+        try:
+            self._failures.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(log, kept)
+        except OSError:
+            return None
+        return kept

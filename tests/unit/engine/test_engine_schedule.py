@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 
@@ -199,6 +200,23 @@ def test_an_error_that_is_nobodys_fault_ends_the_run(bench: Bench) -> None:
 
     with pytest.raises(ZeroDivisionError):
         bench.run(LINE, [bench.source("weights", "w")], work=broken)
+
+
+def test_a_system_that_cannot_start_another_process_fails_the_stage_in_words(bench: Bench) -> None:
+    def overloaded(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id == "a":
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return join(node, workspace)
+
+    ran = bench.run([node("a"), node("b")], work=overloaded, keep_going=True)
+    assert ran.results["a"].error == "Cannot run a: Resource temporarily unavailable."
+    assert ran.of(Status.RAN) == ["b"]
+
+
+def test_a_log_that_cannot_be_kept_costs_only_the_log(bench: Bench) -> None:
+    bench.failures.write_text("a file where the folder should be")
+    ran = bench.run([node("a")], work=failing("a"))
+    assert (ran.results["a"].error, ran.results["a"].log) == ("a cannot be done.", None)
 
 
 def test_a_source_that_changes_while_it_is_used_fails_the_stage_by_name(bench: Bench) -> None:
