@@ -103,8 +103,8 @@ class Runner:
             self._place(name, inputs[slot], job.input_folder(slot))
         outcome = self._executor.run(job)
         for slot, name in node.inputs.items():
-            if name in self._graph.sources:
-                self._check_unchanged(self._graph.sources[name], inputs[slot])
+            if source := self._graph.sources.get(name):
+                self._check_unchanged(source, inputs[slot], {file.name: file.path for file in source.files})
         if outcome.error:
             return self._failed(node, decision, outcome)
         record = self._store.publish(
@@ -132,11 +132,13 @@ class Runner:
             destination = folder / file.name
             destination.parent.mkdir(parents=True, exist_ok=True)
             clone_file(file.path, destination)
+        # The copies, since what the stage reads must be what its key says, even if the file is changed back later.
+        self._check_unchanged(source, artifact, {file.name: folder / file.name for file in source.files})
 
-    def _check_unchanged(self, source: Source, artifact: Artifact) -> None:
+    def _check_unchanged(self, source: Source, artifact: Artifact, paths: Mapping[str, Path]) -> None:
         digests = {file.name: file.digest for file in artifact.files}
         for file in source.files:
-            if not self._fingerprints.unchanged(file.path, digests[file.name]):
+            if not self._fingerprints.unchanged(paths[file.name], digests[file.name]):
                 raise InputError(
                     f"{file.path} changed while it was being used, so nothing was stored.",
                     advice="Build again when it has come to rest.",

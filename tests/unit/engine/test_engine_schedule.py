@@ -232,6 +232,19 @@ def test_a_source_that_changes_while_it_is_used_fails_the_stage_by_name(bench: B
     assert bench.store.blobs == {}
 
 
+def test_a_source_that_is_changed_for_a_while_only_fails_the_stage_too(bench: Bench) -> None:
+    """What the stage got is not what its key says, though the file is back as it was when it ends."""
+    weights = bench.source("weights", "w")
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        weights.files[0].path.write_text("v" if node.id == "first" else "w")
+        return join(node, workspace)
+
+    ran = bench.run([node("first"), node("second", "first.out", "weights")], [weights], work=work)
+    assert ran.of(Status.FAILED) == ["second"]
+    assert str(weights.files[0].path) in ran.results["second"].error
+
+
 def test_a_source_that_goes_away_before_it_is_used_fails_the_stage_by_name(bench: Bench) -> None:
     weights, data = bench.source("weights", "w"), bench.source("data", "d")
 
