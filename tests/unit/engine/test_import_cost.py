@@ -1,0 +1,31 @@
+"""What only plans, explains or finds everything up to date must start at once: nothing heavy is imported for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "networkx", "scipy"}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import winml_dag.cli.main",
+        "from winml_dag.cli.main import run; run(['--help'])",
+        "from winml_dag.cli.main import run; run(['build', '--help'])",
+        "import winml_dag.pipeline.build, winml_dag.pipeline.plan, winml_dag.api",
+        "import winml_dag.engine.schedule, winml_dag.engine.run, winml_dag.engine.execute, winml_dag.engine.memory",
+        "import winml_dag.engine.worker, winml_dag.engine.config",
+        "import winml_dag.store.local; winml_dag.store.local.LocalStore",
+        "from winml_dag.stages import calibrate, compile, export, finalize, optimize, quantize, validate",
+    ],
+)
+def test_nothing_heavy_is_imported(statements: str) -> None:
+    script = f"import sys\n{statements}\nprint(*sorted(m.partition('.')[0] for m in sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "winml_dag" in loaded
+    assert not loaded & HEAVY
