@@ -21,7 +21,7 @@ def rows() -> MemoryRows:
 @pytest.fixture
 def settled(monkeypatch):
     """Files made a moment ago count as old: their real age would have to be waited for."""
-    monkeypatch.setattr(module, "_SETTLED_NS", -(10**12))
+    monkeypatch.setattr(module, "SETTLED_NS", -(10**12))
 
 
 @pytest.fixture
