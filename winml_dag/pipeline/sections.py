@@ -189,7 +189,7 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
         if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
             return Skip("the recipe has no compile section")
     options = compile_options(target, _check_options(asked, target))
-    named = _file_options(asked, target)
+    named = file_option_names(asked, target)
     return CompileConfig(
         CompileFields(
             execution_provider=target.ep.name,
@@ -207,7 +207,7 @@ def _check_options(asked: Asked, target: Target) -> Mapping[str, str]:
     return complete_options(target, section.provider_options if section else {})
 
 
-def _file_options(asked: Asked, target: Target) -> frozenset[str]:
+def file_option_names(asked: Asked, target: Target) -> frozenset[str]:
     """The options given in the recipe whose value names a file: those known to, and those that the recipe says do."""
     section = asked.recipe.compile
     if section is None:
@@ -231,7 +231,7 @@ def option_files(asked: Asked, target: Target) -> Source | None:
             f"compile.provider_option_file_keys names {unknown[0]!r}, which is not among provider_options."
         )
     files = []
-    for name in sorted(_file_options(asked, target)):
+    for name in sorted(file_option_names(asked, target)):
         path = resolve_path(asked.base, section.provider_options[name])
         if not path.is_file():
             raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
@@ -254,7 +254,7 @@ def validate_config(
         # result.
         return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"))
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
-    named = _file_options(asked, target)
+    named = file_option_names(asked, target)
     options = {name: value for name, value in _check_options(asked, target).items() if name not in named}
     return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options))
 

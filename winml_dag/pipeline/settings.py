@@ -11,10 +11,12 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.sections import DEFAULT_OPSET, file_option_names
 from winml_dag.pipeline.variant import Build, Skip
 from winml_dag.recipe.dump import to_json
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.schema import Quant, Recipe
+from winml_dag.recipe.schema import Compile, Export, Quant
 from winml_dag.stages.compile import CompileConfig
 
 # Decided in other fields (precision in quant), or no part of what is built (output_dir).
@@ -22,31 +24,39 @@ _DECIDED = ("precision", "output_dir")
 
 
 def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -> JsonObject:
-    """The recipe that gives *build* again; *quant* is its quantization as decided."""
-    settings: dict[str, JsonValue] = {
-        name: value for name, value in to_json(asked.recipe).items() if name not in _DECIDED
-    }
-    loader = asked.recipe.loader.model_copy(update={"task": build.summary.task, "random_weights": asked.random_weights})
-    if build.summary.origin == "onnx":
-        settings["export"] = None
+    """The recipe that gives *build* again; *quant* is its quantization as decided.
+
+    Defaults are written out: another version may have others.
+    """
+    written = {name: value for name, value in to_json(asked.recipe).items() if name not in _DECIDED}
+    random = asked.random_weights is not None and model.onnx is None
+    export = asked.recipe.export or Export()
     return {
-        **settings,
-        **({} if asked.random_weights is not None and model.onnx is None else {"model": _model(model, build)}),
+        **written,
+        **({} if random else {"model": _model(model, build)}),
         "ep": build.summary.ep,
         "device": build.summary.device,
-        "loader": {name: value for name, value in _json("loader", loader).items() if name != "path"},
-        "optim": settings.get("optim") or {},
+        "loader": _loader(asked, build.summary.task),
+        "export": None
+        if build.summary.origin == "onnx"
+        else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
+        "optim": written.get("optim") or {},
         "quant": None if quant is None else _quant(quant, asked, build.summary.output_dir),
-        "compile": None if isinstance(build.compile, Skip) else _compile(build.compile, settings.get("compile")),
+        "compile": None if isinstance(build.compile, Skip) else _compile(build.compile, asked, build),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
     }
 
 
-def _json(section: str, value: object) -> dict[str, JsonValue]:
-    """One section as JSON, through the recipe that it would stand in."""
-    found = to_json(Recipe().model_copy(update={section: value}))[section]
-    return dict(found) if isinstance(found, dict) else {}
+def _whole(section: Section) -> dict[str, JsonValue]:
+    """*section* with its defaults, but without what is not set at all."""
+    plain: dict[str, JsonValue] = section.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return plain
+
+
+def _loader(asked: Asked, task: str | None) -> JsonObject:
+    loader = asked.recipe.loader.model_copy(update={"task": task, "random_weights": asked.random_weights})
+    return {name: value for name, value in _whole(loader).items() if name != "path"}  # `model` says it
 
 
 def _model(model: Model, build: Build) -> str:
@@ -58,21 +68,23 @@ def _model(model: Model, build: Build) -> str:
 
 
 def _quant(quant: Quant, asked: Asked, output_dir: Path) -> JsonObject:
-    settings = _json("quant", quant)
-    data = settings.get("calibration_data")
-    if isinstance(data, str):
-        settings["calibration_data"] = _portable(resolve_path(asked.base, data), output_dir)
+    settings = _whole(quant)
+    if quant.calibration_data is not None:
+        settings["calibration_data"] = _portable(resolve_path(asked.base, quant.calibration_data), output_dir)
     return settings
 
 
-def _compile(config: CompileConfig, written: JsonValue) -> JsonObject:
-    decided = config.compile
+def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:
+    """The section as decided; its own quantization, if it has one, is in ``quant`` by now."""
+    section = asked.recipe.compile or Compile()
+    given = dict(section.provider_options)
+    for name in file_option_names(asked, build.target):
+        given[name] = _portable(resolve_path(asked.base, given[name]), build.summary.output_dir)
     return {
-        **(written if isinstance(written, dict) else {}),
-        "execution_provider": decided.execution_provider,
-        "device": decided.device,
-        "provider_options": decided.provider_options,
-        "embed_context": decided.embed_context,
+        **{name: value for name, value in _whole(section).items() if name != "quant_config"},
+        "execution_provider": config.compile.execution_provider,
+        "device": config.compile.device,
+        "provider_options": {**config.compile.provider_options, **given},
     }
 
 

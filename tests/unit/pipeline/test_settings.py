@@ -1,0 +1,89 @@
+"""``winml_build_config.json`` is a recipe that gives the same build: same stages, same keys, from its own folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.resolve import build_of
+from winml_dag.store.local import LocalStore
+
+RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}
+
+RECIPES = {
+    "nothing but a model": {"loader": RANDOM},
+    "a precision for an NPU": {"loader": RANDOM, "ep": "qnn", "precision": "w8a16"},
+    "float16": {"loader": RANDOM, "precision": "fp16"},
+    "quantized while compiling": {
+        "loader": RANDOM,
+        "compile": {"execution_provider": "qnn", "quant_config": {"weight_type": "int8", "per_channel": True}},
+    },
+    "the nested form": {"loader": RANDOM, "compile": {"ep_config": {"provider": "qnn", "embed_context": True}}},
+    "an option that names a file": {
+        "loader": RANDOM,
+        "ep": "qnn",
+        "compile": {"provider_options": {"op_affinity": "files/affinity.json", "soc_model": "57"}},
+    },
+    "a folder and data": {"model": "model", "precision": "int8", "quant": {"calibration_data": "data.npz"}},
+    "everything off": {"loader": RANDOM, "skip_optimize": True, "quant": None, "compile": None},
+    "inputs of one's own": {
+        "loader": RANDOM,
+        "export": {
+            "opset_version": 17,
+            "input_tensors": [{"name": "input_ids", "dtype": "int64", "shape": ["batch", 8], "value_range": [0, 9]}],
+            "dynamic_axes": {"input_ids": {"0": "batch"}},
+        },
+        "optim": {"gelu_fusion": True, "clamp_constant_values": False},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "affinity.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "data.npz").write_bytes(b"data")
+    (tmp_path / "model").mkdir()
+    config = {"model_type": "bert", "architectures": ["BertModel"]}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    return tmp_path
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_build_from_its_settings_is_the_same_build(folder: Path, recipe: dict[str, object]) -> None:
+    store = LocalStore(folder / "cache")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    first = build_of(Request(Path("recipe.yaml"), Overrides(), Path("out")), store.folder, download=False)
+    (folder / "out").mkdir()
+    settings = folder / "out" / "winml_build_config.json"
+    settings.write_text(json.dumps(first.summary.settings), encoding="utf-8")
+    second = build_of(Request(settings, Overrides(), Path("elsewhere")), store.folder, download=False)
+    one, other = plan_build(first, store.fingerprints), plan_build(second, store.fingerprints)
+    assert one.graph.nodes == other.graph.nodes
+    assert one.steps[:1] == other.steps[:1]
+    assert one.sources == other.sources
+    assert first.summary.precision == second.summary.precision
+    # And its settings are the same again, seen from the other folder.
+    paths = ("model", "quant", "compile")
+    assert {k: v for k, v in first.summary.settings.items() if k not in paths} == {
+        k: v for k, v in second.summary.settings.items() if k not in paths
+    }
+
+
+def test_the_command_line_is_in_the_settings(folder: Path) -> None:
+    overrides = Overrides(model="model", precision="w8a16", device="npu", optimize=False)
+    build = build_of(Request(None, overrides, Path("out")), folder / "cache", download=False)
+    settings = build.summary.settings
+    assert settings["model"] == "../model"
+    assert settings["ep"] == "qnn"
+    assert settings["skip_optimize"] is True
+    quant = settings["quant"]
+    assert isinstance(quant, dict)
+    assert (quant["weight_type"], quant["activation_type"]) == ("uint8", "uint16")
