@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 
-.PHONY: quickstart test test-fast lint types layers docs check clean
+.PHONY: quickstart test test-fast lint types layers docs check cache-fixtures clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -35,6 +35,9 @@ docs: $(VENV)/with-tests
 	$(BIN)/python docs/check.py
 
 check: lint types layers docs test
+
+cache-fixtures: $(VENV)/with-tests
+	$(BIN)/python tests/make_cache_fixtures.py
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

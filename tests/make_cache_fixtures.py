@@ -1,0 +1,79 @@
+"""Makes the recorded stores in ``cache_fixtures/`` anew: ``make cache-fixtures``.
+
+Each is what a real build of a small model leaves in a cache folder, without what is only of the moment: the index, which is
+filled again from the records, locks and scratch folders. A new format number gets a folder of its own beside these; the old ones
+stay, because caches of that format stay on people's disks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag import build_onnx_model
+from winml_dag.store.local import FORMAT
+
+FIXTURES = Path(__file__).parents[1] / "cache_fixtures"
+_OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine")
+
+
+def small_model(path: Path) -> None:
+    """y = relu(x W), 8 by 8."""
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "weight")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["xw"]), helper.make_node("Relu", ["xw"], ["y"])],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [weight],
+    )
+    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+def main() -> None:
+    sound = FIXTURES / f"format-{FORMAT}"
+    with tempfile.TemporaryDirectory() as folder:
+        small_model(Path(folder) / "small.onnx")
+        cache = Path(folder) / "cache"
+        build_onnx_model(Path(folder) / "small.onnx", Path(folder) / "out", precision="int8", cache_dir=cache)
+        shutil.rmtree(sound, ignore_errors=True)
+        shutil.copytree(cache, sound, ignore=shutil.ignore_patterns(*_OF_THE_MOMENT))
+    damage(sound, "flipped-blob", lambda store: flip(largest(store / "blobs")))
+    damage(sound, "truncated-blob", lambda store: truncate(largest(store / "blobs")))
+    damage(sound, "flipped-record", lambda store: flip(largest(store / "records")))
+    damage(sound, "lost-blob", lambda store: largest(store / "blobs").unlink())
+    damage(sound, "unknown-format", lambda store: (store / "FORMAT").write_text("999\n", encoding="utf-8"))
+
+
+def damage(sound: Path, name: str, harm: object) -> None:
+    """A copy of *sound* to which one thing has been done."""
+    target = FIXTURES / f"{sound.name}-{name}"
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(sound, target)
+    for path in target.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert callable(harm)
+    harm(target)
+
+
+def largest(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: (path.stat().st_size, path))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    path.write_bytes(bytes(data))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+if __name__ == "__main__":
+    main()
