@@ -1,8 +1,8 @@
 """Makes the recorded stores in ``cache_fixtures/`` anew: ``make cache-fixtures``.
 
-Each is what a real build of a small model leaves in a cache folder, without what is only of the moment: the index, which is
-filled again from the records, locks and scratch folders. A new format number gets a folder of its own beside these; the old ones
-stay, because caches of that format stay on people's disks.
+Each is what a real build of a small model leaves in a cache folder, without what is only of the moment: the index,
+which is filled again from the records, locks and scratch folders. A new format number gets a folder of its own beside
+these; the old ones stay, because caches of that format stay on people's disks.
 """
 
 from __future__ import annotations

@@ -56,17 +56,17 @@ def test_a_damaged_blob_is_missed_and_never_given_out(tmp_path: Path, name: str)
     concerned = [record for record in records if store.missing(record.files())]
     assert concerned
     for record in concerned:
+        (artifact,) = record.outputs.values()
         with pytest.raises(BlobDamaged):
-            for slot, artifact in record.outputs.items():
-                store.fetch(artifact, tmp_path / "out" / record.cache_key / slot)
+            store.fetch(artifact, tmp_path / record.cache_key)
     assert len(verify(store).incomplete) == len(concerned)
 
 
 def test_a_damaged_record_counts_as_absent_and_is_named(tmp_path: Path) -> None:
     store = opened("format-1-flipped-record", tmp_path)
-    lost = [key for key in keys(store) if store.record(key) is None]
-    assert len(lost) == 1
-    assert len(keys(store)) + len(verify(store).unreadable) >= 5
+    every = keys(store)
+    assert len(verify(store).unreadable) == 1
+    assert len([key for key in every if store.record(key) is None]) == 1
 
 
 def test_an_unknown_format_is_refused_with_advice(tmp_path: Path) -> None:
