@@ -29,7 +29,6 @@ RESULT_FILE = "result.json"
 # Exit code of a worker that could not write its result for want of room.
 DISK_FULL = 28
 
-
 _PR_SET_PDEATHSIG = 1
 
 
@@ -54,12 +53,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker tells. ``error`` is empty after success; ``bug`` is set when the error is not the user's."""
+    """What a worker tells. ``error`` is empty after success."""
 
     metrics: JsonObject
     error: str = ""
     advice: str = ""
-    bug: bool = False
 
     def write(self, folder: Path) -> None:
         # Written aside and renamed: half a result is no result.
@@ -101,11 +99,10 @@ def perform(task: Task) -> Result:
         return Result({**metrics, **_usage()})
     except WinmlDagError as error:
         return Result({}, error.message or type(error).__name__, error.advice)
-    except (
-        Exception
-    ) as error:  # whatever a library raises must reach the user as a sentence, and the log as a traceback
+    except Exception as error:
+        # Whatever a library raises must reach the user as a sentence, and the log as a traceback.
         traceback.print_exc()
-        return Result({}, f"{type(error).__name__}: {_first_line(error)}", bug=True)
+        return Result({}, f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:
