@@ -156,6 +156,11 @@ TENSORRT = ExecutionProvider(
 
 EXECUTION_PROVIDERS = (QNN, OPENVINO, VITISAI, CPU, CUDA, DML, NV_TENSORRT_RTX, MIGRAPHX, TENSORRT)
 
+# Distributions that are installed in place of ``onnxruntime``: then their version is that of the one runtime there is.
+RUNTIME_BUILDS = tuple(
+    sorted({ep.distribution for ep in EXECUTION_PROVIDERS if ep.distribution and not ep.plugin_module})
+)
+
 # Who is asked first when a recipe names a device only.
 _BY_DEVICE = {
     "npu": (QNN, OPENVINO, VITISAI),

@@ -13,9 +13,9 @@ from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.stage import Node, Source, Stage
-from winml_dag.engine.toolchain import versions
+from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.fingerprint import library_files
-from winml_dag.ep.registry import Target, find_ep
+from winml_dag.ep.registry import RUNTIME_BUILDS, Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.variant import Build, Skip, chosen
 from winml_dag.stages import kinds
@@ -62,6 +62,14 @@ def _steps(build: Build, nodes: tuple[Node, ...]) -> Iterator[Step]:
         if not found:
             skip = getattr(build, stage)
             yield Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")
+
+
+def _packages(stage: Stage) -> dict[str, str]:
+    """The versions of what *stage* works with; of onnxruntime, also those of its builds that go by other names."""
+    found = versions(stage.packages)
+    if "onnxruntime" in found:
+        found |= versions(build for build in RUNTIME_BUILDS if distribution_version(build))
+    return found
 
 
 class _Line:
@@ -155,7 +163,7 @@ class _Line:
                 if given is not None
             },
             kinds={} if kind is None else {"model": kind},
-            toolchain={**versions(stage.packages), **(tools or {})},
+            toolchain={**_packages(stage), **(tools or {})},
         )
 
     def _text_tools(self) -> dict[str, str]:

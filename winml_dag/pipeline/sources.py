@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 # What transformers reads besides the weights, by who reads it. Everything else in a folder (pictures, licences, other
 # frameworks' weights) may change without a stage having to run.
-_MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+_MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "adapter_config.json",  # for export to refuse: without it, the base model alone would be exported
+)
 _PROCESSOR_FILES = (
     "config.json",
     "preprocessor_config.json",

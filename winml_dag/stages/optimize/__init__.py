@@ -34,5 +34,5 @@ OPTIMIZE = Stage(
     config="winml_dag.stages.optimize:OptimizeConfig",
     inputs={"model": kinds.model_slot("optimized", kinds.FLOAT_MODEL)},
     outputs={"model": kinds.FLOAT_MODEL},
-    packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir"),
+    packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir", "numpy"),
 )
