@@ -98,6 +98,8 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     if onnx is None:
         _require_exporter()
     calibrate = sections.calibrate_config(quant)
+    inputs = _inputs(asked, model, target, quant)
+    has_data = inputs.calibration_data is not None
     precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
     build = Build(
         summary=BuildSummary(
@@ -113,14 +115,14 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
             notices=sections.notices(asked, quant),
         ),
         target=target,
-        inputs=_inputs(asked, model, target, quant),
+        inputs=inputs,
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
         analyze=Skip("no operator-support tables in this version"),
         calibrate=calibrate,
         quantize=sections.quantize_config(quant, target),
         compile=compile_,
-        validate=sections.validate_config(asked, target, precision, compile_),
+        validate=sections.validate_config(asked, target, precision, compile_, has_data=has_data),
     )
     settings = settings_of(build, asked, model, chosen(quant))
     return replace(build, summary=replace(build.summary, settings=settings))

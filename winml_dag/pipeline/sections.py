@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.options import compile_options, complete_options, file_options
@@ -52,7 +51,8 @@ def export_config(asked: Asked, task: str | None, model_type: str | None) -> Exp
             task=task or "",
             model_type=model_type,
             model_class=loader.model_class,
-            trust_remote_code=asked.trusts_code,
+            # A model made from a seed brings no code.
+            trust_remote_code=asked.trusts_code and random is None,
             random_weights=None if random is None else RandomWeights(random.seed, random.config),
         ),
         export=_export_fields(asked.recipe.export or Export()),
@@ -70,18 +70,19 @@ def _export_fields(export: Export) -> ExportFields:
         export_params=export.export_params,
         do_constant_folding=export.do_constant_folding,
         enable_hierarchy_tags=export.enable_hierarchy_tags,
-        hierarchy_tag_format=export.hierarchy_tag_format,
+        # The form of what is not written down says nothing.
+        hierarchy_tag_format=export.hierarchy_tag_format if export.enable_hierarchy_tags else "full",
         input_tensors=None
-        if inputs is None
+        if not inputs
         else tuple(
             InputTensor(
                 tensor.name, tensor.dtype, None if tensor.shape is None else tuple(tensor.shape), tensor.value_range
             )
             for tensor in inputs
         ),
-        output_tensors=None if outputs is None else tuple(tensor.name for tensor in outputs),
+        output_tensors=None if not outputs else tuple(tensor.name for tensor in outputs),
         dynamic_axes=None
-        if axes is None
+        if not axes
         else {name: {str(axis): label for axis, label in by_axis.items()} for name, by_axis in axes.items()},
     )
 
@@ -94,7 +95,7 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
         return Skip("skip_optimize is set in the recipe")
     if wanted is None and onnx is not None and onnx.kind == kinds.QUANTIZED_MODEL:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
-    flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled}
+    flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled and not FLAGS[name].always_on}
     # Only where a flag's form depends on it: otherwise builds for different targets share this stage.
     matters = any(FLAGS[name].form_depends_on_domain for name in flags)
     return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and matters))
@@ -124,15 +125,14 @@ def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Ski
 
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:
-    excluded = None if quant.nodes_to_exclude is None else tuple(quant.nodes_to_exclude)
-    types = None if quant.op_types_to_quantize is None else tuple(quant.op_types_to_quantize)
+    excluded = _distinct(quant.nodes_to_exclude)
+    types = _distinct(quant.op_types_to_quantize)
     if quant.mode == "fp16":
-        blocked = quant.fp16_op_block_list
         return QuantizeFields(
             "fp16",
             nodes_to_exclude=excluded,
             fp16_keep_io_types=quant.fp16_keep_io_types,
-            fp16_op_block_list=None if blocked is None else tuple(blocked),
+            fp16_op_block_list=_distinct(quant.fp16_op_block_list),
         )
     if quant.mode == "rtn":
         return QuantizeFields(
@@ -161,11 +161,16 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         activation_type=quant.activation_type,
         per_channel=quant.per_channel,
         weight_symmetric=weight_symmetric,
-        activation_symmetric=activation_symmetric,
+        activation_symmetric=bool(activation_symmetric),
         op_types_to_quantize=types,
         nodes_to_exclude=excluded,
         reduce_range=quant.reduce_range,
     )
+
+
+def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """*names* as the set that they are: order and repetition change no key, and none at all is the same as no list."""
+    return tuple(sorted(set(names))) if names else None
 
 
 def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
@@ -194,8 +199,8 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
         CompileFields(
             execution_provider=target.ep.name,
             device=target.device,
-            # Of a file its name only: its content is an input, and where it lies is no part of a key.
-            provider_options={name: Path(value).name if name in named else value for name, value in options.items()},
+            # Files are an input, by content: what they are called and where they lie is no part of a key.
+            provider_options={name: value for name, value in options.items() if name not in named},
             embed_context=section.embed_context if section else False,
             compiler=section.compiler if section else "ort",
         )
@@ -235,12 +240,12 @@ def option_files(asked: Asked, target: Target) -> Source | None:
         path = resolve_path(asked.base, section.provider_options[name])
         if not path.is_file():
             raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
-        files.append(SourceFile(f"{name}/{Path(path).name}", path))
+        files.append(SourceFile(f"{name}/{name}{path.suffix}", path))
     return Source("provider option files", kinds.OPTION_FILES, tuple(files)) if files else None
 
 
 def validate_config(
-    asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip
+    asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip, *, has_data: bool
 ) -> ValidateConfig | Skip:
     wanted, section = asked.recipe.validation, asked.recipe.compile
     if not wanted.enabled:
@@ -248,7 +253,7 @@ def validate_config(
     if section is not None and not section.validation:
         return Skip("compile.validate is false")
     bound = MINIMUM_COSINE.get(precision, 0.0) if wanted.min_cosine is None else wanted.min_cosine
-    fields = ValidateFields(bound, wanted.samples, wanted.seed)
+    fields = ValidateFields(bound, wanted.samples, None if has_data else wanted.seed)
     if isinstance(compiled, Skip):
         # A model that is not compiled runs on the CPU as it is; compiling it on load for another target is not our
         # result.

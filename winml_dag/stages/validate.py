@@ -62,12 +62,12 @@ class ValidateFields:
     Attributes:
         min_cosine: an output whose cosine to the reference's is below fails.
         samples: how many inputs to run; of a ``data`` input the last ones, since calibration took the first.
-        seed: of random inputs, which are used when there is no ``data`` input.
+        seed: of random inputs, which are used when there is no ``data`` input; None when there is.
     """
 
     min_cosine: float
     samples: int = 3
-    seed: int = 0
+    seed: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _samples(fields: ValidateFields, workspace: Workspace, inputs: tuple[InputSp
     from winml_dag.stages.samples import random_samples, read_samples
 
     if not workspace.has("data"):
-        return random_samples(inputs, fields.samples, fields.seed, "uniform")
+        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform")
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
     return read_samples(workspace.inputs["data"], inputs, processor).last(fields.samples)
 

@@ -17,17 +17,21 @@ class FlagInfo:
     Attributes:
         description: what it does, for people.
         form_depends_on_domain: what it makes depends on ``OptimizeTarget.standard_domain_only``.
+        always_on: setting it changes nothing.
     """
 
     description: str
     form_depends_on_domain: bool = False
+    always_on: bool = False
 
 
 # In the order in which they are applied: the value clean-ups first, and the merging of reshapes after everything that
 # inserts some.
 FLAGS: Mapping[str, FlagInfo] = MappingProxyType(
     {
-        "constant_folding": FlagInfo("Compute what depends on constants only. Always on; setting it changes nothing."),
+        "constant_folding": FlagInfo(
+            "Compute what depends on constants only. Always on; setting it changes nothing.", always_on=True
+        ),
         "clamp_constant_values": FlagInfo(
             "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50."
         ),
