@@ -1,11 +1,11 @@
 """Plans that still stand: the graph that a request led to the last time, as long as nothing that had a say in it has
 changed.
 
-Reading a recipe, resolving it and declaring the stages takes twice as long as checking that all is up to date, most
-of it imports. So the resulting graph is kept in the index, together with evidence: the content of every file and the
-names in every folder that was looked at, the versions of all installed packages, and the state of this program's own
-code. If any of that differs, the graph is made anew. It only ever stands for itself: what runs is decided from it
-afresh each time.
+Reading a recipe, resolving it and declaring the stages takes twice as long as checking that all is up to date, most of
+it imports. So the resulting graph is kept in the index, together with evidence: the content of every file and the names
+in every folder that was looked at, where links lead, the versions of all installed packages, and the state of this
+program's own code. If any of that differs, the graph is made anew. It only ever stands for itself: what runs is decided
+from it afresh each time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,9 @@ def recall(request: Request, store: LocalStore) -> BuildGraph | None:
     try:
         if noted["surroundings"] != _surroundings():
             return None
+        places: Any = noted["places"]
+        if _places(map(Path, places)) != places:
+            return None
         evidence: Any = noted["evidence"]
         if _evidence([Path(path) for path in evidence], store) != evidence:
             return None
@@ -67,9 +70,13 @@ def note(request: Request, planned: BuildGraph, store: LocalStore, began_ns: int
     """
     recipe = [request.recipe] if isinstance(request.recipe, Path) else []
     files = [file.path for source in planned.graph.sources.values() for file in source.files]
-    looked_at = [Path(os.path.abspath(path)) for path in (*recipe, *files, *planned.looked_at)]  # noqa: PTH100
+    # ".." stays: behind a link it leads elsewhere than the text says.
+    looked_at = [path.absolute() for path in (*recipe, *files, *planned.looked_at)]
+    # The settings of a build name its files as seen from the output folder, with links followed.
+    folders = {planned.summary.output_dir.absolute(), *(path.parent for path in looked_at)}
     value: dict[str, JsonValue] = {
         "surroundings": _surroundings(),
+        "places": _places(folders),
         "evidence": _evidence(looked_at, store),
         "plan": _plan(planned),
     }
@@ -123,6 +130,11 @@ def _evidence(paths: list[Path], store: LocalStore) -> dict[str, str]:
     files = [path for path in paths if path.is_file()]
     digests = dict(zip(map(str, files), store.fingerprints.entries([(path, path.name) for path in files]), strict=True))
     return {str(path): digests[str(path)].digest if str(path) in digests else _names_in(path) for path in paths}
+
+
+def _places(folders: Iterable[Path]) -> dict[str, JsonValue]:
+    """Where each folder really is."""
+    return {str(folder): os.path.realpath(folder) for folder in folders}
 
 
 def _names_in(folder: Path) -> str:

@@ -43,6 +43,22 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     return LocalStore(tmp_path / "cache")
 
 
+LinkFolder = Callable[[Path, Path], None]
+
+
+@pytest.fixture
+def link() -> LinkFolder:
+    """Makes a link to a folder."""
+
+    def make(at: Path, to: Path) -> None:
+        try:
+            at.symlink_to(to, target_is_directory=True)
+        except OSError:
+            pytest.skip("links need a permission here")
+
+    return make
+
+
 REQUEST = Request(Path("recipe.yaml"), Overrides(), Path("out"))
 
 
@@ -192,6 +208,37 @@ def test_an_onnx_model_that_gets_other_external_data_ends_it(store: LocalStore, 
     assert standing.recall(request, store) is None
     (tmp_path / "m.data").unlink()
     assert standing.recall(request, store) is None
+
+
+def test_an_edit_behind_a_link_and_back_up_ends_it(store: LocalStore, tmp_path: Path, link: LinkFolder) -> None:
+    """``link/../model`` lies beside the folder that the link leads to, not beside the link."""
+    project = tmp_path / "project"
+    (project / "recipes").mkdir(parents=True)
+    for name in ("model", "data"):
+        (tmp_path / name).rename(project / name)
+    (project / "recipes" / "recipe.yaml").write_text(
+        RECIPE.replace(": model", ": ../model").replace("data}", "../data}")
+    )
+    link(tmp_path / "link", project / "recipes")
+    request = Request(Path("link/recipe.yaml"), Overrides(), Path("out"))
+    plan_request(request, store, download=False)
+    assert standing.recall(request, store) is not None
+    edit_weights(project)
+    assert standing.recall(request, store) is None
+
+
+def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
+    store: LocalStore, tmp_path: Path, link: LinkFolder
+) -> None:
+    """The settings that are written there name the model as seen from there."""
+    (tmp_path / "near").mkdir()
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    link(tmp_path / "out", tmp_path / "near")
+    plan_request(REQUEST, store, download=False)
+    assert standing.recall(REQUEST, store) is not None
+    (tmp_path / "out").unlink()
+    link(tmp_path / "out", tmp_path / "far" / "away")
+    assert plan_request(REQUEST, store, download=False).summary.settings["model"] == "../../model"
 
 
 def test_what_has_not_come_to_rest_is_not_kept(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
