@@ -7,6 +7,7 @@ result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a1
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
@@ -91,4 +92,4 @@ def _recipe(config: Config | None) -> Path | LoadedRecipe | None:
     if isinstance(config, str):
         return Path(config)
     name = "config"
-    return LoadedRecipe(Path.cwd() / name, parse_recipe(json.dumps(config), name, "json"), "json")
+    return LoadedRecipe(Path.cwd() / name, parse_recipe(json.dumps(config, default=os.fspath), name, "json"), "json")

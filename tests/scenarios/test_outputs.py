@@ -121,12 +121,16 @@ def test_the_written_settings_give_the_same_build(project: Project) -> None:
 def test_python_and_command_line_write_the_same(project: Project) -> None:
     """And each finds what the other has made."""
     script = """
+from pathlib import Path
 from winml_dag import build_hf_model
 result = build_hf_model("model", "python-out", config="recipe.yaml")
 assert [view.stage for view in result.stages if view.status == "ran"] == [], result
 again = build_hf_model("model", "python-out", config={"loader": {"task": "text-classification"}, "ep": "qnn",
                        "precision": "w8a8", "quant": {"samples": 8}}, force_rebuild=True)
 assert len([view.stage for view in again.stages if view.status == "ran"]) == 7, again
+given = build_hf_model(None, "python-out", config={"model": Path("model"), "loader": {"task": "text-classification"},
+                       "ep": "qnn", "precision": "w8a8", "quant": {"samples": 8}})
+assert [view.stage for view in given.stages if view.status == "ran"] == [], given
 """
     finished = subprocess.run(
         [sys.executable, "-c", script],
