@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +195,9 @@ def test_a_quantized_model_is_not_quantized_again(shell: Shell, arguments: tuple
         (("--ep", "vitisai", "--compile", "--no-quant"), ("VitisAIExecutionProvider", "not installed")),
         (("--ep", "dml", "--device", "npu"), ("npu",)),
         (("--bogus",), ("--bogus",)),
+        (("-p", ""), ("--precision", "empty")),
+        (("-c", ""), ("--config", "empty")),
+        (("-o", ""), ("--output-dir", "empty")),
     ],
 )
 def test_options_that_cannot_be(shell: Shell, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -222,6 +227,14 @@ def test_recipes_that_cannot_be(shell: Shell, fields: dict[str, object], words: 
         assert word in said
 
 
+def test_random_weights_are_for_a_model_that_is_exported(shell: Shell) -> None:
+    recipe = shell.recipe(loader={"task": "text-classification", "model_type": "bert"}, export=None)
+    code, said = shell("plan", "-c", recipe, "--random-weights", "-o", "out")
+    assert code == 2
+    assert "export is null" in said
+    assert "random weights" in said
+
+
 def test_every_mistake_in_a_recipe_is_told_at_once(shell: Shell) -> None:
     recipe = shell.recipe(quant={"sampels": 3, "mode": "banana"}, loader={"taks": "x"})
     code, said = shell("build", "-c", recipe, "-o", "out")
@@ -247,6 +260,20 @@ def test_an_unknown_stage_and_an_unknown_command(shell: Shell) -> None:
     assert "'build'" in said
 
 
+def test_a_cache_that_is_not_to_be_cleared_after_all(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
+    assert run(["cache", "clear", "--cache-dir", str(shell.folder / "cache")]) == 0
+    output = capsys.readouterr()
+    assert "Nothing was removed" in output.out
+    assert "Interrupted" not in output.err
+
+
+def test_a_cache_folder_without_a_name() -> None:
+    assert run(["cache", "info", "--cache-dir", ""]) == 2
+
+
 def test_an_output_folder_that_is_a_file(shell: Shell) -> None:
     float_model(shell.folder / "model.onnx")
     (shell.folder / "out").write_text("mine", encoding="utf-8")
@@ -254,6 +281,32 @@ def test_an_output_folder_that_is_a_file(shell: Shell) -> None:
     assert code == 1
     assert "out is a file" in said
     assert (shell.folder / "out").read_text(encoding="utf-8") == "mine"
+
+
+def test_an_output_folder_with_a_name_that_no_folder_can_have(shell: Shell) -> None:
+    float_model(shell.folder / "model.onnx")
+    code, said = shell("build", "--onnx", "model.onnx", "-o", "x" * 5000)
+    assert code == 1
+    assert "cannot be the output folder" in said
+
+
+def test_a_build_without_stdout(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    float_model(shell.folder / "model.onnx")
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(["build", "--onnx", "model.onnx", "-o", "out", "--cache-dir", "cache"]) == 0
+    assert (shell.folder / "out" / "model.onnx").is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_goes_to_a_full_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    float_model(shell.folder / "model.onnx")
+    full = open("/dev/full", "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - closing it fails as well
+    monkeypatch.setattr(sys, "stdout", full)
+    code, said = shell("plan", "--onnx", "model.onnx", "-o", "out")
+    with suppress(OSError):
+        full.close()
+    assert code == 1
+    assert "No space left" in said
 
 
 def test_a_file_of_somebody_elses_in_the_way_is_not_overwritten(shell: Shell) -> None:

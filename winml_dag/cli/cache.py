@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.options import format_option
+from winml_dag.cli.options import FILE, format_option
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
 
-_cache_dir = click.option(
-    "--cache-dir", type=click.Path(path_type=Path), help="The cache folder [WINML_DAG_CACHE_DIR]."
-)
+_cache_dir = click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
 
 
 @click.group(name="cache")
@@ -79,8 +77,9 @@ def clear(cache_dir: Path | None, yes: bool) -> int:
     from winml_dag.store import upkeep
 
     store = _store(cache_dir)
-    if not yes:
-        click.confirm(f"Remove everything in {store.folder}?", abort=True)
+    if not yes and not click.confirm(f"Remove everything in {store.folder}?"):
+        click.echo("Nothing was removed.")
+        return 0
     cleared = upkeep.clear(store)
     shutil.rmtree(store.folder / FAILURES, ignore_errors=True)
     click.echo(f"Removed {cleared.records} records and {cleared.blobs} blobs, {_bytes(cleared.freed_bytes)}.")

@@ -90,9 +90,10 @@ def run(arguments: list[str] | None = None) -> int:
     except WinmlDagError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
-    except BrokenPipeError:  # the reader of our output has gone, as in `winml-dag plan | head`
-        sys.stderr.close()
-        return 0
+    except OSError as error:  # such as a full disk where stdout goes: what we read and write has its own sentences
+        what = error.strerror or str(error)
+        click.echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
+        return WinmlDagError.exit_code
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

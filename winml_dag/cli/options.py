@@ -17,19 +17,38 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FILE = click.Path(path_type=Path)
+
+class _NotEmpty(click.ParamType[Any]):
+    """What is empty is a variable that a script has not set: it means neither a default nor the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _Text(_NotEmpty, click.types.StringParamType):
+    pass
+
+
+class _Path(_NotEmpty, click.Path):
+    pass
+
+
+_TEXT = _Text()
+FILE = _Path(path_type=Path)
 
 _OPTIONS = (
-    click.option("-c", "--config", "recipe", type=_FILE, help="The recipe: JSON or YAML; winml-cli's configs work."),
-    click.option("-m", "--model", help="A hub id, a model folder or an .onnx file."),
-    click.option("--onnx", type=_FILE, help="A model that is ONNX already."),
-    click.option("-o", "--output-dir", type=_FILE, help="Where the result goes."),
+    click.option("-c", "--config", "recipe", type=FILE, help="The recipe: JSON or YAML; winml-cli's configs work."),
+    click.option("-m", "--model", type=_TEXT, help="A hub id, a model folder or an .onnx file."),
+    click.option("--onnx", type=FILE, help="A model that is ONNX already."),
+    click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
     click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
-    click.option("--cache-dir", type=_FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."),
-    click.option("-t", "--task", help="What the model is for, such as text-classification."),
-    click.option("--ep", help="Execution provider: qnn, cpu, openvino, ..."),
-    click.option("-d", "--device", help="npu, gpu, cpu or auto; an execution provider's name works too."),
-    click.option("-p", "--precision", help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),
+    click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."),
+    click.option("-t", "--task", type=_TEXT, help="What the model is for, such as text-classification."),
+    click.option("--ep", type=_TEXT, help="Execution provider: qnn, cpu, openvino, ..."),
+    click.option("-d", "--device", type=_TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too."),
+    click.option("-p", "--precision", type=_TEXT, help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),
     click.option("--quant/--no-quant", default=None, help="Quantize, whatever the recipe says."),
     click.option("--compile/--no-compile", default=None, help="Compile, whatever the recipe says."),
     click.option("--optimize/--no-optimize", default=None, help="Optimize, whatever the recipe says."),

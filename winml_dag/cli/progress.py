@@ -24,7 +24,7 @@ def progress(*, quiet: bool, to_stderr: bool) -> Iterator[Observer]:
     stream = sys.stderr if to_stderr else sys.stdout
     if quiet:
         yield Silent()
-    elif stream.isatty():
+    elif stream is not None and stream.isatty():  # None when it is closed, or for a program without a console
         table = LiveTable(to_stderr=to_stderr)
         try:
             yield table

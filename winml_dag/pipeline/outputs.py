@@ -108,9 +108,17 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def refuse_file(folder: Path) -> None:
-    """Raise StoreError when there is a file where the output folder, or a folder that it lies in, should be."""
+    """Raise StoreError when there is a file where the output folder, or a folder that it lies in, should be, or when
+    the system can have no such folder (a name that is too long).
+    """
     for path in (folder, *folder.parents):
-        if path.exists():
+        try:
+            there = path.exists()
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be the output folder: {error.strerror}.", advice="Choose another folder with -o."
+            ) from error
+        if there:
             if not path.is_dir():
                 raise StoreError(f"{path} is a file, not a folder.", advice="Choose another folder with -o.")
             return

@@ -152,6 +152,11 @@ def _find_model(asked: Asked, download: bool) -> Model:
 
 
 def _random_model(asked: Asked, name: str | None) -> Model:
+    if asked.recipe.export is None:
+        raise RecipeError(
+            "export is null, which means that the model is ONNX already, but random weights are for a model that is "
+            "exported."
+        )
     model_type = asked.recipe.loader.model_type
     if model_type is None:
         raise RecipeError(
