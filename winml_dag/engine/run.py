@@ -21,7 +21,7 @@ from winml_dag.engine.execute import LOG_FILE, Executor, Job, Outcome, log_tail
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node, Source
-from winml_dag.errors import InputError, WinmlDagError
+from winml_dag.errors import InputError, Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
 from winml_dag.store.files import in_words
@@ -68,14 +68,37 @@ class Runner:
         self._timeout = timeout_seconds
         self._numbers = itertools.count()
         self._stopped = threading.Event()
+        self._active = 0
+        self._changed = threading.Condition()
 
     def stop(self) -> None:
-        """End everything that runs or waits, now, and run nothing more."""
+        """End everything that runs or waits, run nothing more, and return when nothing touches the scratch folder.
+
+        The thread pool cannot be asked: an interrupt that hits it while it starts a thread makes it forget that thread.
+        """
         self._stopped.set()
         self._executor.stop()
+        with self._changed:
+            self._changed.wait_for(lambda: self._active == 0)
 
     def run(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult | Reuse | Damaged:
-        """Do what was decided with the artifacts by slot. Reuse means: somebody else did it while we waited."""
+        """Do what was decided with the artifacts by slot. Reuse means: somebody else did it while we waited.
+
+        Raises:
+            Interrupted: after :meth:`stop`.
+        """
+        with self._changed:
+            if self._stopped.is_set():
+                raise Interrupted("Stopped.")
+            self._active += 1
+        try:
+            return self._run_claimed(node, decision, inputs)
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
+
+    def _run_claimed(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult | Reuse | Damaged:
         with self._store.claim(decision.key, self._stopped.is_set):
             if not self._rebuild and (record := self._made_meanwhile(decision.key)):
                 return Reuse(record, reason.found(record.made_at))
