@@ -46,7 +46,8 @@ class OutputFolder:
         for name in names:
             if name not in self._owned and os.path.lexists(self._folder / name):
                 raise UsageError(
-                    f"{self._folder / name} is in the way: no earlier build made it, so it is not overwritten.",
+                    f"{self._folder / name} is in the way: no {MANIFEST} beside it says that a build made it, so it is "
+                    "not overwritten.",
                     advice="Move it, or choose another folder with -o.",
                 )
 
