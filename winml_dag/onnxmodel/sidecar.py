@@ -6,14 +6,10 @@ anything is opened.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePosixPath
 
 from winml_dag.errors import InputError
-
-# Names that Windows gives to devices, with any extension: opening one never opens a file.
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
-_FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\]')
+from winml_dag.names import is_safe_part
 
 
 def sidecar_name(model: Path, location: str) -> str:
@@ -23,8 +19,7 @@ def sidecar_name(model: Path, location: str) -> str:
         InputError: when it is absolute, leaves the model's folder or means a device.
     """
     parts = PurePosixPath(location).parts
-    unsafe = any(p in ("..", "/", "//") or p[-1] in ". " or _FORBIDDEN.search(p) or _DEVICE.fullmatch(p) for p in parts)
-    if unsafe or not parts:
+    if not parts or not all(map(is_safe_part, parts)):
         raise InputError(
             f"{model} refers to the file {location!r}, which is not a plain name inside the model's own folder.",
             advice="Only use models from a source you trust; save it again with its data beside it.",

@@ -14,11 +14,7 @@ from functools import cached_property
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
-
-# Names that Windows gives to devices, with any extension: opening one never opens a file.
-_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
-# Lone surrogates stand for bytes that are no text: such a name has no UTF-8, and so no digest.
-_FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\\ud800-\udfff]')
+from winml_dag.names import is_safe_part
 
 
 def check_name(name: str) -> str:
@@ -30,10 +26,8 @@ def check_name(name: str) -> str:
     Raises:
         StoreError: naming the offender.
     """
-    parts = name.split("/")
-    for part in parts:
-        if part in ("", ".", "..") or part[-1] in ". " or _FORBIDDEN.search(part) or _DEVICE.fullmatch(part):
-            raise StoreError(f"{name!r} is not a safe file name inside an artifact.")
+    if not all(map(is_safe_part, name.split("/"))):
+        raise StoreError(f"{name!r} is not a safe file name inside an artifact.")
     return name
 
 
