@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
-from winml_dag.cli.report import print_json, print_result
-from winml_dag.errors import StageError, WinmlDagError
+from winml_dag.cli.report import errors_as_json, print_json, print_result
+from winml_dag.errors import StageError
 
 
 @click.command(name="build")
@@ -38,12 +38,8 @@ def command(
     winml-dag build -c recipe.yaml -o out
     winml-dag build --onnx model.onnx --device qnn --precision w8a16 -o out
     """
-    try:
+    with errors_as_json(format_):
         return _build(jobs or os.cpu_count() or 1, keep_going, stage_timeout, verbose, quiet, rebuild, format_, options)
-    except WinmlDagError as error:
-        if format_ == "json":
-            print_json([], 0.0, error=str(error))
-        raise
 
 
 def _build(

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
-from winml_dag.cli.report import counts, print_json, stage_line
-from winml_dag.errors import WinmlDagError
+from winml_dag.cli.report import counts, errors_as_json, print_json, stage_line
 
 
 @click.command(name="plan")
@@ -20,12 +19,8 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan
 
-    try:
+    with errors_as_json(format_):
         result = plan(*planned_build(options), rebuild=rebuild)
-    except WinmlDagError as error:
-        if format_ == "json":
-            print_json([], 0.0, error=str(error))
-        raise
     if format_ == "json":
         print_json([result], result.elapsed_seconds)
         return 0

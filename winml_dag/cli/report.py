@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
+from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildResult, StageView
@@ -25,6 +27,17 @@ def print_json(results: Sequence[BuildResult], elapsed_seconds: float, *, error:
     if error:
         value["error"] = error
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def errors_as_json(format_: str) -> Iterator[None]:
+    """With the format json, an error too is the one object on stdout; its sentence still goes to stderr."""
+    try:
+        yield
+    except WinmlDagError as error:
+        if format_ == "json":
+            print_json([], 0.0, error=str(error))
+        raise
 
 
 def _build_json(result: BuildResult) -> JsonObject:
@@ -103,7 +116,7 @@ def stage_line(view: StageView, width: int) -> str:
     """One stage in a plan: ``optimize.0  would run  ~1.2 s  first build``."""
     seconds = view.elapsed_seconds
     time = "" if view.status is not Status.RAN or seconds is None else f"~{seconds:.1f} s"
-    return f"{view.id:<{width}}  {_FORESEEN[view.status]:<9}  {time:>8}  {view.reason}"
+    return f"{view.id:<{width}}  {FORESEEN[view.status]:<9}  {time:>8}  {view.reason}"
 
 
-_FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "left out", Status.FAILED: "failed"}
+FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "left out", Status.FAILED: "failed"}

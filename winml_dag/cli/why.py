@@ -36,9 +36,9 @@ def _named(result: BuildResult, name: str) -> list[StageView]:
 
 
 def _explain(view: StageView) -> None:
-    from winml_dag.cli.report import _FORESEEN
+    from winml_dag.cli.report import FORESEEN
 
-    click.echo(f"{view.id}: {_FORESEEN[view.status]}")
+    click.echo(f"{view.id}: {FORESEEN[view.status]}")
     changes = () if view.result is None else view.result.reason.changes
     if changes and view.result is not None and view.result.reason.kind == "changed":
         for change in changes:
