@@ -106,13 +106,14 @@ class Project:
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._finished(self.command(*arguments))
+
+    def python(self, script: str) -> subprocess.CompletedProcess[str]:
+        return self._finished([sys.executable, "-c", script])
+
+    def _finished(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
+            command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, check=False
         )
 
     def build(self, *arguments: str, recipe: str = "recipe.yaml", out: str = "out") -> Result:

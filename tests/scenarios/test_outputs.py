@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,14 +130,7 @@ given = build_hf_model(None, "python-out", config={"model": Path("model"), "load
                        "ep": "qnn", "precision": "w8a8", "quant": {"samples": 8}})
 assert [view.stage for view in given.stages if view.status == "ran"] == [], given
 """
-    finished = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=project.folder,
-        env=project.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = project.python(script)
     assert finished.returncode == 0, finished.stderr
     here, there = project.contents(), project.contents("python-out")
     assert here.keys() == there.keys()
@@ -197,14 +188,7 @@ for arguments in (["--help"], ["plan", "-c", "recipe.yaml", "-o", "out"], ["buil
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich"} & set(sys.modules)
 assert not heavy, heavy
 """
-    finished = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=project.folder,
-        env=project.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = project.python(script)
     assert finished.returncode == 0, finished.stderr
 
 
