@@ -28,8 +28,11 @@ class Graph:
     makers: Mapping[str, Node]
 
     @classmethod
-    def of(cls, nodes: Iterable[Node], sources: Iterable[Source] = ()) -> Graph:
-        """Check and order *nodes*.
+    def of(
+        cls, nodes: Iterable[Node], sources: Iterable[Source] = (), given: Mapping[str, str] | None = None
+    ) -> Graph:
+        """Check and order *nodes*. *given*: kind by name of artifacts that are known from elsewhere, so that a part of
+        a graph is a graph too.
 
         Raises:
             UsageError: for two nodes of one id, two sources of one name, two makers of one artifact, an input that
@@ -39,7 +42,7 @@ class Graph:
         source_by_name = _by_name(sources)
         makers = _makers(by_id.values(), source_by_name)
         for node in by_id.values():
-            _check_inputs(node, makers, source_by_name)
+            _check_inputs(node, makers, source_by_name, given or {})
         return cls(_ordered(by_id, makers), source_by_name, makers)
 
     def node(self, node_id: str) -> Node:
@@ -104,7 +107,9 @@ def _makers(nodes: Iterable[Node], sources: Mapping[str, Source]) -> dict[str, N
     return makers
 
 
-def _check_inputs(node: Node, makers: Mapping[str, Node], sources: Mapping[str, Source]) -> None:
+def _check_inputs(
+    node: Node, makers: Mapping[str, Node], sources: Mapping[str, Source], given: Mapping[str, str]
+) -> None:
     slots = node.stage.inputs
     if unknown := node.inputs.keys() - slots.keys():
         raise UsageError(f"Stage {node.id!r} has no input {', '.join(sorted(unknown))!r}.")
@@ -114,9 +119,11 @@ def _check_inputs(node: Node, makers: Mapping[str, Node], sources: Mapping[str, 
             if declared.required:
                 raise UsageError(f"Stage {node.id!r} needs an input {slot!r}.")
             continue
-        if name not in makers and name not in sources:
+        if name not in makers and name not in sources and name not in given:
             raise UsageError(f"Stage {node.id!r} reads {name!r}, which no stage makes and which is not a source.")
-        kind = _kind(name, makers, sources)
+        if declared.accepts is None:
+            continue
+        kind = given[name] if name in given else _kind(name, makers, sources)
         if kind not in declared.accepts:
             because = declared.refusals.get(kind, f"it takes: {', '.join(sorted(declared.accepts))}")
             raise UsageError(f"{node.stage.name} cannot take {name!r} ({kind}): {because}.")

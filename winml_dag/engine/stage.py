@@ -19,9 +19,11 @@ DEFAULT_TIMEOUT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class InputSlot:
-    """An input that a stage declares: the kinds of artifact it takes, and why it refuses others (shown to the user)."""
+    """An input that a stage declares: the kinds of artifact it takes (None: any), and why it refuses others (shown to
+    the user).
+    """
 
-    accepts: frozenset[str]
+    accepts: frozenset[str] | None
     required: bool = True
     refusals: Mapping[str, str] = field(default_factory=dict)
 
@@ -40,6 +42,8 @@ class Stage:
         outputs: kind of artifact by slot name.
         packages: distributions whose version shapes the bytes; part of the key.
         timeout_seconds: after which the whole process group is ended.
+        works_in_place: it runs in the folder of its node and reads the user's files where they lie, as people expect of
+            a command of their own; any other stage gets private copies and sees no folder but its scratch folder.
     """
 
     name: str
@@ -50,6 +54,19 @@ class Stage:
     outputs: Mapping[str, str]
     packages: tuple[str, ...] = ()
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    works_in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program that does the work of a node, in place of a Python function.
+
+    ``arguments`` have the placeholders ``{inputs.SLOT}``, ``{outputs.SLOT}`` and ``{config.NAME}``; ``environment`` is
+    what the program gets besides the documented minimum. Both are also in the config of the node, and so in its key.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,11 @@ class Node:
         outputs: artifact name by slot; by default ``<id>.<slot>``.
         kinds: kind by output slot where it differs from the declaration.
         toolchain: versions and fingerprints by name; part of the key.
+        command: what to run in place of ``stage.work``.
+        folder: the user's folder that ``paths`` start from; outputs are put there as soon as they are known. No part of
+            the key. None for a stage whose outputs stay in the cache until the whole build is put together.
+        paths: by output slot the file (``build/notes.txt``) or folder (``build/model/``) that it is, as declared; part
+            of the key by way of the config.
     """
 
     id: str
@@ -73,6 +95,9 @@ class Node:
     outputs: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    command: Command | None = None
+    folder: Path | None = None
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     def output(self, slot: str) -> str:
         """The graph-wide name of what this node puts out in *slot*."""

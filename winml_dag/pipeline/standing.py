@@ -188,7 +188,7 @@ def _graph(plan: Any) -> BuildGraph:
 
 def _stage_json(stage: Stage) -> dict[str, JsonValue]:
     inputs = {
-        slot: {"accepts": sorted(declared.accepts), "required": declared.required, "refusals": declared.refusals}
+        slot: {"accepts": sorted(declared.accepts or ()), "required": declared.required, "refusals": declared.refusals}
         for slot, declared in stage.inputs.items()
     }
     return {**asdict(stage), "inputs": inputs, "packages": list(stage.packages)}
