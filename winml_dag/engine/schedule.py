@@ -6,10 +6,9 @@ nodes decidable. Then places are filled with what must run. Then we wait for the
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from winml_dag.engine import reason
@@ -18,6 +17,7 @@ from winml_dag.engine.events import Observer, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
+from winml_dag.engine.places import first_ended, places
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
@@ -77,13 +77,8 @@ class Scheduler:
         Raises:
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
-        with ThreadPoolExecutor(self._options.jobs, thread_name_prefix="stage") as pool:
-            try:
-                self._loop(pool)
-            except BaseException:
-                self._runner.stop()
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        with places(self._options.jobs, self._runner) as pool:
+            self._loop(pool)
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
     def _loop(self, pool: ThreadPoolExecutor) -> None:
@@ -92,15 +87,10 @@ class Scheduler:
             while self._to_run and len(self._running) < self._options.jobs:
                 node, decision = self._to_run.popleft()
                 self._start(pool, node, decision)
-            for future in self._wait():
+            for future in first_ended(self._running):
                 self._take(*self._running.pop(future), future.result())
             self._decide_ready()
         self._close()
-
-    def _wait(self) -> Iterable[Future[StageResult | Reuse | Damaged]]:
-        # Windows cannot interrupt a wait without end, so Ctrl-C would be heard only after the stage.
-        timeout = 0.2 if os.name == "nt" else None
-        return wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED).done
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
