@@ -16,6 +16,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,8 +61,9 @@ class Blobs:
     def adopt(self, path: Path, function: DigestFunction) -> FileEntry:
         """Move the file at *path* into the store and return its digest and size, under its own name.
 
-        Idempotent: when the bytes are here already, and are found sound by reading them, *path* is only removed; a
-        damaged blob is replaced. A file with other hard links is copied, so that no inode is shared with its owner.
+        Idempotent: when the bytes are here already, and are found sound by reading them, *path* is only removed, and
+        the blob counts as stored just now; a damaged blob is replaced. A file with other hard links is copied, so that
+        no inode is shared with its owner.
 
         Raises:
             OSError: as moving and reading do.
@@ -181,7 +183,7 @@ class Blobs:
 
     def _move_in(self, path: Path, digest: str) -> None:
         blob = self.path(digest)
-        if _exists(blob) and self.is_sound(digest):
+        if _exists(blob) and self.is_sound(digest) and _keep(blob):
             _remove(path)
             return
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -215,6 +217,18 @@ class Blobs:
 def _stamp(path: Path) -> None:
     os.utime(path, ns=(STAMP_NS, STAMP_NS))
     path.chmod(0o444)
+
+
+def _keep(blob: Path) -> bool:
+    """Have a blob that was found here count as stored just now, so that nobody removes it as one that no record needs
+    before its new record is written. False when that cannot be said of it: it has just gone, or is another user's.
+    """
+    try:
+        # Every time but the stamp: the access time can still be read when a rename has changed the change time.
+        os.utime(blob, ns=(time.time_ns(), STAMP_NS))
+    except (FileNotFoundError, PermissionError):
+        return False
+    return True
 
 
 def _exists(path: Path) -> bool:

@@ -1,12 +1,14 @@
 """Locks between processes and threads, by name; the operating system lets go of them when their owner dies.
 
-A lock file stays when its lock is released. Were it removed, a process that had already opened the old file and one
-that makes a new file of the same name could both believe they hold the lock. Left over is one empty file for each key
-that ever ran here; clearing the cache leaves them too, for the same reason.
+A lock file stays when its lock is released, so there is one for each key that ever ran here, until
+:meth:`Locks.remove_free` takes those away that nobody holds. It may: who has opened a file that is removed before the
+lock on it is gained sees that it has no name any more and begins anew (filelock checks that), so two that
+hold locks on two files of one name cannot be. Windows removes no file that anybody has open.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -93,10 +95,24 @@ class Locks:
                         raise StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
             yield
 
-    def discard(self, name: str) -> None:
-        """Remove the file of a name that will never be used again."""
-        with suppress(OSError):
+    def remove_free(self) -> int:
+        """Remove the files of all locks that nobody holds; returns how many."""
+        count = 0
+        for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            with self.try_hold(file.stem) as free:
+                # While it is held: whoever gains it after us must find the file without a name.
+                gone = free and os.name != "nt" and self.discard(file.stem)
+            # On Windows only now, when it is not open here; it stays if it is open elsewhere.
+            count += gone or (free and os.name == "nt" and self.discard(file.stem))
+        return count
+
+    def discard(self, name: str) -> bool:
+        """Remove the file of a name; False when that is not possible."""
+        try:
             (self._folder / f"{name}{_SUFFIX}").unlink()
+        except OSError:
+            return False
+        return True
 
     def _lock(self, name: str) -> BaseFileLock:
         # Imported here: it costs 40 ms, and plans and reports lock nothing.

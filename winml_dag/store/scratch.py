@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from winml_dag.store.files import in_words, remove_tree
 from winml_dag.store.locks import Locks
+
+# Seconds since 1970, then something of one's own.
+_NAME = re.compile(r"[0-9a-f]{14}")
+# The time in a name is cut to seconds, and times of files are behind the clock by up to 2 s (FAT).
+_SLACK_SECONDS = 3
 
 
 class Scratch:
@@ -29,7 +36,7 @@ class Scratch:
             StoreError: when it cannot be made.
         """
         # Short: paths below it grow, and Windows ends at 260 characters.
-        name = secrets.token_hex(4)
+        name = f"{int(time.time()):08x}{secrets.token_hex(3)}"
         root = self.folder / name
         self.sweep()
         # The lock before the folder: a sweeper never sees a living folder without its lock.
@@ -45,11 +52,21 @@ class Scratch:
         if not root.exists():
             self._locks.discard(_lock_name(name))
 
+    def oldest_began(self) -> int | None:
+        """A time, in ns, before which the oldest of the living had not begun; None when nobody lives.
+
+        It is in the names of their folders: times of folders and of lock files change.
+        """
+        found = []
+        for root in _entries(self.folder):
+            with self._locks.try_hold(_lock_name(root.name)) as dead:
+                if not dead:
+                    found.append(_began(root.name))
+        return min(found, default=None)
+
     def sweep(self) -> None:
         """Remove what dead owners left."""
-        if not self.folder.is_dir():
-            return
-        for root in list(self.folder.iterdir()):
+        for root in _entries(self.folder):
             with self._locks.try_hold(_lock_name(root.name)) as dead:
                 if dead:
                     with suppress(OSError):
@@ -60,3 +77,17 @@ class Scratch:
 
 def _lock_name(name: str) -> str:
     return f"scratch-{name}"
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _began(name: str) -> int:
+    """0 for a name that tells nothing: then nothing is older than its owner."""
+    if not _NAME.fullmatch(name):
+        return 0
+    return (int(name[:8], 16) - _SLACK_SECONDS) * 10**9

@@ -208,3 +208,15 @@ def test_two_files_of_equal_bytes_are_one_blob(store, publish, tmp_path) -> None
 def test_a_digest_from_elsewhere_cannot_name_a_path(blobs) -> None:
     with pytest.raises(StoreError, match="not a digest"):
         blobs.path("xxh3-128:../../../../etc/passwd")
+
+
+def test_a_blob_that_is_found_here_counts_as_stored_just_now(blobs, tmp_path) -> None:
+    (tmp_path / "a").write_bytes(b"data")
+    blob = blobs.path(blobs.adopt(tmp_path / "a", "xxh3-128").digest)
+    before = blob.stat().st_ctime_ns
+    (tmp_path / "b").write_bytes(b"data")
+    while (tmp_path / "b").stat().st_mtime_ns <= before:  # the file system's clock goes in steps
+        (tmp_path / "b").touch()
+    blobs.adopt(tmp_path / "b", "xxh3-128")
+    assert blob.stat().st_ctime_ns > before
+    assert blob.stat().st_mtime_ns == STAMP_NS

@@ -114,3 +114,40 @@ def test_a_lock_folder_that_cannot_be_made_is_an_error_in_words(tmp_path) -> Non
     (tmp_path / "locks").write_text("a file")
     with pytest.raises(StoreError, match="a file is where a folder should be"), Locks(tmp_path / "locks").hold("x"):
         pass
+
+
+COUNT_UP = """
+import sys
+from pathlib import Path
+from winml_dag.store.local import LocalStore
+store, counter = LocalStore(Path(sys.argv[1])), Path(sys.argv[2])
+for _ in range(60):
+    with store.claim("0123456789"):
+        counter.write_text(str(int(counter.read_text()) + 1))
+"""
+
+
+def test_files_of_free_locks_can_be_removed_while_others_take_turns(store, tmp_path) -> None:
+    """Each turn reads a number and writes it plus one: two turns at once would lose one."""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    takers = [
+        subprocess.Popen([sys.executable, "-c", COUNT_UP, str(store.folder), str(counter)], stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    removed = 0
+    while any(taker.poll() is None for taker in takers):
+        removed += store.locks.remove_free()
+    assert [taker.communicate()[1] for taker in takers] == [b"", b""]
+    assert removed > 0
+    assert counter.read_text() == "120"
+
+
+def test_the_file_of_a_lock_that_is_held_stays(store, holder) -> None:
+    with store.claim(OTHER_KEY):
+        pass
+    assert store.locks.remove_free() >= 1
+    assert [file.stem for file in (store.folder / "locks").iterdir()] == [KEY]
+    assert not is_free(store, KEY)
+    holder.communicate("")
+    assert store.locks.remove_free() == 1
