@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from winml_dag.engine import reason
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.reason import Reason
+from winml_dag.store.artifact import Artifact
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import Store
 
@@ -29,10 +32,18 @@ class Run:
     estimate_seconds: float | None
 
 
-def decide(name: str, ingredients: Ingredients, store: Store, *, rebuild: bool = False) -> Reuse | Run:
+def decide(
+    name: str,
+    ingredients: Ingredients,
+    store: Store,
+    *,
+    inputs: Mapping[str, Artifact] = MappingProxyType({}),
+    rebuild: bool = False,
+) -> Reuse | Run:
     """Reuse the recorded result for *ingredients*, or say why it must run.
 
-    *name* is what the result is remembered under: a reason compares with what stood there before.
+    *name* is what the result is remembered under: a reason compares with what stood there before. *inputs* are the
+    artifacts by slot: with them a reason can name files.
     """
     key = cache_key(ingredients)
     record = store.record(key)
@@ -42,7 +53,7 @@ def decide(name: str, ingredients: Ingredients, store: Store, *, rebuild: bool =
     if rebuild:
         return Run(key, ingredients, reason.REBUILD, estimate)
     if record is None:
-        why = reason.FIRST_BUILD if last is None else reason.changed(last.ingredients, ingredients)
+        why = reason.FIRST_BUILD if last is None else reason.changed(last, ingredients, inputs)
         return Run(key, ingredients, why, estimate)
     if gone := store.missing(record.files()):
         return Run(key, ingredients, reason.lost(gone), estimate)

@@ -36,13 +36,14 @@ class Known:
 
     def ingredients(self, node: Node) -> Ingredients | None:
         """None as long as an input is not known."""
-        inputs: dict[str, str] = {}
-        for slot, name in node.inputs.items():
-            artifact = self.artifacts.get(name)
-            if artifact is None:
-                return None
-            inputs[slot] = artifact.digest
-        return ingredients_of(node, inputs)
+        inputs = self.inputs(node)
+        if len(inputs) < len(node.inputs):
+            return None
+        return ingredients_of(node, {slot: artifact.digest for slot, artifact in inputs.items()})
+
+    def inputs(self, node: Node) -> dict[str, Artifact]:
+        """The inputs of *node* that are known, by slot."""
+        return {slot: self.artifacts[name] for slot, name in node.inputs.items() if name in self.artifacts}
 
     def settle(self, node: Node, record: Record) -> None:
         self.records[node.id] = record

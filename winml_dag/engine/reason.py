@@ -4,28 +4,48 @@ manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from winml_dag.canonical import JsonValue, canonical_json, flatten
-from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import Ingredients
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.change import Change, changes_between, summed_up
+from winml_dag.engine.nearest import Nearest
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.record import Ingredients, Record
 
 
 @dataclass(frozen=True)
 class Reason:
-    """``kind`` is for programs, ``changes`` and ``text`` for people.
+    """``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
 
     Kinds: ``up to date``, ``found``, ``first build``, ``changed``, ``lost``, ``rebuild``, ``waits``, ``blocked``,
     ``stopped``.
+
+    Attributes:
+        changes: what differs from the last run under this name; of a stage that waits: what does so already.
+        names: the files that are lost, or the stages that the reason is about.
+        roots: of a stage that waits: those that run for a reason of their own.
+        nearest: a record of another name that is nearer than the last one of this. Roots and it are only looked for
+            where reasons are explained, not in a build.
     """
 
     kind: str
     text: str
-    changes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    names: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    nearest: Nearest | None = None
 
     def __str__(self) -> str:
         return self.text
+
+    def to_json(self) -> JsonObject:
+        """The text is ``reason``; all others are there when they say something."""
+        changes = {"changes": [change.to_json() for change in self.changes]} if self.changes else {}
+        names = {"names": list(self.names)} if self.names else {}
+        roots = {"roots": list(self.roots)} if self.roots else {}
+        nearest = {} if self.nearest is None else {"nearest": self.nearest.to_json()}
+        return {"reason": self.text, "kind": self.kind, **changes, **names, **roots, **nearest}
 
 
 UP_TO_DATE = Reason("up to date", "up to date")
@@ -37,60 +57,33 @@ def found(made_at: str) -> Reason:
     return Reason("found", f"found in the cache, made {made_at}" if made_at else "found in the cache")
 
 
-def changed(old: Ingredients, new: Ingredients) -> Reason:
-    """What differs between the last run under this name and this one."""
-    changes = tuple(differences(old, new))
+def changed(last: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> Reason:
+    """What differs between the last run under this name and this one, whose input artifacts are *inputs*."""
+    changes = changes_between(last, new, inputs)
     # None that has a name: a newer version of this program has a field that says nothing yet, or another key format.
-    return Reason("changed", "; ".join(changes) or "its key is made in another way now", changes)
+    return Reason("changed", summed_up(changes) or "its key is made in another way now", changes)
+
+
+def never_like_this(nearest: Nearest) -> Reason:
+    """A first build, where something like it has been built under another name."""
+    return Reason("first build", f"never built like this; nearest is {nearest}", nearest=nearest)
 
 
 def lost(files: Iterable[FileEntry]) -> Reason:
     names = tuple(file.name for file in files)
-    return Reason("lost", f"missing or damaged in the cache: {', '.join(names)}", names)
+    return Reason("lost", f"missing or damaged in the cache: {', '.join(names)}", names=names)
 
 
 def waits(ids: Iterable[str]) -> Reason:
     names = tuple(ids)
-    return Reason("waits", f"depends on what {', '.join(names)} will give", names)
+    return Reason("waits", f"depends on what {', '.join(names)} will give", names=names)
 
 
 def blocked(ids: Iterable[str]) -> Reason:
     names = tuple(ids)
-    return Reason("blocked", f"needs {', '.join(names)}, which did not finish", names)
+    return Reason("blocked", f"needs {', '.join(names)}, which did not finish", names=names)
 
 
 def stopped(ids: Iterable[str]) -> Reason:
     names = tuple(ids)
-    return Reason("stopped", f"not started, because {', '.join(names)} failed", names)
-
-
-def differences(old: Ingredients, new: Ingredients) -> Iterator[str]:
-    """One line for each: ``quant.samples: 10 -> 20``, ``input model changed``, ``onnxruntime 1.30.0 -> 1.31.1``."""
-    if old.stage != new.stage:
-        yield f"stage {old.stage} -> {new.stage}"
-    if old.version != new.version:
-        yield f"stage version {old.version} -> {new.version}"
-    yield from _pairs(dict(flatten(old.config)), dict(flatten(new.config)), "{name}: {old} -> {new}")
-    for slot in sorted(old.inputs.keys() | new.inputs.keys()):
-        if slot not in new.inputs:
-            yield f"input {slot} is gone"
-        elif slot not in old.inputs:
-            yield f"input {slot} is new"
-        elif old.inputs[slot] != new.inputs[slot]:
-            yield f"input {slot} changed"
-    yield from _pairs(old.toolchain, new.toolchain, "{name} {old} -> {new}")
-
-
-def _pairs(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue], line: str) -> Iterator[str]:
-    for name in sorted(old.keys() | new.keys()):
-        # Compared as shown, since Python takes 1, 1.0 and True for the same, and a key does not.
-        before, after = _shown(name, old), _shown(name, new)
-        if before != after:
-            yield line.format(name=name, old=before, new=after)
-
-
-def _shown(name: str, values: Mapping[str, JsonValue]) -> str:
-    if name not in values:
-        return "not set"
-    value = values[name]
-    return value if isinstance(value, str) else canonical_json(value)
+    return Reason("stopped", f"not started, because {', '.join(names)} failed", names=names)

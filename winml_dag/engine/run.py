@@ -140,6 +140,7 @@ class Runner:
                 elapsed_seconds=round(outcome.elapsed_seconds, 3),
                 made_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 made_by=self._made_by,
+                input_files={slot: artifact.to_json() for slot, artifact in inputs.items()},
             ),
             {slot: job.output_folder(slot) for slot in node.stage.outputs},
             outcome.log,

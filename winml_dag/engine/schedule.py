@@ -68,6 +68,8 @@ class Scheduler:
         self._to_run: deque[tuple[Node, Run]] = deque()
         self._running: dict[Future[StageResult | Reuse | Damaged], tuple[Node, Run]] = {}
         self._results: dict[str, StageResult] = {}
+        # Keys whose use the store has not been told of yet.
+        self._reused: list[str] = []
         self._remakes: Counter[str] = Counter()
         self._stopping = False
 
@@ -101,11 +103,15 @@ class Scheduler:
                 continue
             self._undecided.discard(node.id)
             name = remembered_name(self._options.scope, node)
-            decision = decide(name, ingredients, self._store, rebuild=self._options.rebuild)
+            decision = decide(
+                name, ingredients, self._store, inputs=self._known.inputs(node), rebuild=self._options.rebuild
+            )
             if isinstance(decision, Reuse):
                 self._settle_reuse(node, decision)
             else:
                 self._to_run.append((node, decision))
+        self._store.used(self._reused)
+        self._reused.clear()
 
     def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
@@ -129,6 +135,7 @@ class Scheduler:
 
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
         self._settle(node, decision.record)
+        self._reused.append(decision.record.cache_key)
         if decision.reason is not reason.UP_TO_DATE:
             self._store.remember(remembered_name(self._options.scope, node), decision.record.cache_key)
         # A node that ran in this run and is then found again (its reader met a damaged blob elsewhere) did run.

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +36,8 @@ _SETTINGS = {
     "eviction_policy": "none",
     "cull_limit": 0,
     "statistics": 0,
-    "tag_index": 0,
+    # The rows with one tag are found without looking at all others.
+    "tag_index": 1,
     # Readers go on while one process writes.
     "sqlite_journal_mode": "wal",
     # NORMAL: a killed process loses nothing, a power cut at most the last rows, never the database; no wait per write.
@@ -74,20 +75,22 @@ class Index:
         found: dict[str, JsonValue] = {}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
-            for key, text in self._do(partial(_texts, some)).items():
-                try:
-                    found[key.partition(":")[2]] = unseal(key, text)
-                except ValueError as error:
-                    _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
+            found.update(_unsealed(self._do(partial(_texts, some)).items()))
         return found
 
-    def write(self, namespace: Namespace, values: Mapping[str, JsonValue]) -> None:
+    def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> dict[str, JsonValue]:
+        """Up to *most* values that were written with *tag*, by name, the last that came first."""
+        return dict(_unsealed(self._do(lambda cache: cache.newest_tagged(f"{namespace}:{tag}", most))))
+
+    def write(self, namespace: Namespace, values: Mapping[str, JsonValue], *, tag: str | None = None) -> None:
+        """Keep *values* by name, all or none of them; *tag* is what they can be found by as well."""
+        column = None if tag is None else f"{namespace}:{tag}"
         rows = [(key, seal(key, value)) for key, value in ((f"{namespace}:{name}", values[name]) for name in values)]
 
         def write(cache: TextCache) -> None:
             with cache.transact():
                 for key, text in rows:
-                    cache.set(key, text)
+                    cache.set(key, text, tag=column)
 
         if rows:
             self._do(write)
@@ -210,6 +213,14 @@ class Index:
             ) from error
         if code in _DISK:
             raise StoreError(f"{where} cannot be used: {cause}.") from error
+
+
+def _unsealed(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, JsonValue]]:
+    for key, text in rows:
+        try:
+            yield key.partition(":")[2], unseal(key, text)
+        except ValueError as error:
+            _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
 
 
 def _texts(keys: list[str], cache: TextCache) -> dict[str, str]:

@@ -65,6 +65,10 @@ class LocalStore:
         with in_words(f"Cannot read the record of {key}"):
             return self.records.read(key)
 
+    def records_of(self, stage: str, most: int) -> list[Record]:
+        with in_words(f"Cannot read the records of {stage}"):
+            return self.records.newest_of(stage, most)
+
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         with in_words("Cannot look for blobs"):
             return self.blobs.missing(files)
@@ -90,6 +94,10 @@ class LocalStore:
             with in_words(f"Cannot put {file.name} into {folder}"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self.blobs.fetch(file, target)
+
+    def used(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.records.touch(key)
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
         return self.locks.hold_in_use(check_key(key), gives_up)

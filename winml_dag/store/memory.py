@@ -36,6 +36,11 @@ class MemoryRows:
     def write(self, namespace: Namespace, values: Mapping[str, JsonValue]) -> None:
         self._texts.update({f"{namespace}:{name}": seal(f"{namespace}:{name}", values[name]) for name in values})
 
+    def names(self, namespace: Namespace) -> list[str]:
+        """All names of *namespace*, in the order in which they came."""
+        keys = (key.partition(":") for key in self._texts)
+        return [name for found, _, name in keys if found == namespace]
+
 
 class MemoryStore:
     """A store that ends with the process. See ``Store`` for the methods.
@@ -59,6 +64,11 @@ class MemoryStore:
     def record(self, key: str) -> Record | None:
         self.calls.append(("record", key))
         return self._record(key)
+
+    def records_of(self, stage: str, most: int) -> list[Record]:
+        self.calls.append(("records_of", stage))
+        records = map(self._record, reversed(self._rows.names("record")))
+        return [record for record in records if record is not None and record.ingredients.stage == stage][:most]
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         files = list(files)
@@ -94,6 +104,9 @@ class MemoryStore:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.unlink(missing_ok=True)
                 target.write_bytes(data)
+
+    def used(self, keys: Iterable[str]) -> None:
+        self.calls.extend(("used", key) for key in keys)
 
     @contextmanager
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:

@@ -34,7 +34,11 @@ class Ingredients:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished, successful run. ``elapsed_seconds`` is the run itself, without waiting."""
+    """One finished, successful run. ``elapsed_seconds`` is the run itself, without waiting.
+
+    ``input_files`` lists the files of each input slot, so that a later miss can name the one that differs. It is in no
+    key, may be missing, and is checked by who asks for it: it can be long, and only reasons need it.
+    """
 
     cache_key: str
     config_hash: str
@@ -45,6 +49,15 @@ class Record:
     log: FileEntry | None = None
     made_at: str = ""
     made_by: str = ""
+    input_files: JsonObject = field(default_factory=dict)
+
+    def input_artifact(self, slot: str) -> Artifact | None:
+        """What was read from *slot*, file by file; None when that was not noted, or not soundly."""
+        try:
+            artifact = Artifact.from_json(self.input_files.get(slot))
+        except StoreError:
+            return None
+        return artifact if artifact.digest == self.ingredients.inputs.get(slot) else None
 
     def files(self) -> tuple[FileEntry, ...]:
         """Every file that a hit on this record needs: the outputs, not the log."""
@@ -60,6 +73,7 @@ class Record:
             "version": made.version,
             "config": made.config,
             "inputs": made.inputs,
+            "input_files": self.input_files,
             "toolchain": made.toolchain,
             "outputs": {slot: artifact.to_json() for slot, artifact in self.outputs.items()},
             "metrics": self.metrics,
@@ -96,6 +110,7 @@ class Record:
             log=None if log is None else Artifact.from_json([log]).files[0],
             made_at=_text(value, "made_at"),
             made_by=_text(value, "made_by"),
+            input_files=_object(value, "input_files") if "input_files" in value else {},
         )
 
 

@@ -1,4 +1,4 @@
-"""The seam between the engine and whatever keeps its results: seven methods, a local and an in-memory twin."""
+"""The seam between the engine and whatever keeps its results, with a local and an in-memory twin."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class Store(Protocol):
     def record(self, key: str) -> Record | None:
         """The record of *key*; a record that cannot be read counts as absent."""
 
+    def records_of(self, stage: str, most: int) -> list[Record]:
+        """Up to *most* records of *stage*, those that came last first. For explanations: a store may know of fewer than
+        it has.
+        """
+
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Those of *files* whose blob is not here or visibly damaged (by its ``stat``; one that was written to since it
         was stored is hashed again).
@@ -51,6 +56,11 @@ class Store(Protocol):
 
         Raises:
             BlobDamaged: and moves the blob to quarantine.
+        """
+
+    def used(self, keys: Iterable[str]) -> None:
+        """Note that the records of *keys* are being used: what was used last is removed last. Never fails; a cache that
+        cannot be written keeps the times that it has.
         """
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:

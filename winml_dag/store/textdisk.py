@@ -56,6 +56,11 @@ class TextCache(diskcache.Cache):  # type: ignore[misc]  # diskcache is untyped
         rows = self._sql(f"{_SELECT} AND key >= ? AND key < ? ORDER BY key", (first, last))
         return [key for key, _ in rows.fetchall()]
 
+    def newest_tagged(self, tag: str, most: int) -> list[tuple[str, str]]:
+        """Keys and values of up to *most* rows with *tag*, the last that came first."""
+        rows = self._sql(f"{_SELECT} AND tag = ? ORDER BY rowid DESC LIMIT ?", (tag, most))
+        return [(key, value) for key, value in rows.fetchall()]
+
 
 _SELECT = (
     "SELECT key, value FROM Cache"

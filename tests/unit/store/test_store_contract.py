@@ -297,3 +297,10 @@ def unsafe(name: str) -> bool:
     except StoreError:
         return True
     return False
+
+
+def test_a_use_is_noted_for_known_and_unknown_keys_alike_and_changes_no_record(twin, publish) -> None:
+    record = publish(twin, FILES)
+    twin.used([KEY, OTHER_KEY])
+    assert twin.record(KEY) == record
+    assert twin.record(OTHER_KEY) is None

@@ -1,0 +1,246 @@
+"""One thing that differs between two runs of a stage, told in the words of the recipe with its old and new value.
+
+In text, what is long is cut to where it differs; JSON has all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, TypeAlias, Union
+
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.record import Ingredients, Record
+
+# How much of a value, of a list and of the changes of a stage a line shows.
+_MOST_CHARACTERS = 60
+_MOST_ITEMS = 3
+MOST_CHANGES = 6
+# Characters that two long values share which are shown before the first that differs.
+_LEAD = 20
+
+_DIGEST = re.compile(r"([a-z][a-z0-9-]*):([0-9a-f]{8})[0-9a-f]{24,}")
+
+
+class Unset(Enum):
+    """The value of what is not there, which ``null`` is not: a key tells them apart."""
+
+    UNSET = "not set"
+
+
+UNSET = Unset.UNSET
+Value: TypeAlias = Union[JsonValue, Unset]
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What became of one file of an input. ``other`` is the second name of two that are swapped, or the new name.
+
+    ``old`` and ``new`` are digests, None for a file that is not there.
+    """
+
+    how: Literal["changed", "added", "removed", "renamed", "swapped"]
+    name: str
+    old: str | None = None
+    new: str | None = None
+    other: str = ""
+
+    def __str__(self) -> str:
+        match self.how:
+            case "changed":
+                old, new = _shown_pair(self.old, self.new)
+                # The function once, as both have it unless the store's was changed.
+                before, after = (text.partition(":") for text in (old, new))
+                return f"{self.name} changed ({old} -> {after[2] if before[0] == after[0] else new})"
+            case "renamed":
+                return f"{self.name} renamed to {self.other}"
+            case "swapped":
+                return f"{self.name} and {self.other} swapped"
+            case _:
+                return f"{self.name} {self.how}"
+
+    def to_json(self) -> JsonObject:
+        other = {"other": self.other} if self.other else {}
+        return {"how": self.how, "name": self.name, **other, "old": self.old, "new": self.new}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One ingredient that differs.
+
+    ``name`` is a field as the recipe has it (``quant.samples``), an input slot, or a tool. ``files`` tells of an input
+    which of its files differ; empty when the earlier run did not note them.
+    """
+
+    kind: Literal["stage", "version", "config", "input", "toolchain"]
+    name: str
+    old: Value
+    new: Value
+    files: tuple[FileChange, ...] = ()
+
+    def __str__(self) -> str:
+        return self._text(_some([str(file) for file in self.files], _MOST_ITEMS))
+
+    def lines(self, most_files: int) -> Iterator[str]:
+        """The same with a line for each of the files, up to *most_files* of them."""
+        for file in self.files[:most_files]:
+            yield self._text(str(file))
+        if more := len(self.files[most_files:]):
+            yield self._text(f"and {more} more files")
+        if not self.files:
+            yield str(self)
+
+    def to_json(self) -> JsonObject:
+        """Values whole; one that is not set is left out."""
+        old = {} if isinstance(self.old, Unset) else {"old": self.old}
+        new = {} if isinstance(self.new, Unset) else {"new": self.new}
+        files = {"files": [file.to_json() for file in self.files]} if self.files else {}
+        return {"kind": self.kind, "name": self.name, **old, **new, **files}
+
+    def _text(self, files: str) -> str:
+        if self.kind == "input":
+            if files:
+                return f"input {self.name}: {files}"
+            what = "is gone" if self.new is UNSET else "is new" if self.old is UNSET else "changed"
+            return f"input {self.name} {what}"
+        old, new = _shown_pair(self.old, self.new)
+        if self.kind != "config":
+            return f"{self.name} {old} -> {new}"
+        if _is_list(self.old) and _is_list(self.new) and max(len(old), len(new)) >= _MOST_CHARACTERS:
+            return f"{self.name}: {_list_change(self.old, self.new)}"
+        return f"{self.name}: {old} -> {new}"
+
+
+def changes_between(old: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> tuple[Change, ...]:
+    """What differs between a recorded run and the one that *new* would be the key of; *inputs* are its artifacts."""
+    return tuple(_changes(old, new, inputs))
+
+
+def summed_up(changes: Sequence[Change]) -> str:
+    """All in one line: ``quant.samples: 10 -> 20; onnxruntime 1.30.0 -> 1.31.1``."""
+    more = len(changes) - MOST_CHANGES
+    return "; ".join([*map(str, changes[:MOST_CHANGES]), *([f"and {more} more changes"] if more > 0 else [])])
+
+
+def field_changes(old: Value, new: Value, path: str = "") -> Iterator[Change]:
+    """One for each leaf that differs; lists are leaves, because an element has no name to report."""
+    if isinstance(old, Mapping) and (isinstance(new, Mapping) or (new is UNSET and old)):
+        new = new if isinstance(new, Mapping) else {}
+        for name in sorted(old.keys() | new.keys()):
+            yield from field_changes(old.get(name, UNSET), new.get(name, UNSET), f"{path}.{name}" if path else name)
+    elif old is UNSET and isinstance(new, Mapping) and new:
+        yield from field_changes({}, new, path)
+    elif not _same(old, new):
+        yield Change("config", path, old, new)
+
+
+def tool_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield Change("toolchain", name, old.get(name, UNSET), new.get(name, UNSET))
+
+
+def _changes(record: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> Iterator[Change]:
+    old = record.ingredients
+    if old.stage != new.stage:
+        yield Change("stage", "stage", old.stage, new.stage)
+    if old.version != new.version:
+        yield Change("version", "stage version", old.version, new.version)
+    yield from field_changes(old.config, new.config)
+    for slot in sorted(old.inputs.keys() | new.inputs.keys()):
+        before, after = old.inputs.get(slot, UNSET), new.inputs.get(slot, UNSET)
+        if before != after:
+            had, has = record.input_artifact(slot), inputs.get(slot)
+            files = () if had is None or has is None else file_changes(had, has)
+            yield Change("input", slot, before, after, files)
+    yield from tool_changes(old.toolchain, new.toolchain)
+
+
+def file_changes(old: Artifact, new: Artifact) -> tuple[FileChange, ...]:
+    """File by file, in order of name. What has only another name, or the name of another, is not taken for an edit."""
+    return tuple(sorted(_file_changes(old, new), key=lambda change: change.name))
+
+
+def _file_changes(old_files: Artifact, new_files: Artifact) -> Iterator[FileChange]:
+    before, after = ({file.name: file.digest for file in artifact.files} for artifact in (old_files, new_files))
+    alone: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(before.keys() & after.keys()):
+        old, new = before[name], after[name]
+        if old == new:
+            continue
+        if partners := alone.get((new, old)):
+            yield FileChange("swapped", partners.pop(), new, old, name)
+        else:
+            alone.setdefault((old, new), []).append(name)
+    for (old, new), names in alone.items():
+        yield from (FileChange("changed", name, old, new) for name in names)
+    added: dict[str, list[str]] = {}
+    for name in sorted(after.keys() - before.keys(), reverse=True):
+        added.setdefault(after[name], []).append(name)
+    for name in sorted(before.keys() - after.keys()):
+        old = before[name]
+        if renamed := added.get(old):
+            yield FileChange("renamed", name, old, old, renamed.pop())
+        else:
+            yield FileChange("removed", name, old=old)
+    for new, names in added.items():
+        yield from (FileChange("added", name, new=new) for name in names)
+
+
+def _same(old: Value, new: Value) -> bool:
+    if isinstance(old, Unset) or isinstance(new, Unset):
+        return old is new
+    # As a key sees them: Python takes 1, 1.0 and True for the same.
+    return canonical_json(old) == canonical_json(new)
+
+
+def _is_list(value: Value) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _list_change(old: Value, new: Value) -> str:
+    assert isinstance(old, Sequence)
+    assert isinstance(new, Sequence)
+    shown = {canonical_json(item): _cut(_shown(item), 0) for item in (*old, *new)}
+    before, after = (Counter(map(canonical_json, items)) for items in (old, new))
+    added, removed = ([shown[item] for item in found.elements()] for found in (after - before, before - after))
+    parts = [f"{_some(items, _MOST_ITEMS)} {how}" for items, how in ((added, "added"), (removed, "removed")) if items]
+    return ", ".join(parts) or "in another order"
+
+
+def _some(items: Sequence[str], most: int) -> str:
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shown_pair(old: Value, new: Value) -> tuple[str, str]:
+    """Both values as a line shows them, and never alike: ``"10"`` is not 10, and long ones may differ at their end."""
+    before, after = _shown(old), _shown(new)
+    if before == after:
+        before, after = _quoted(old), _quoted(new)
+    start = 0
+    if max(len(before), len(after)) > _MOST_CHARACTERS:
+        shorter = min(len(before), len(after))
+        common = next((at for at in range(shorter) if before[at] != after[at]), shorter)
+        start = common - _LEAD if common > _MOST_CHARACTERS - _LEAD else 0
+    return _cut(before, start), _cut(after, start)
+
+
+def _cut(text: str, start: int) -> str:
+    end = start + _MOST_CHARACTERS
+    return ("…" if start else "") + text[start:end] + ("…" if len(text) > end else "")
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, str) and value.isprintable() and value:
+        digest = _DIGEST.fullmatch(value)
+        return value if digest is None else f"{digest[1]}:{digest[2]}"
+    return _quoted(value)
+
+
+def _quoted(value: Value) -> str:
+    return value.value if isinstance(value, Unset) else canonical_json(value)
