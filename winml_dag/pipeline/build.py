@@ -159,6 +159,7 @@ def _run(
     foreseen = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=options.rebuild)
     if all(result.status is Status.REUSED for result in foreseen):
         # Nothing to run: no scratch folder, no threads, no process.
+        store.used(result.cache_key for result in foreseen if result.cache_key)
         for result in foreseen:
             if result.cache_key and result.reason.kind != "up to date":
                 store.remember(remembered_name(scope, result.node), result.cache_key)
