@@ -267,3 +267,12 @@ def test_a_stage_that_writes_nothing_fails(bench: Bench) -> None:
     ran = bench.run([node("export")], work=lambda *_: {})
     assert "Output 'out' is empty" in ran.results["export"].error
     assert ran.of(Status.FAILED) == ["export"]
+
+
+def test_the_store_is_told_what_is_reused_and_nothing_else(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE[:2], [weights])
+    assert [call for call in bench.store.calls if call[0] == "used"] == []
+    ran = bench.run(LINE, [weights])
+    used = [call[1] for call in bench.store.calls if call[0] == "used"]
+    assert used == [ran.results[name].cache_key for name in ("export", "quantize")]

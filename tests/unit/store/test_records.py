@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 
 import pytest
@@ -88,3 +89,27 @@ def new_record_json():
     from winml_dag.store.record import Ingredients
 
     return Record(KEY, "c" * 64, Ingredients("export", 1, {}, {}, {}), {}).to_json()
+
+
+def test_a_use_sets_the_time_of_the_records_file(store, publish) -> None:
+    publish(store, FILES)
+    os.utime(store.records.path(KEY), (1, 1))
+    store.used([KEY])
+    assert store.records.last_used_ns(KEY) > 10**9
+    assert store.records.last_used_ns(OTHER_KEY) == 0
+
+
+def test_a_use_brings_back_a_file_that_was_removed_while_its_row_was_still_there(store, publish) -> None:
+    record = publish(store, FILES)
+    store.records.path(KEY).unlink()
+    store.used([KEY])
+    assert store.records.read_file(KEY) == record
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_use_of_a_read_only_cache_is_no_error(store, publish) -> None:
+    publish(store, FILES)
+    store.records.path(KEY).unlink()
+    store.records.path(KEY).parent.chmod(0o555)
+    store.used([KEY])
+    store.records.path(KEY).parent.chmod(0o755)
