@@ -7,7 +7,7 @@ readers cannot take them. A whole float keeps its ``.0`` (``1.0`` and ``1`` are 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, Union
 
 # A recursive alias cannot be a PEP 604 expression at run time: the forward references are for the type checker only.
@@ -23,12 +23,3 @@ def canonical_json(value: JsonValue) -> str:
         TypeError: for anything that is not JSON.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def flatten(value: JsonValue, path: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield ``("quant.samples", 10)`` for every leaf; lists are leaves, because an element has no name to report."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flatten(inner, f"{path}.{key}" if path else key)
-    else:
-        yield path, value

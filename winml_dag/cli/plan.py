@@ -20,7 +20,7 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     from winml_dag.pipeline.build import plan
 
     with errors_as_json(format_):
-        result = plan(*planned_build(options), rebuild=rebuild)
+        result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         print_json([result], result.elapsed_seconds)
         return 0

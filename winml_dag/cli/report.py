@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import Status
+from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _build_json(result: BuildResult) -> JsonObject:
                 "id": view.id,
                 "stage": view.stage,
                 "status": str(view.status),
-                "reason": view.reason,
+                **_reason_json(view),
                 "cache_key": view.cache_key,
                 "elapsed_seconds": view.elapsed_seconds,
                 **_failure_json(view),
@@ -57,6 +57,10 @@ def _build_json(result: BuildResult) -> JsonObject:
             for view in result.stages
         ],
     }
+
+
+def _reason_json(view: StageView) -> JsonObject:
+    return {"reason": view.reason, "kind": "left out"} if view.result is None else view.result.reason.to_json()
 
 
 def _failure_json(view: StageView) -> JsonObject:
@@ -74,17 +78,15 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
     if restored := result.materialised.restored:
         click.echo(f"note: restored what had been changed or deleted: {', '.join(restored)}", err=to_stderr)
     for view in result.stages:
-        if view.status is Status.FAILED:
-            for line in failure_lines(view, whole=verbose):
+        if view.result is not None and view.status is Status.FAILED:
+            for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
     click.echo(summary(result), err=to_stderr)
 
 
-def failure_lines(view: StageView, *, whole: bool = False) -> Iterator[str]:
+def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
     """A failed stage: what happened, what to do, and the end of its log (or all of it)."""
-    result = view.result
-    assert result is not None
-    yield f"error: {view.id} failed: {result.error} {result.advice}".rstrip()
+    yield f"error: {result.node.id} failed: {result.error} {result.advice}".rstrip()
     if result.log is not None:
         lines = result.log.read_text(encoding="utf-8", errors="replace").splitlines() if whole else result.tail
         yield from (f"  | {line}" for line in lines)

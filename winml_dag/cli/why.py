@@ -1,52 +1,101 @@
-"""``winml-dag why STAGE``: the whole reason of one stage's decision."""
+"""``winml-dag why``: the whole reason of the decision about one stage, or about each that would run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import planned_build, rebuild_option, request_options
+from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
+from winml_dag.cli.report import FORESEEN, errors_as_json, print_json
+from winml_dag.engine.events import Status
+from winml_dag.engine.reason import Reason, waits
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult, StageView
+    from winml_dag.engine.events import StageResult
+    from winml_dag.engine.graph import Graph
+    from winml_dag.pipeline.build import StageView
+
+# Files of one input that get a line each.
+_MOST_FILES = 20
 
 
 @click.command(name="why")
-@click.argument("stage")
+@click.argument("stage", required=False)
 @request_options
 @rebuild_option
-def command(*, stage: str, rebuild: bool, **options: Any) -> int:
-    """Explain why STAGE (a stage's name or id) would run, or why not."""
+@format_option
+def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
+    """Explain why STAGE (a stage's name or id) would run, or why not; without STAGE, why each runs that would."""
     from winml_dag.pipeline.build import plan
 
-    result = plan(*planned_build(options), rebuild=rebuild)
-    for view in _named(result, stage):
-        _explain(view)
+    with errors_as_json(format_):
+        planned, store = planned_build(options)
+        result = plan(planned, store, rebuild=rebuild, explain=True)
+        chosen = _running(result.stages) if stage is None else _named(result.stages, stage)
+    if format_ == "json":
+        print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds)
+        return 0
+    by_id = {view.id: view for view in result.stages}
+    for view in chosen:
+        for line in _explanation(view, by_id, planned.graph):
+            click.echo(line)
+    if not chosen:
+        click.echo("Nothing would run: all is known.")
     return 0
 
 
-def _named(result: BuildResult, name: str) -> list[StageView]:
-    found = [view for view in result.stages if name in (view.id, view.stage)]
+def _running(views: Sequence[StageView]) -> list[StageView]:
+    return [view for view in views if view.status is Status.RAN]
+
+
+def _named(views: Sequence[StageView], name: str) -> list[StageView]:
+    found = [view for view in views if name in (view.id, view.stage)]
     if not found:
-        known = ", ".join(view.id for view in result.stages)
+        known = ", ".join(view.id for view in views)
         raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
     return found
 
 
-def _explain(view: StageView) -> None:
-    from winml_dag.cli.report import FORESEEN
-
-    click.echo(f"{view.id}: {FORESEEN[view.status]}")
-    changes = () if view.result is None else view.result.reason.changes
-    if changes and view.result is not None and view.result.reason.kind == "changed":
-        for change in changes:
-            click.echo(f"  {change}")
-    else:
-        click.echo(f"  {view.reason}")
-    record = None if view.result is None else view.result.record
+def _explanation(view: StageView, by_id: Mapping[str, StageView], graph: Graph) -> Iterator[str]:
+    """What would become of a stage, and below it, indented, all that is known of why."""
+    yield f"{view.id}: {FORESEEN[view.status]}"
+    if view.result is None:
+        yield f"  {view.reason}"
+        return
+    reason, record = view.result.reason, view.result.record
+    yield from (f"  {line}" for line in _reason_lines(reason))
+    yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
+    yield from (f"  {line}" for line in _origins(view.result, by_id, graph))
+    if reason.nearest is not None and reason.kind == "changed":
+        yield f"  nearer than the last build here is {reason.nearest}"
     if view.cache_key:
-        click.echo(f"  cache key {view.cache_key}")
+        yield f"  cache key {view.cache_key}"
     if record is not None:
-        click.echo(f"  made {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")
+        yield f"  made {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s"
+
+
+def _reason_lines(reason: Reason) -> Iterator[str]:
+    """The reason with a line for each thing that differs."""
+    if reason.nearest is not None and reason.kind == "first build":
+        yield f"never built like this; nearest is {reason.nearest.name}:"
+        yield from (f"  {line}" for change in reason.nearest.changes for line in change.lines(_MOST_FILES))
+        return
+    if reason.kind == "waits":
+        yield str(waits(reason.names))
+    elif not reason.changes:
+        yield str(reason)
+    for change in reason.changes:
+        yield from change.lines(_MOST_FILES)
+
+
+def _origins(result: StageResult, by_id: Mapping[str, StageView], graph: Graph) -> Iterator[str]:
+    """Which stage gave an input that changed, and when."""
+    for change in result.reason.changes:
+        maker = graph.makers.get(result.node.inputs.get(change.name, "")) if change.kind == "input" else None
+        made = None if maker is None else by_id[maker.id].result
+        if made is not None and made.record is not None:
+            yield f"{made.node.id} gave this {change.name} when it ran at {made.record.made_at}"

@@ -29,9 +29,12 @@ class Nearest:
     changes: tuple[Change, ...]
 
     def __str__(self) -> str:
-        date, by = self.made_at.partition("T")[0], self.made_by
-        made = " ".join(["made", *([date] if date else []), *([f"by {by}"] if by else [])])
-        return f"{self.cache_key[:8]} ({made}): {summed_up(self.changes)}"
+        return f"{self.name}: {summed_up(self.changes)}"
+
+    @property
+    def name(self) -> str:
+        """``3f2a81c0 (made 2026-11-20 by winml_dag 0.1.0)``."""
+        return f"{self.cache_key[:8]} (made {self.made_at.partition('T')[0]} by {self.made_by})"
 
     def to_json(self) -> JsonObject:
         changes = [change.to_json() for change in self.changes]

@@ -81,10 +81,17 @@ class BuildOptions:
     stage_timeout_seconds: float | None = None
 
 
-def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False) -> BuildResult:
-    """What :func:`build` would do; nothing is run and nothing written."""
+def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
+    """What :func:`build` would do; nothing is run and nothing written. *explain* adds to reasons what a build leaves
+    out of them, because it takes looking through records.
+    """
     started = time.monotonic()
-    results = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope, rebuild=rebuild)
+    scope = planned.summary.scope
+    results = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=rebuild)
+    if explain:
+        from winml_dag.engine.explain import explained
+
+        results = explained(planned.graph, planned.sources, results, store, scope=scope)
     return BuildResult(planned.summary, tuple(views(planned, results)), time.monotonic() - started)
 
 
