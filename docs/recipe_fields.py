@@ -66,6 +66,11 @@ SECTIONS = {
         "have the same value."
     ),
     "validate": "Ours. The result is run and held against the float model; see [validate](stages.md#validate).",
+    "stages": (
+        "Ours. Stages of your own, by name; see [Stages of your own](../how-to/stages-of-your-own.md). An entry has one "
+        "of `command`, `run` and `uses`; one with only `inputs`, under the name of one of our stages, says where that "
+        "stage reads from."
+    ),
     "eval": "Accuracy on a data set. Read and checked, so that recipes with it load; no stage uses it.",
     "eval.dataset": "",
 }
@@ -161,6 +166,14 @@ FIELDS: dict[str, Meaning] = {
     "compile.verbose": _unused("The compiler's words are in the log of the stage if it fails."),
     "compile.quant_config": _ours("A `quant` section for this target; refused beside `quant`."),
     "compile.ep_config": Meaning("See below."),
+    "stages.command": _ours("A program and its arguments, with `{inputs.name}`, `{outputs.name}`, `{config.name}`."),
+    "stages.run": _ours("A Python function in place of a command: `package.module:function`."),
+    "stages.uses": _ours("A stage that an installed package brings, by name."),
+    "stages.inputs": _ours("By name: a file, a folder (with `/` at its end), or `stage.output`."),
+    "stages.outputs": _ours("By name: the file or folder (with `/`) that it puts out, inside the recipe's folder."),
+    "stages.env": _ours("Environment variables; besides these a command gets a few fixed ones only."),
+    "stages.config": _ours("Values for `{config.name}`, for the function's third argument, or for the plug-in."),
+    "stages.timeout": _ours("Seconds after which it is ended; an hour when left out. No part of the key."),
     "validate.enabled": _ours("`false`: leave the validate stage out."),
     "validate.min_cosine": _ours("Bound for the cosine of each output; that of the "
                                  "[precision](precisions.md#bounds-of-validate) when left out."),

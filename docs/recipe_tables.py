@@ -42,10 +42,10 @@ def _sections(
 
 
 def _section_of(field: Mapping[str, Any]) -> str:
-    """The definition that *field* holds, alone or in a list; empty for a plain value."""
+    """The definition that *field* holds, alone, in a list or under names; empty for a plain value."""
     for choice in (field, *field.get("anyOf", ())):
-        for holder in (choice, choice.get("items", {})):
-            if "$ref" in holder:
+        for holder in (choice, choice.get("items"), choice.get("additionalProperties")):
+            if isinstance(holder, dict) and "$ref" in holder:
                 return str(holder["$ref"]).rpartition("/")[2]
     return ""
 

@@ -6,6 +6,7 @@ writes null itself: fields that default to null, and fields that hold other keys
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
@@ -18,6 +19,8 @@ from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.spelling import known_instead
 
 T = TypeVar("T")
+
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 class Section(BaseModel):
@@ -45,8 +48,14 @@ def _null_is_empty(value: object) -> object:
 def _check_text(text: str) -> str:
     if not text.strip():
         raise problem("must not be empty")
-    if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+    if _CONTROL.search(text):
         raise problem("must not contain control characters")
+    return text
+
+
+def _check_argument(text: str) -> str:
+    if "\0" in text:
+        raise problem("must not contain the character 0")
     return text
 
 
@@ -92,6 +101,9 @@ ListOf = Annotated[tuple[T, ...], Strict(False)]
 MapOf = Annotated[Mapping[str, T], BeforeValidator(_null_is_empty)]
 OrEmpty = Annotated[T, BeforeValidator(_null_is_empty)]
 
+# What a program is given: more than one line, and nothing at all, are as good as any other text.
+Argument = Annotated[str, AfterValidator(_check_argument)]
+Seconds = Annotated[float, Field(gt=0, le=10**7)]
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]

@@ -68,12 +68,28 @@ def read_json(text: str, name: str) -> Document:
         raise unreadable(name, [(Position(error.lineno, error.colno), what)]) from None
     except RecursionError:
         raise unreadable(name, [(Position(1, 1), "nested too deeply")]) from None
-    # The last two say no more than "perhaps", which is enough, because they are rare.
-    if suspicions or "\\ud" in text.casefold() or text.count("[") + text.count("{") > MAX_DEPTH:
+    # The middle one says no more than "perhaps", which is enough, because it is rare.
+    if suspicions or "\\ud" in text.casefold() or _is_too_deep(value):
         findings = _Scan(text).findings
         if findings:
             raise unreadable(name, findings)
     return Document(value, partial(_positions, text))
+
+
+def _is_too_deep(value: object) -> bool:
+    """Whether lists and objects lie in each other further than MAX_DEPTH, looked at level by level."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _positions(text: str) -> Positions:

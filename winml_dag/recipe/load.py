@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -9,24 +10,27 @@ from typing import Literal, TypeAlias
 from pydantic import ValidationError
 
 from winml_dag.errors import InputError, RecipeError
-from winml_dag.recipe.document import Document, Position, unreadable
+from winml_dag.recipe.document import Document, Position, Positions, unreadable
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Recipe
 
 RecipeFormat: TypeAlias = Literal["json", "yaml"]
 
 _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
-# A recipe has kilobytes: whatever is larger is another file by mistake.
-_MAX_BYTES = 4 * 1024 * 1024
+# 200 bytes for each of 100,000 stages, three times over: whatever is larger is another file by mistake.
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe, and the file that it was read from."""
+    """A recipe, and the file that it was read from. ``positions`` is called only when there is something to complain
+    about.
+    """
 
     path: Path
     recipe: Recipe
     format: RecipeFormat
+    positions: Callable[[], Positions] = Positions
 
     def resolve_path(self, text: str) -> Path:
         """The path that *text* names in this recipe.
@@ -47,7 +51,8 @@ def load_recipe(path: Path) -> LoadedRecipe:
     kind = _FORMATS.get(path.suffix.casefold())
     if kind is None:
         raise RecipeError(f"{path} is not a recipe.", advice="The name of a recipe ends with .json, .yaml or .yml.")
-    return LoadedRecipe(path, parse_recipe(_read(path), str(path), kind), kind)
+    document = _read_document(_read(path), str(path), kind)
+    return LoadedRecipe(path, _recipe(document, str(path)), kind, document.positions)
 
 
 def parse_recipe(text: str, name: str, format: RecipeFormat) -> Recipe:  # noqa: A002 - the word that users know
@@ -56,7 +61,10 @@ def parse_recipe(text: str, name: str, format: RecipeFormat) -> Recipe:  # noqa:
     Raises:
         RecipeError: with one line in ``problems`` for everything that is wrong.
     """
-    document = _read_document(text.removeprefix("\ufeff"), name, format)
+    return _recipe(_read_document(text.removeprefix("\ufeff"), name, format), name)
+
+
+def _recipe(document: Document, name: str) -> Recipe:
     if isinstance(document.value, list):
         raise RecipeError(
             f"{name} is a list of recipes for single modules of a model; this module mode is not available yet.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from winml_dag.recipe.document import Location, Positions
+from winml_dag.recipe.document import Location, Position, Positions
 from winml_dag.recipe.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -39,9 +39,14 @@ def problems(error: ValidationError, root: type[BaseModel], positions: Positions
     for details in error.errors(include_url=False):
         location, is_about_key = _location(details)
         position = positions.of_key(location) if is_about_key else positions.of_value(location)
-        label = f"{_dotted(location)}: " if location else ""
-        found.append((position, f"{name}:{position.line}: {label}{_message(details, location, root)}"))
+        found.append((position, problem_line(name, position, location, _message(details, location, root))))
     return tuple(line for _, line in sorted(found))
+
+
+def problem_line(name: str, position: Position, location: Location, message: str) -> str:
+    """``bert.yaml:12: quant.samples: expected a whole number``."""
+    label = f"{_dotted(location)}: " if location else ""
+    return f"{name}:{position.line}: {label}{message}"
 
 
 def _location(details: ErrorDetails) -> tuple[Location, bool]:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, model_validator
 
 from winml_dag.recipe.fields import (
+    Argument,
     Axis,
     Count,
     Device,
@@ -24,6 +25,7 @@ from winml_dag.recipe.fields import (
     OptimFlag,
     OrEmpty,
     PrecisionName,
+    Seconds,
     Section,
     Seed,
     TensorType,
@@ -248,10 +250,27 @@ class Validate(Section):
     seed: Seed = 0
 
 
+class StageEntry(Section):
+    """Ours: a stage of the user's own, or (``inputs`` only, under the name of one of ours) where that one reads from.
+
+    What it takes to make sense together is checked when the build is planned, which knows the other stages and files.
+    """
+
+    command: ListOf[Argument] | None = None
+    run: Text | None = None
+    uses: Text | None = None
+    inputs: MapOf[Text] = Field(default_factory=dict)
+    outputs: MapOf[Text] = Field(default_factory=dict)
+    env: MapOf[Argument] = Field(default_factory=dict)
+    config: MapOf[JsonValue] | None = None
+    timeout: Seconds | None = None
+
+
 class Recipe(Section):
     """A whole recipe.
 
-    Ours: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``, ``validate``.
+    Ours: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``, ``validate``,
+    ``stages``.
 
     ``quant``, ``compile`` and ``eval`` None: that stage is left out, whether the section was missing or null.
     ``export`` None (only when null was written): the model is ONNX already.
@@ -271,6 +290,7 @@ class Recipe(Section):
     validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
     auto: bool = True
     skip_optimize: bool = False
+    stages: MapOf[StageEntry] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _quantize_once(self) -> Self:

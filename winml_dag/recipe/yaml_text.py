@@ -27,7 +27,7 @@ from winml_dag.recipe.document import (
     whole_number,
 )
 
-# Every value counts, and an alias counts as all that it stands for; the largest recipes have a few hundred.
+# What aliases stand for, all together; what is written out is bounded by the size of the file.
 MAX_VALUES = 20_000
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -101,6 +101,7 @@ class _Reader:
         self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
         self._anchors: dict[str, _Anchor] = {}
         self._values = 0
+        self._aliased = 0
         self._deepest = 0
 
     def document(self) -> object:
@@ -147,6 +148,10 @@ class _Reader:
             self._find(event, f"the alias *{event.anchor} stands for nothing that is complete before it")
             return None
         anchor = self._anchors[event.anchor]
+        self._aliased += anchor.size
+        if self._aliased > MAX_VALUES:
+            self._find(event, f"more than {MAX_VALUES} values by way of aliases")
+            raise _CannotGoOn
         self._count(event, anchor.size, depth + anchor.height)
         return anchor.value
 
@@ -208,9 +213,6 @@ class _Reader:
             self._find(event, "nested too deeply")
             raise _CannotGoOn
         self._values += values
-        if self._values > MAX_VALUES:
-            self._find(event, f"more than {MAX_VALUES} values, aliases counted as what they stand for")
-            raise _CannotGoOn
 
     def _find(self, event: yaml.Event, what: str) -> None:
         self.findings.append((_start(event), what))

@@ -91,7 +91,8 @@ def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
-    (tmp_path / "huge.json").write_bytes(b" " * (5 * 1024 * 1024))
+    with open(tmp_path / "huge.json", "wb") as file:
+        file.truncate(65 * 1024 * 1024)
     for name, complaint in (
         ("none.json", "There is no recipe"),
         ("folder.json", "is a folder"),

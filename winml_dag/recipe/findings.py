@@ -1,0 +1,41 @@
+"""What is wrong with a recipe that is well written: collected while a build is planned, told all at once, line by line.
+
+The schema sees one value at a time; that an input names a stage which does not exist is seen only by who knows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from winml_dag.errors import RecipeError
+from winml_dag.recipe.document import Location, Positions
+
+
+class Findings:
+    """Problems of the recipe *path*; *positions* is called only when there is one."""
+
+    def __init__(self, path: Path, positions: Callable[[], Positions]) -> None:
+        self._path = path
+        self._positions = positions
+        self._found: list[tuple[Location, bool, str]] = []
+
+    def add(self, location: Location, message: str, *, about_key: bool = False) -> None:
+        """*about_key*: the key at *location* is wrong, not the value under it."""
+        self._found.append((location, about_key, message))
+
+    def refuse(self) -> None:
+        """Raise RecipeError when something was found."""
+        if not self._found:
+            return
+        from winml_dag.recipe.problems import problem_line
+
+        positions = self._positions()
+        lines = []
+        for location, about_key, message in self._found:
+            position = positions.of_key(location) if about_key else positions.of_value(location)
+            lines.append((position, problem_line(str(self._path), position, location, message)))
+        count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
+        # Sorted by place; one and the same finding about a thing that is named twice is told once.
+        told = tuple(dict.fromkeys(line for _, line in sorted(lines)))
+        raise RecipeError(f"The recipe {self._path} has {count}:", problems=told)
