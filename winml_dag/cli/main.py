@@ -22,6 +22,7 @@ COMMANDS = {
     "build": ("winml_dag.cli.build", "Bring a model's output folder up to date."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
     "why": ("winml_dag.cli.why", "Explain one stage of a build."),
+    "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
     "graph": ("winml_dag.cli.graph", "Print the graph of a build (mermaid or dot)."),
     "cache": ("winml_dag.cli.cache", "Look after the cache."),
 }

@@ -27,7 +27,7 @@ from winml_dag.store.clone import clone_file
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
-from winml_dag.store.store import BlobDamaged, Store
+from winml_dag.store.store import BlobDamaged, RunStore
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Runner:
     def __init__(
         self,
         graph: Graph,
-        store: Store,
+        store: RunStore,
         executor: Executor,
         fingerprints: Fingerprints,
         *,

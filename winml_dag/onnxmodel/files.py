@@ -278,6 +278,18 @@ class _External:
                 yield chunk
 
 
+def tensor_chunks(tensor: TensorProto, model: Path) -> Iterator[bytes]:
+    """The data of *tensor*, as ``raw_data`` has it, in pieces of 8 MiB or, where it lies in the model itself, as one.
+
+    Raises:
+        InputError: when it lies in a file that is missing or too short.
+    """
+    if _is_external(tensor):
+        yield from _External.of(tensor, model).chunks()
+    else:
+        yield _raw(tensor)
+
+
 def _embed(tensor: TensorProto, model: Path) -> None:
     tensor.raw_data = b"".join(_External.of(tensor, model).chunks())
     del tensor.external_data[:]

@@ -24,16 +24,11 @@ class BlobDamaged(StoreError):
         self.what = what
 
 
-class Store(Protocol):
-    """Records by key, bytes by digest."""
+class RunStore(Protocol):
+    """As much of a store as running a stage takes."""
 
     def record(self, key: str) -> Record | None:
         """The record of *key*; a record that cannot be read counts as absent."""
-
-    def records_of(self, stage: str, most: int) -> list[Record]:
-        """Up to *most* records of *stage*, those that came last first. For explanations: a store may know of fewer than
-        it has.
-        """
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Those of *files* whose blob is not here or visibly damaged (by its ``stat``; one that was written to since it
@@ -58,16 +53,25 @@ class Store(Protocol):
             BlobDamaged: and moves the blob to quarantine.
         """
 
-    def used(self, keys: Iterable[str]) -> None:
-        """Note that the records of *keys* are being used: what was used last is removed last. Never fails; a cache that
-        cannot be written keeps the times that it has.
-        """
-
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
         """Hold *key* against every other process and thread until the block ends; wait while somebody else does.
 
         Raises:
             Interrupted: when *gives_up*, asked now and then while waiting, answers that there is no need any more.
+        """
+
+
+class Store(RunStore, Protocol):
+    """Records by key, bytes by digest."""
+
+    def records_of(self, stage: str, most: int) -> list[Record]:
+        """Up to *most* records of *stage*, those that came last first. For explanations: a store may know of fewer than
+        it has.
+        """
+
+    def used(self, keys: Iterable[str]) -> None:
+        """Note that the records of *keys* are being used: what was used last is removed last. Never fails; a cache that
+        cannot be written keeps the times that it has.
         """
 
     def latest(self, name: str) -> Record | None:

@@ -1,0 +1,132 @@
+"""``winml-dag reproduce``: run the stages of a finished build again, and say whether they give the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.cli.options import format_option, planned_build, request_options
+from winml_dag.cli.report import errors_as_json, failure_lines
+from winml_dag.errors import StageError
+
+if TYPE_CHECKING:
+    from winml_dag.canonical import JsonObject
+    from winml_dag.pipeline.reproduce import Difference, Reproduction, StageReproduction
+
+
+@click.command(name="reproduce")
+@click.argument("stages", nargs=-1, metavar="[STAGE]...")
+@request_options
+@click.option("--runs", type=click.IntRange(min=1), default=1, help="How often each stage is run [1].")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
+@click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing while stages run.")
+@format_option
+def command(
+    *,
+    stages: tuple[str, ...],
+    runs: int,
+    jobs: int | None,
+    stage_timeout: float | None,
+    quiet: bool,
+    format_: str,
+    **options: Any,
+) -> int:
+    """Run stages of a finished build again and compare what they put out with the record, byte for byte.
+
+    Each STAGE (a name or id; none means all) runs in a fresh process, from the inputs that it had. The cache, its
+    records and the output folder stay as they are. The exit code is 0 only if all is equal.
+
+    \b
+    winml-dag reproduce -c recipe.yaml -o out
+    winml-dag reproduce quantize compile -c recipe.yaml -o out --runs 3
+    """
+    with errors_as_json(format_):
+        from winml_dag.cli.progress import progress
+        from winml_dag.pipeline.reproduce import ReproduceOptions, reproduce
+
+        how = ReproduceOptions(runs, jobs or os.cpu_count() or 1, stage_timeout)
+        # What goes on is told on stderr: stdout has the result and nothing else.
+        with progress(quiet=quiet, to_stderr=True) as observer:
+            found = reproduce(*planned_build(options), stages, how, observer=observer)
+    if format_ == "json":
+        click.echo(json.dumps(_json(found), ensure_ascii=False))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+    return 0 if found.equal else StageError.exit_code
+
+
+def _lines(found: Reproduction) -> Iterator[str]:
+    width = max(len(stage.id) for stage in found.stages)
+    for stage in found.stages:
+        yield f"{stage.id:<{width}}  {_headline(stage)}"
+        yield from (f"  {_sentence(difference)}" for difference in stage.differences)
+        if stage.differences and stage.runs_agree:
+            yield "  All runs gave the same: it is the record that was made differently."
+        if stage.failure is not None:
+            yield from failure_lines(stage.failure)
+    yield _summary(found)
+
+
+def _headline(stage: StageReproduction) -> str:
+    if stage.reason:
+        return f"{stage.verdict}: {stage.reason}; build first"
+    times = "" if stage.runs == 1 else f", {stage.runs} runs"
+    return f"{stage.verdict:<7}  {_files(stage.files)}, {stage.size} bytes{times} in {stage.elapsed_seconds:.1f} s"
+
+
+def _sentence(difference: Difference) -> str:
+    runs = f"{'run' if len(difference.runs) == 1 else 'runs'} {', '.join(map(str, difference.runs))}"
+    return f"{difference.file}, {difference.other} -> {runs}: {difference.text}"
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _summary(found: Reproduction) -> str:
+    equal = [stage for stage in found.stages if stage.verdict == "equal"]
+    seconds = f"{found.elapsed_seconds:.1f} s"
+    if found.equal:
+        count = sum(stage.files for stage in equal)
+        return f"Reproduced: {len(equal)} of {len(equal)} stages gave the same bytes, {_files(count)}, in {seconds}."
+    others = ", ".join(f"{stage.id} {stage.verdict}" for stage in found.stages if stage not in equal)
+    return f"Not reproduced: {others}; {len(equal)} of {len(found.stages)} stages are equal, in {seconds}."
+
+
+def _json(found: Reproduction) -> JsonObject:
+    return {
+        "equal": found.equal,
+        "stages": [_stage_json(stage) for stage in found.stages],
+        "elapsed_seconds": round(found.elapsed_seconds, 3),
+    }
+
+
+def _stage_json(stage: StageReproduction) -> JsonObject:
+    failure = stage.failure
+    return {
+        "id": stage.id,
+        "verdict": str(stage.verdict),
+        "reason": stage.reason,
+        "runs": stage.runs,
+        "files": stage.files,
+        "size": stage.size,
+        "elapsed_seconds": stage.elapsed_seconds,
+        "differences": [
+            {
+                "slot": difference.slot,
+                "file": difference.file,
+                "runs": list(difference.runs),
+                "other": difference.other,
+                "text": difference.text,
+            }
+            for difference in stage.differences
+        ],
+        "error": None if failure is None else failure.error,
+        "log": None if failure is None or failure.log is None else str(failure.log),
+    }

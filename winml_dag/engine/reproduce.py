@@ -1,0 +1,135 @@
+"""Runs recorded stages again, each from its recorded inputs in a process of its own, and tells what came out.
+
+The way of running a stage is the build's own. Only the store that results go to is another: it holds them against the
+record and stores nothing; what is different it keeps in the scratch folder, for as long as that lives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml_dag.engine.decide import Reuse, Run
+from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.places import first_ended, places
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.run import Damaged, Runner
+from winml_dag.engine.stage import Node
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_file, split_digest
+from winml_dag.store.files import in_words
+from winml_dag.store.locks import never
+from winml_dag.store.outputs import output_files
+from winml_dag.store.record import Record
+from winml_dag.store.store import RunStore
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A node with the record that it stands on and its inputs by slot."""
+
+    node: Node
+    record: Record
+    inputs: Mapping[str, Artifact]
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What became of the run with this *number*, the first being 1. A result's record has the outputs of this run."""
+
+    recorded: Recorded
+    number: int
+    outcome: StageResult | Damaged
+
+
+class Witness:
+    """A store that stores nothing: it reads from *store*, and compares what is published with *records*.
+
+    Outputs that are not those of the record are moved to a folder below *folder*; :meth:`kept` says which.
+    """
+
+    def __init__(self, store: RunStore, records: Iterable[Record], folder: Path) -> None:
+        self._store = store
+        self._records = {record.cache_key: record for record in records}
+        self._folder = folder
+        self._kept: dict[tuple[str, str, str], Path] = {}
+        self._lock = threading.Lock()
+
+    def kept(self, key: str, slot: str, artifact: Artifact) -> Path:
+        """Where *artifact* lies, which a stage put out under *key* and which is not the recorded one."""
+        return self._kept[key, slot, artifact.digest]
+
+    def record(self, key: str) -> Record | None:  # noqa: ARG002 - nothing counts as known: it is to be made again
+        return None
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        return self._store.missing(files)
+
+    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:  # noqa: ARG002
+        """Return *record* with the outputs that lie in *folders*. Raises StoreError as a store does."""
+        before = self._records[record.cache_key]
+        function = split_digest(before.files()[0].digest)[0]
+        with in_words(f"Cannot read the outputs of {record.ingredients.stage}"):
+            outputs = {
+                slot: Artifact.of(
+                    FileEntry(file.name, digest_file(file.path, function), file.path.stat().st_size)
+                    for file in output_files(slot, folder)
+                )
+                for slot, folder in folders.items()
+            }
+            for slot, artifact in outputs.items():
+                if artifact != before.outputs.get(slot):
+                    self._keep((record.cache_key, slot, artifact.digest), folders[slot])
+        return replace(record, outputs=outputs)
+
+    def fetch(self, artifact: Artifact, folder: Path) -> None:
+        self._store.fetch(artifact, folder)
+
+    def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Nothing to hold: nothing is written under *key*, so several may run it at once, a build among them."""
+        return nullcontext()
+
+    def _keep(self, what: tuple[str, str, str], folder: Path) -> None:
+        with self._lock:
+            if what not in self._kept:
+                self._folder.mkdir(exist_ok=True)
+                self._kept[what] = folder.rename(self._folder / str(len(self._kept)))
+
+
+def run_again(
+    recorded: Sequence[Recorded], runner: Runner, *, runs: int = 1, jobs: int = 1, observer: Observer | None = None
+) -> list[Rerun]:
+    """Run every node *runs* times, *jobs* at a time; in order of nodes and then of runs.
+
+    Raises:
+        KeyboardInterrupt: after everything that ran has been ended.
+    """
+    observer = observer or Silent()
+    waiting = deque((one, number) for number in range(1, runs + 1) for one in recorded)
+    running: dict[Future[StageResult | Reuse | Damaged], tuple[Recorded, int]] = {}
+    done: list[Rerun] = []
+    with places(jobs, runner) as pool:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                one, number = waiting.popleft()
+                decision = _decision(one.record, Reason("reproduce", f"run {number} of {runs}"))
+                observer.started(one.node, decision.reason, decision.estimate_seconds)
+                running[pool.submit(runner.run, one.node, decision, one.inputs)] = (one, number)
+            for future in first_ended(running):
+                outcome = future.result()
+                # The store that a runner works with here knows no record, so nothing can be found to reuse.
+                assert not isinstance(outcome, Reuse)
+                if isinstance(outcome, StageResult):
+                    observer.finished(outcome)
+                done.append(Rerun(*running.pop(future), outcome))
+    order = {one.node.id: place for place, one in enumerate(recorded)}
+    return sorted(done, key=lambda rerun: (order[rerun.recorded.node.id], rerun.number))
+
+
+def _decision(record: Record, why: Reason) -> Run:
+    return Run(record.cache_key, record.ingredients, why, record.elapsed_seconds)

@@ -1,0 +1,209 @@
+"""The first place in which two ONNX files that should be the same differ, in words.
+
+Weights are followed into the files that they lie in, so a person reads a tensor, an index and two values instead of an
+offset. Everything else is walked field by field, so whatever protobuf can tell apart is found. Weights are read a
+piece at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.files import load_model, tensor_chunks
+
+# Longer texts would bury the sentence that they are in.
+_LONGEST = 60
+# Both sides are cut into pieces of one size, however they are stored; short, because Python looks for the byte.
+_PIECE = 4096
+# Fields that hold what one is looking at rather than a part of it: naming them would only lengthen the sentence.
+_TRANSPARENT = frozenset({"graph", "g", "t", "f", "i", "s", "floats", "ints", "strings"})
+_NAMES = ("name", "key", "domain", "tensor_name")
+_ABSENT = "absent"
+
+
+def first_difference(recorded: Path, found: Path) -> str | None:
+    """Where the model *found* first differs from *recorded*: a tensor, an attribute or another field, with both values.
+
+    None when they are the same model, however its bytes are arranged.
+
+    Raises:
+        InputError: when either is not a readable model.
+    """
+    before, now = load_model(recorded, weights=False), load_model(found, weights=False)
+    return next(_Walk(recorded, found).message(before, now, ""), None)
+
+
+class _Walk:
+    """Goes through two models side by side and yields a sentence for every difference, in the order of the file."""
+
+    def __init__(self, recorded: Path, found: Path) -> None:
+        self._recorded = recorded
+        self._found = found
+
+    def message(self, before: Message, now: Message, where: str) -> Iterator[str]:
+        if isinstance(before, TensorProto):
+            yield from self._tensor(before, now, where)
+            return
+        for field in before.DESCRIPTOR.fields:
+            place = where if field.name in _TRANSPARENT else _join(where, field.name)
+            old, new = getattr(before, field.name), getattr(now, field.name)
+            if field.is_repeated:
+                yield from self._items(old, new, field.name, where, place)
+            elif before.HasField(field.name) != now.HasField(field.name):
+                yield _sentence(
+                    place, *(_shown(m, field) if m.HasField(field.name) else _ABSENT for m in (before, now))
+                )
+            elif field.message_type is not None:
+                yield from self.message(old, new, place)
+            elif isinstance(old, bytes) and max(len(old), len(new)) > _LONGEST and old != new:
+                yield f"{place} {_bytes_difference(old, new)}"
+            elif not _equal(old, new):
+                yield _sentence(place, _shown(before, field), _shown(now, field))
+
+    def _items(self, before: Sequence[Any], now: Sequence[Any], name: str, where: str, place: str) -> Iterator[str]:
+        for index, (old, new) in enumerate(itertools.zip_longest(before, now)):
+            if not isinstance(new if old is None else old, Message):
+                if not _equal(old, new):
+                    yield _sentence(f"{place}, element {index}", *map(_text, (old, new)))
+                    return
+                continue
+            labels = [_ABSENT if item is None else _label(item, index) for item in (old, new)]
+            # Two that have other names are other things: what is inside has no use being compared.
+            if labels[0] != labels[1]:
+                yield _sentence(_join(where, f"{name} {index}"), *labels)
+                return
+            yield from self.message(old, new, _join(where, f"{name} {labels[0]}"))
+
+    def _tensor(self, before: TensorProto, now: TensorProto, where: str) -> Iterator[str]:
+        if before.data_type != now.data_type:
+            yield _sentence(f"{where}, type", dtype_name(before.data_type), dtype_name(now.data_type))
+        elif before.dims != now.dims:
+            yield _sentence(f"{where}, shape", str(list(before.dims)), str(list(now.dims)))
+        elif before.data_type == TensorProto.STRING:
+            yield from self._items(before.string_data, now.string_data, "", where, _described(before, where))
+        else:
+            yield from self._values(before, now, _described(before, where))
+        if before.name != now.name:
+            yield _sentence(f"{where}, name", repr(before.name), repr(now.name))
+
+    def _values(self, before: TensorProto, now: TensorProto, where: str) -> Iterator[str]:
+        offset = 0
+        chunks = tensor_chunks(before, self._recorded), tensor_chunks(now, self._found)
+        # A file may have fewer bytes than its tensor's shape needs, or more.
+        for old, new in itertools.zip_longest(*map(_pieces, chunks), fillvalue=b""):
+            if old != new:
+                yield _value_difference(before, where, offset, old, new)
+                return
+            offset += len(old)
+
+
+def _pieces(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        view = memoryview(chunk)
+        for start in range(0, len(view), _PIECE):
+            yield bytes(view[start : start + _PIECE])
+
+
+def _value_difference(tensor: TensorProto, where: str, offset: int, old: bytes, new: bytes) -> str:
+    """The first value that differs; *old* and *new* begin at byte *offset* of the tensor's data."""
+    place = _first_byte(old, new)
+    bits = byte_size(tensor.data_type, [8])  # of one element: as many as eight of them have bytes
+    size, count = max(bits // 8, 1), 8 // bits if 0 < bits < 8 else 1
+    start = place - place % size
+    raw = [piece[start : start + size] for piece in (old, new)]
+    if not bits or any(len(piece) < size for piece in raw):
+        return f"{where} differs from byte {offset + place} on"
+    values = [_decoded(tensor.data_type, piece, count) for piece in raw]
+    inner = next((number for number in range(count) if values[0][number] != values[1][number]), None)
+    # NaNs read alike whatever their bits are, and so does what pads the last byte of a tensor of nibbles.
+    texts = [value[inner] for value in values] if inner is not None else [f"0x{piece.hex()}" for piece in raw]
+    index = min((offset + start) * 8 // bits + (inner or 0), prod(tensor.dims) - 1)
+    return _sentence(f"{where}, element {_index(index, tensor.dims)}", *texts)
+
+
+def _decoded(data_type: int, raw: bytes, count: int) -> list[str]:
+    """*count* values in words: of a float, the shortest text that tells it from its neighbours."""
+    values = numpy_helper.to_array(TensorProto(data_type=data_type, dims=[count], raw_data=raw))
+    return [str(value) for value in values]
+
+
+def _index(flat: int, dims: Sequence[int]) -> str:
+    """Element *flat* as ``[row, column]``."""
+    index: list[int] = []
+    for dim in reversed(dims):
+        flat, rest = divmod(flat, dim)
+        index.append(rest)
+    return str(index[::-1])
+
+
+def _bytes_difference(recorded: bytes, found: bytes) -> str:
+    """Which byte of two long texts differs first, and how long both are."""
+    sizes = "" if len(recorded) == len(found) else f" ({len(recorded)} -> {len(found)} bytes)"
+    return f"differs from byte {_first_byte(recorded, found)} on{sizes}"
+
+
+def _first_byte(old: bytes, new: bytes) -> int:
+    """The first byte in which they differ, or the length of the shorter one. Halving, as comparing is quick in C."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high) // 2
+        if old[low : middle + 1] == new[low : middle + 1]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _described(tensor: TensorProto, where: str) -> str:
+    return f"{where} ({dtype_name(tensor.data_type)} {list(tensor.dims)})"
+
+
+def _label(item: Message, index: int) -> str:
+    """``'conv1' (Conv)``: the name of an element where it has one, else its place."""
+    name = next((getattr(item, name) for name in _NAMES if getattr(item, name, "")), "")
+    label = repr(name) if name else str(index)
+    return f"{label} ({item.op_type})" if isinstance(item, NodeProto) else label
+
+
+def _shown(message: Message, field: Any) -> str:
+    value = getattr(message, field.name)
+    if field.message_type is not None:
+        return "present"
+    if field.name == "elem_type":
+        return dtype_name(value)
+    if field.enum_type is not None and value in field.enum_type.values_by_number:
+        return str(field.enum_type.values_by_number[value].name)
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return _ABSENT
+    if isinstance(value, float):
+        return str(np.float32(value))  # all that ONNX has outside of tensors
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _equal(old: object, new: object) -> bool:
+    """Unlike ``==``, a NaN is itself, and 0 is not -0."""
+    return repr(old) == repr(new) if isinstance(old, float) and isinstance(new, float) else old == new
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}, {name}" if where else name
+
+
+def _sentence(where: str, recorded: str, found: str) -> str:
+    return f"{where}: {recorded} -> {found}"

@@ -1,0 +1,262 @@
+"""Does a finished build come out the same again? Its stages are run anew from their recorded inputs and compared.
+
+Nothing that a build reads or writes is touched: not the records, not the blobs, not the output folder. A stage needs
+its inputs and its record only, so any of them can be asked about alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from winml_dag.engine.events import Observer, StageResult, Status
+from winml_dag.engine.execute import Executor, LocalExecutor
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.known import Known
+from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
+from winml_dag.engine.run import Damaged, Runner
+from winml_dag.engine.stage import Node
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.build import FAILURES, MADE_BY
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.difference import changed_files, first_difference
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+from winml_dag.store.store import BlobDamaged
+
+THE_RECORD = "the record"
+
+
+class Verdict(StrEnum):
+    """What was found of a stage."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    FAILED = "failed"
+    NOT_RUN = "cannot be reproduced"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file of output *slot* that differs in these *runs* from that of *other* (the record, or ``run 1``).
+
+    ``text`` says where first, with the value of *other* on the left: ``initializer 'w', element [0]: 0.5 -> 0.25``.
+    """
+
+    slot: str
+    file: str
+    runs: tuple[int, ...]
+    other: str
+    text: str
+
+
+@dataclass(frozen=True)
+class StageReproduction:
+    """What became of one stage.
+
+    Attributes:
+        runs: how many came to an end.
+        files, size: of the recorded outputs, which each run was held against.
+        elapsed_seconds: of all runs together.
+        reason: why it cannot be reproduced, else empty.
+        failure: the first run that failed, if any did.
+    """
+
+    id: str
+    verdict: Verdict
+    runs: int = 0
+    files: int = 0
+    size: int = 0
+    elapsed_seconds: float = 0.0
+    differences: tuple[Difference, ...] = ()
+    reason: str = ""
+    failure: StageResult | None = None
+
+    @property
+    def runs_agree(self) -> bool:
+        """Whether all runs, of several, gave the same: then it is the record that is different."""
+        return self.runs > 1 and all(len(difference.runs) == self.runs for difference in self.differences)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What became of all stages that were asked for, in the order of the graph."""
+
+    stages: tuple[StageReproduction, ...]
+    elapsed_seconds: float
+
+    @property
+    def equal(self) -> bool:
+        return all(stage.verdict is Verdict.EQUAL for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """How often, how many at a time, and how long a run may take at most (None: what its stage declares)."""
+
+    runs: int = 1
+    jobs: int = 1
+    stage_timeout_seconds: float | None = None
+
+
+def reproduce(
+    planned: BuildGraph,
+    store: LocalStore,
+    names: Sequence[str] = (),
+    options: ReproduceOptions = ReproduceOptions(),
+    *,
+    observer: Observer | None = None,
+    executor: Executor | None = None,
+) -> Reproduction:
+    """Run the stages *names* (ids, or names of stages; none means all) again and compare what they put out.
+
+    Raises:
+        UsageError: for a name that this build does not have, or has left out.
+        StoreError: when the cache cannot be used.
+        KeyboardInterrupt: after children have been ended.
+    """
+    started = time.monotonic()
+    nodes = _chosen(planned, names)
+    looked_up = _look_up(planned, store)
+    able = [found for node in nodes if isinstance(found := looked_up[node.id], Recorded)]
+    with store.scratch.open() as scratch:
+        witness = Witness(store, (one.record for one in able), scratch / "kept")
+        runner = Runner(
+            planned.graph,
+            witness,
+            executor or LocalExecutor(),
+            store.fingerprints,
+            scratch=scratch,
+            failures=store.folder / FAILURES,
+            made_by=MADE_BY,
+            rebuild=True,
+            timeout_seconds=options.stage_timeout_seconds,
+        )
+        reruns = run_again(able, runner, runs=options.runs, jobs=options.jobs, observer=observer)
+        comparison = _Comparison(store, witness, scratch / "recorded")
+        stages = tuple(
+            comparison.stage(found, [rerun for rerun in reruns if rerun.recorded is found])
+            if isinstance(found := looked_up[node.id], Recorded)
+            else StageReproduction(node.id, Verdict.NOT_RUN, reason=found)
+            for node in nodes
+        )
+    return Reproduction(stages, time.monotonic() - started)
+
+
+def _chosen(planned: BuildGraph, names: Sequence[str]) -> list[Node]:
+    """The nodes that *names* mean, in the order of the graph."""
+    steps = [step for name in names for step in planned.steps_named(name)]
+    if left_out := next((step for step in steps if step.skipped is not None), None):
+        raise UsageError(f"{left_out.id} is left out of this build: {left_out.skipped}.")
+    ids = {step.id for step in steps}
+    return [node for node in planned.graph.nodes if not names or node.id in ids]
+
+
+def _look_up(planned: BuildGraph, store: LocalStore) -> dict[str, Recorded | str]:
+    """Each node's record and inputs by its id; a text says why it has none, or cannot be run."""
+    foreseen = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope)
+    known = Known.at_start(planned.graph, planned.sources)
+    found: dict[str, Recorded | str] = {}
+    for result in foreseen:
+        node = result.node
+        ingredients, inputs = known.ingredients(node), known.inputs(node)
+        record = None if ingredients is None else store.record(cache_key(ingredients))
+        if record is None:
+            found[node.id] = f"it has no record ({result.reason})"
+            continue
+        known.settle(node, record)
+        # Its own outputs may have gone: their digests are in the record.
+        made = [inputs[slot] for slot, name in node.inputs.items() if name in planned.graph.makers]
+        gone = store.missing(file for artifact in made for file in artifact.files)
+        found[node.id] = _lost(file.name for file in gone) if gone else Recorded(node, record, inputs)
+    return found
+
+
+def _lost(names: Iterable[str]) -> str:
+    return f"missing or damaged in the cache: {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One of the things that a stage put out in a slot, and the runs that did."""
+
+    artifact: Artifact
+    runs: tuple[int, ...]
+
+
+class _Comparison:
+    """Holds what came out against what is recorded, and against each other."""
+
+    def __init__(self, store: LocalStore, witness: Witness, folder: Path) -> None:
+        self._store = store
+        self._witness = witness
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    def stage(self, recorded: Recorded, reruns: Sequence[Rerun]) -> StageReproduction:
+        node, files = recorded.node, recorded.record.files()
+        results = [(rerun.number, rerun.outcome) for rerun in reruns if isinstance(rerun.outcome, StageResult)]
+        if damaged := [rerun.outcome for rerun in reruns if isinstance(rerun.outcome, Damaged)]:
+            return StageReproduction(node.id, Verdict.NOT_RUN, reason=_lost([damaged[0].file.name]))
+        done = [(number, result.record) for number, result in results if result.record is not None]
+        failure = next((result for _, result in results if result.status is Status.FAILED), None)
+        differences = tuple(self._differences(recorded.record, done))
+        verdict = Verdict.FAILED if failure else Verdict.DIFFERS if differences else Verdict.EQUAL
+        return StageReproduction(
+            node.id,
+            verdict,
+            runs=len(done),
+            files=len(files),
+            size=sum(file.size for file in files),
+            elapsed_seconds=round(sum(result.elapsed_seconds or 0.0 for _, result in results), 3),
+            differences=differences,
+            failure=failure,
+        )
+
+    def _differences(self, record: Record, done: Sequence[tuple[int, Record]]) -> Iterator[Difference]:
+        for slot, before in sorted(record.outputs.items()):
+            outputs = [(number, result.outputs[slot]) for number, result in done]
+            variants = [variant for variant in _variants(outputs) if variant.artifact != before]
+            if not variants:
+                continue
+            kept = [self._witness.kept(record.cache_key, slot, variant.artifact) for variant in variants]
+            recorded = self._fetched(before)
+            for variant, folder in zip(variants, kept, strict=True):
+                yield from _differences(slot, variant, folder, THE_RECORD, before, recorded)
+            first = f"run {variants[0].runs[0]}"
+            for variant, folder in zip(variants[1:], kept[1:], strict=True):
+                yield from _differences(slot, variant, folder, first, variants[0].artifact, kept[0])
+
+    def _fetched(self, artifact: Artifact) -> Path | None:
+        """A folder with *artifact*; None when the cache does not have all of it any more."""
+        folder = self._folder / str(next(self._numbers))
+        try:
+            self._store.fetch(artifact, folder)
+        except BlobDamaged:
+            return None
+        return folder
+
+
+def _variants(outputs: Sequence[tuple[int, Artifact]]) -> list[_Variant]:
+    """The different ones of *outputs*, which come with the numbers of their runs, in the order of their first runs."""
+    runs: dict[Artifact, list[int]] = {}
+    for number, artifact in outputs:
+        runs.setdefault(artifact, []).append(number)
+    return [_Variant(artifact, tuple(numbers)) for artifact, numbers in runs.items()]
+
+
+def _differences(
+    slot: str, variant: _Variant, folder: Path, other: str, other_artifact: Artifact, other_folder: Path | None
+) -> Iterator[Difference]:
+    for name in changed_files(other_artifact, variant.artifact):
+        if other_folder is None:
+            text = "nobody can say where, because the recorded file has gone from the cache"
+        else:
+            text = first_difference(other_folder, folder, name)
+        yield Difference(slot, name, variant.runs, other, text)
