@@ -20,12 +20,14 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
+from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.run import Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.local import LocalStore
 
 TEXT = "text"
+SCOPE = "here"
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,15 @@ class Step:
 
 
 def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
-    """Run the graph of *steps*; results by id."""
+    """Run the graph of *steps* as a build does, which plans first; results by id."""
     store = LocalStore(cache)
     try:
         sources = [step.source() for step in steps if step.work == "source"]
         graph = Graph.of([step.node() for step in steps if step.work != "source"], sources)
         digests = {source.name: source_artifact(source, store.fingerprints) for source in sources}
+        foreseen = plan_graph(graph, digests, store, scope=SCOPE)
+        if all(result.status is Status.REUSED for result in foreseen):
+            return {result.node.id: result for result in foreseen}
         executor = LocalExecutor()
         with store.scratch.open() as scratch:
             runner = Runner(
@@ -75,7 +80,7 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
                 made_by="tests",
                 rebuild=False,
             )
-            scheduler = Scheduler(graph, digests, store, runner, RunOptions("here", jobs=2))
+            scheduler = Scheduler(graph, digests, store, runner, RunOptions(SCOPE, jobs=2))
             return {result.node.id: result for result in scheduler.run()}
     finally:
         store.close()

@@ -119,11 +119,14 @@ def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk:
     assert (disk / "out" / "weights.bin").stat().st_size == 3 * MIB
 
 
-def test_a_cache_that_may_only_be_read_is_named(small_disk: Callable[[int], Path]) -> None:
+def test_a_cache_that_may_only_be_read_gives_what_it_has_and_is_named_by_what_must_run(
+    small_disk: Callable[[int], Path],
+) -> None:
     disk = small_disk(8)
     with engine(disk / "cache", [Step("first", "write")]) as other:  # its files are closed when it has ended
         told(other)
     remount(disk, "ro")
+    assert run_steps(disk / "cache", [Step("first", "write")])["first"].status is Status.REUSED
     with pytest.raises(StoreError) as failed:
         run_steps(disk / "cache", [Step("second", "write")])
     assert str(disk / "cache") in str(failed.value)

@@ -2,11 +2,13 @@
 
 Only JSON text with a checksum goes in and comes out (see ``textdisk`` and ``sealed``). It holds nothing that cannot be
 had otherwise: records also lie beside the blobs, fingerprints are measured again. So a damaged database is moved to
-quarantine and a fresh one begun, with a warning and no failed build.
+quarantine and a fresh one begun, with a warning and no failed build. And where it cannot be used at all, on a full disk
+or in a cache that may only be read, the rest goes on without it: nothing is found in it, and what it is given is lost.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -55,12 +57,15 @@ _KEYS_AT_ONCE = 500
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
+_HINDRANCES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class Index:
     """The database in *folder*; opened at its first use, safe for any number of threads and processes.
 
-    Every method raises StoreError when the database is locked for longer than *busy_seconds* or cannot be written.
+    Every method raises StoreError when the database is locked for longer than *busy_seconds*. Where it cannot be read
+    or written, for want of room or of permission, reading finds nothing, writing keeps nothing, and only forgetting,
+    which must not be lost, raises StoreError.
     """
 
     def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
@@ -69,18 +74,19 @@ class Index:
         self._locks = locks
         self._busy_seconds = busy_seconds
         self._opened: tuple[TextCache, object] | None = None
+        self._has_warned = False
 
     def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
         keys = [f"{namespace}:{name}" for name in names]
         found: dict[str, JsonValue] = {}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
-            found.update(_unsealed(self._do(partial(_texts, some)).items()))
+            found.update(_unsealed(self._try(partial(_texts, some), {}).items()))
         return found
 
     def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> dict[str, JsonValue]:
         """Up to *most* values that were written with *tag*, by name, the last that came first."""
-        return dict(_unsealed(self._do(lambda cache: cache.newest_tagged(f"{namespace}:{tag}", most))))
+        return dict(_unsealed(self._try(lambda cache: cache.newest_tagged(f"{namespace}:{tag}", most), [])))
 
     def write(self, namespace: Namespace, values: Mapping[str, JsonValue], *, tag: str | None = None) -> None:
         """Keep *values* by name, all or none of them; *tag* is what they can be found by as well."""
@@ -93,7 +99,7 @@ class Index:
                     cache.set(key, text, tag=column)
 
         if rows:
-            self._do(write)
+            self._try(write, None)
 
     def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
         """Forget *names*; those that are not here are no error."""
@@ -108,7 +114,7 @@ class Index:
     def names(self, namespace: Namespace) -> list[str]:
         """All names of *namespace*, in order."""
         # ";" follows ":" in the order of characters.
-        keys = self._do(lambda cache: cache.keys_between(f"{namespace}:", f"{namespace};"))
+        keys = self._try(lambda cache: cache.keys_between(f"{namespace}:", f"{namespace};"), [])
         return [key.partition(":")[2] for key in keys]
 
     def clear(self) -> None:
@@ -120,6 +126,18 @@ class Index:
         if self._opened is not None:
             self._opened[0].close()
             self._opened = None
+
+    def _try(self, work: Callable[[TextCache], _T], otherwise: _T) -> _T:
+        """What *work* returns, or *otherwise* where the index cannot be used."""
+        try:
+            return self._do(work)
+        except _Hindered as error:
+            # A connection that failed may go on failing when the reason has gone.
+            self.close()
+            if not self._has_warned:
+                self._has_warned = True
+                _LOGGER.warning("%s Going on without it.", error.message)
+            return otherwise
 
     def _do(self, work: Callable[[TextCache], _T]) -> _T:
         """What *work* returns; on a damaged database a second time, with a fresh one."""
@@ -144,8 +162,13 @@ class Index:
     def _open(self) -> tuple[TextCache, object]:
         """The open database and its identity."""
         if self._opened is None:
-            with in_words("Cannot open the index of the cache"):
-                self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                with in_words("Cannot open the index of the cache"):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+            except StoreError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in _HINDRANCES:
+                    raise _Hindered(error.message, advice=error.advice) from error
+                raise
             try:
                 cache = TextCache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -202,17 +225,17 @@ class Index:
                 advice="Try again, or end the process that hangs.",
             ) from error
         if code in _DENIED and not self._may_write():
-            raise StoreError(
+            raise _Hindered(
                 f"{where} cannot be written: permission denied.",
                 advice="Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
             ) from error
         if code == sqlite3.SQLITE_FULL:
-            raise StoreError(
+            raise _Hindered(
                 f"{where} cannot grow: the disk is full.",
                 advice="Free some space, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
             ) from error
         if code in _DISK:
-            raise StoreError(f"{where} cannot be used: {cause}.") from error
+            raise _Hindered(f"{where} cannot be used: {cause}.") from error
 
 
 def _unsealed(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, JsonValue]]:
@@ -225,6 +248,10 @@ def _unsealed(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, JsonValue]
 
 def _texts(keys: list[str], cache: TextCache) -> dict[str, str]:
     return cache.texts(keys)
+
+
+class _Hindered(StoreError):
+    """The index is not damaged, but the system does not let us use it."""
 
 
 class _Unusable(Exception):

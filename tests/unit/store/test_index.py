@@ -4,6 +4,9 @@ import logging
 import os
 import pickle
 import sqlite3
+import subprocess
+import sys
+import textwrap
 
 import diskcache
 import pytest
@@ -272,17 +275,48 @@ def test_a_database_that_stays_locked_is_an_error_in_words_and_stays_where_it_is
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anything")
-def test_a_database_that_may_not_be_written_is_an_error_in_words(new_index, tmp_path) -> None:
+def test_where_the_database_may_not_be_written_all_goes_on_without_it(new_index, tmp_path, caplog) -> None:
     index = new_index()
     index.write("record", {"a": 1})
     index.close()
     (tmp_path / "index" / "cache.db").chmod(0o444)
     (tmp_path / "index").chmod(0o555)
     try:
+        index = new_index()
+        index.write("record", {"a": 2})
+        assert index.read("record", ["a"]) in ({}, {"a": 1})
         with pytest.raises(StoreError, match="permission denied"):
-            new_index().write("record", {"a": 2})
+            index.remove("record", ["a"])
     finally:
         (tmp_path / "index").chmod(0o755)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The index of the cache in {tmp_path / 'index'} cannot be written: permission denied. Going on without it."
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
+def test_where_the_database_cannot_grow_all_goes_on_without_it(new_index, tmp_path) -> None:
+    index = new_index()
+    index.write("record", {"a": 1})
+    index.close()
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from winml_dag.store.index import Index
+        from winml_dag.store.locks import Locks
+        folder = Path(sys.argv[1])
+        index = Index(folder / "index", folder / "quarantine", Locks(folder / "locks"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        index.write("record", {"b": "x" * 100_000})
+        print(index.read("record", ["b"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
+    assert done.stderr.count("Going on without it.") == 1
+    assert new_index().read("record", ["a", "b"]) == {"a": 1}
+    assert not (tmp_path / "quarantine").exists()
 
 
 def test_a_write_that_fails_half_way_leaves_nothing_of_it(new_index) -> None:
