@@ -12,7 +12,6 @@ from winml_dag.cli.options import format_option, planned_build, rebuild_option, 
 from winml_dag.cli.report import FORESEEN, errors_as_json, print_json
 from winml_dag.engine.events import Status
 from winml_dag.engine.reason import Reason, waits
-from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
@@ -30,18 +29,18 @@ _MOST_FILES = 20
 @format_option
 def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
     """Explain why STAGE (a stage's name or id) would run, or why not; without STAGE, why each runs that would."""
-    from winml_dag.pipeline.build import plan
+    from winml_dag.pipeline.build import plan, views_named
 
     with errors_as_json(format_):
         planned, store = planned_build(options)
         result = plan(planned, store, rebuild=rebuild, explain=True)
-        chosen = _running(result.stages) if stage is None else _named(result.stages, stage)
+        chosen = _running(result.stages) if stage is None else views_named(result.stages, stage)
     if format_ == "json":
         print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds)
         return 0
     by_id = {view.id: view for view in result.stages}
     for view in chosen:
-        for line in _explanation(view, by_id, planned.graph):
+        for line in _explanation(view, by_id, planned.graph, all_are_shown=stage is None):
             click.echo(line)
     if not chosen:
         click.echo("Nothing would run: all is known.")
@@ -52,15 +51,9 @@ def _running(views: Sequence[StageView]) -> list[StageView]:
     return [view for view in views if view.status is Status.RAN]
 
 
-def _named(views: Sequence[StageView], name: str) -> list[StageView]:
-    found = [view for view in views if name in (view.id, view.stage)]
-    if not found:
-        known = ", ".join(view.id for view in views)
-        raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
-    return found
-
-
-def _explanation(view: StageView, by_id: Mapping[str, StageView], graph: Graph) -> Iterator[str]:
+def _explanation(
+    view: StageView, by_id: Mapping[str, StageView], graph: Graph, *, all_are_shown: bool
+) -> Iterator[str]:
     """What would become of a stage, and below it, indented, all that is known of why."""
     yield f"{view.id}: {FORESEEN[view.status]}"
     if view.result is None:
@@ -68,7 +61,10 @@ def _explanation(view: StageView, by_id: Mapping[str, StageView], graph: Graph) 
         return
     reason, record = view.result.reason, view.result.record
     yield from (f"  {line}" for line in _reason_lines(reason))
-    yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
+    if all_are_shown and not set(reason.roots) <= set(reason.names):
+        yield f"  and that on what {', '.join(reason.roots)} will give"
+    elif not all_are_shown:
+        yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
     yield from (f"  {line}" for line in _origins(view.result, by_id, graph))
     if reason.nearest is not None and reason.kind == "changed":
         yield f"  nearer than the last build here is {reason.nearest}"

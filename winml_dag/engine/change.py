@@ -83,7 +83,7 @@ class Change:
     files: tuple[FileChange, ...] = ()
 
     def __str__(self) -> str:
-        return self._text(_some([str(file) for file in self.files], _MOST_ITEMS))
+        return self._text(_some(self.files))
 
     def lines(self, most_files: int) -> Iterator[str]:
         """The same with a line for each of the files, up to *most_files* of them."""
@@ -208,20 +208,21 @@ def _list_change(old: Value, new: Value) -> str:
     shown = {canonical_json(item): _cut(_shown(item), 0) for item in (*old, *new)}
     before, after = (Counter(map(canonical_json, items)) for items in (old, new))
     added, removed = ([shown[item] for item in found.elements()] for found in (after - before, before - after))
-    parts = [f"{_some(items, _MOST_ITEMS)} {how}" for items, how in ((added, "added"), (removed, "removed")) if items]
+    parts = [f"{_some(items)} {how}" for items, how in ((added, "added"), (removed, "removed")) if items]
     return ", ".join(parts) or "in another order"
 
 
-def _some(items: Sequence[str], most: int) -> str:
-    more = len(items) - most
-    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+def _some(items: Sequence[object]) -> str:
+    more = len(items) - _MOST_ITEMS
+    return ", ".join(map(str, items[:_MOST_ITEMS])) + (f" and {more} more" if more > 0 else "")
 
 
 def _shown_pair(old: Value, new: Value) -> tuple[str, str]:
     """Both values as a line shows them, and never alike: ``"10"`` is not 10, and long ones may differ at their end."""
     before, after = _shown(old), _shown(new)
     if before == after:
-        before, after = _quoted(old), _quoted(new)
+        # Two texts that are shown alike are digests with the same beginning.
+        before, after = (old, new) if isinstance(old, str) and isinstance(new, str) else (_quoted(old), _quoted(new))
     start = 0
     if max(len(before), len(after)) > _MOST_CHARACTERS:
         shorter = min(len(before), len(after))
