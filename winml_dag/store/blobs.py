@@ -56,7 +56,8 @@ class Blobs:
     def path(self, digest: str) -> Path:
         """Where the bytes of *digest* lie, or would."""
         function, digits = split_digest(digest)
-        return self.folder / function / digits[:2] / digits[2:]
+        # Joined as one text: pathlib takes its time for each part, and this is asked for thousands of small files.
+        return self.folder / f"{function}/{digits[:2]}/{digits[2:]}"
 
     def adopt(self, path: Path, function: DigestFunction) -> FileEntry:
         """Move the file at *path* into the store and return its digest and size, under its own name.
@@ -117,13 +118,40 @@ class Blobs:
             if partial.stat().st_size != file.size:
                 raise BlobDamaged(file, _OTHER_SIZE)
             partial.replace(target)
-        except FileNotFoundError:
-            if _is_regular(blob):
-                raise
-            raise BlobDamaged(file, _GONE) from None
+        except BaseException as error:
+            with suppress(OSError):
+                partial.unlink()
+            if isinstance(error, FileNotFoundError) and not _is_regular(blob):
+                raise BlobDamaged(file, _GONE) from None
+            raise
+
+    def link(self, file: FileEntry, target: Path, *, check: bool) -> bool:
+        """Put a read-only hard link to the blob of *file* at *target*, replacing what is there.
+
+        The blob is trusted by its stamp, which is one stat, unless *check* wants it read. False, with *target* as it
+        was, where no link can be made: on another device, on a file system without links, at their limit for one file.
+
+        Raises:
+            BlobDamaged: when the blob has gone or is not what it should be; it is in quarantine then.
+        """
+        if not (self.is_sound(file.digest) if check else self._is_here(file)):
+            raise BlobDamaged(file, _DAMAGED)
+        blob = self.path(file.digest)
+        partial = partial_beside(target)
+        try:
+            # Whoever made another link writable has made this file so.
+            if blob.lstat().st_mode & 0o222:
+                blob.chmod(0o444)
+            os.link(blob, partial)
+            partial.replace(target)
+        except OSError:
+            # Systems differ in what they answer. A copy is tried next, and what hinders that too is said then.
+            return False
         finally:
+            # Renaming one link over another of the same file leaves both.
             with suppress(FileNotFoundError):
                 partial.unlink()
+        return True
 
     def is_sound(self, digest: str) -> bool:
         """Read the whole blob; one that is not what its digest says is moved to quarantine."""
@@ -186,9 +214,8 @@ class Blobs:
         if _exists(blob) and self.is_sound(digest) and _keep(blob):
             _remove(path)
             return
-        blob.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.replace(blob)
+            _rename_into(path, blob)
         except PermissionError:
             # Windows replaces no read-only file: another process stored the same bytes a moment ago.
             if not (_exists(blob) and self.is_sound(digest)):
@@ -212,6 +239,15 @@ class Blobs:
                 _remove(partial)
             raise
         _remove(path)
+
+
+def _rename_into(path: Path, blob: Path) -> None:
+    try:
+        path.replace(blob)
+    except FileNotFoundError:
+        # Only the first of many blobs has to make the folder.
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(blob)
 
 
 def _stamp(path: Path) -> None:
@@ -243,5 +279,9 @@ def _is_regular(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    make_writable(path)
-    path.unlink()
+    try:
+        path.unlink()
+    except PermissionError:
+        # Windows removes no read-only file.
+        make_writable(path)
+        path.unlink()
