@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +91,9 @@ def _files(count: int) -> str:
 
 
 def _summary(found: Reproduction) -> str:
-    equal = [stage for stage in found.stages if stage.verdict == "equal"]
-    seconds = f"{found.elapsed_seconds:.1f} s"
-    if found.equal:
-        count = sum(stage.files for stage in equal)
-        return f"Reproduced: {len(equal)} of {len(equal)} stages gave the same bytes, {_files(count)}, in {seconds}."
-    others = ", ".join(f"{stage.id} {stage.verdict}" for stage in found.stages if stage not in equal)
-    return f"Not reproduced: {others}; {len(equal)} of {len(found.stages)} stages are equal, in {seconds}."
+    counts = Counter(str(stage.verdict) for stage in found.stages)
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"{'Reproduced' if found.equal else 'Not reproduced'}: {counted}, in {found.elapsed_seconds:.1f} s."
 
 
 def _json(found: Reproduction) -> JsonObject:

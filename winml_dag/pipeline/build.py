@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import plan_graph, remembered_name
-from winml_dag.errors import StoreError
+from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
@@ -153,6 +153,15 @@ def views(planned: BuildGraph, results: tuple[StageResult, ...]) -> Iterator[Sta
         else:
             result = by_id[step.id]
             yield StageView(step.id, step.stage, result.status, str(result.reason), result)
+
+
+def views_named(line: Sequence[StageView], name: str) -> list[StageView]:
+    """The places in the *line* that *name* means: an id, or the name of a stage. Raises UsageError if there is none."""
+    found = [view for view in line if name in (view.id, view.stage)]
+    if not found:
+        known = ", ".join(view.id for view in line)
+        raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
+    return found
 
 
 def _run(

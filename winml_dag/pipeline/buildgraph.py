@@ -12,7 +12,6 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
-from winml_dag.errors import UsageError
 from winml_dag.store.artifact import Artifact
 
 
@@ -71,15 +70,3 @@ class BuildGraph:
     sources: Mapping[str, Artifact]
     final: str
     looked_at: tuple[Path, ...] = ()
-
-    def steps_named(self, name: str) -> tuple[Step, ...]:
-        """The places in the line that *name* means: an id, or the name of a stage.
-
-        Raises:
-            UsageError: when there is none.
-        """
-        found = tuple(step for step in self.steps if name in (step.id, step.stage))
-        if not found:
-            known = ", ".join(step.id for step in self.steps)
-            raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
-        return found

@@ -22,7 +22,7 @@ from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.build import FAILURES, MADE_BY
+from winml_dag.pipeline.build import FAILURES, MADE_BY, views, views_named
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.difference import changed_files, first_difference
 from winml_dag.store.artifact import Artifact
@@ -122,8 +122,9 @@ def reproduce(
         KeyboardInterrupt: after children have been ended.
     """
     started = time.monotonic()
-    nodes = _chosen(planned, names)
-    looked_up = _look_up(planned, store)
+    foreseen = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope)
+    nodes = _chosen(planned, foreseen, names)
+    looked_up = _look_up(planned, foreseen, store)
     able = [found for node in nodes if isinstance(found := looked_up[node.id], Recorded)]
     with store.scratch.open() as scratch:
         witness = Witness(store, (one.record for one in able), scratch / "kept")
@@ -149,18 +150,18 @@ def reproduce(
     return Reproduction(stages, time.monotonic() - started)
 
 
-def _chosen(planned: BuildGraph, names: Sequence[str]) -> list[Node]:
+def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Sequence[str]) -> list[Node]:
     """The nodes that *names* mean, in the order of the graph."""
-    steps = [step for name in names for step in planned.steps_named(name)]
-    if left_out := next((step for step in steps if step.skipped is not None), None):
-        raise UsageError(f"{left_out.id} is left out of this build: {left_out.skipped}.")
-    ids = {step.id for step in steps}
+    line = tuple(views(planned, foreseen))
+    chosen = [view for name in names for view in views_named(line, name)]
+    if left_out := next((view for view in chosen if view.result is None), None):
+        raise UsageError(f"{left_out.id} is left out of this build: {left_out.reason}.")
+    ids = {view.id for view in chosen}
     return [node for node in planned.graph.nodes if not names or node.id in ids]
 
 
-def _look_up(planned: BuildGraph, store: LocalStore) -> dict[str, Recorded | str]:
+def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: LocalStore) -> dict[str, Recorded | str]:
     """Each node's record and inputs by its id; a text says why it has none, or cannot be run."""
-    foreseen = plan_graph(planned.graph, planned.sources, store, scope=planned.summary.scope)
     known = Known.at_start(planned.graph, planned.sources)
     found: dict[str, Recorded | str] = {}
     for result in foreseen:
