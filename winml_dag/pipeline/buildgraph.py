@@ -7,12 +7,16 @@ declarations being imported.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.store.artifact import Artifact
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.standing.check import Standing
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,21 @@ class BuildSummary:
 
     Attributes:
         model_id: the model as the user named it.
-        origin: ``hf`` for a PyTorch model, ``onnx`` for one that is ONNX already.
+        origin: ``hf`` for a PyTorch model, ``onnx`` for one that is ONNX already, ``stages`` for a build without a
+            model, of a recipe's own stages; what tells of a model is None then.
         execution_provider: the full name, as onnxruntime has it; ``ep`` is the one that users write.
+        output_dir: where the manifest and, of a model, all files go; stages of a recipe's own put theirs where they say.
         settings: the recipe with everything decided, as ``winml_build_config.json`` shows it.
         notices: what the user should know before relying on the result, one sentence each.
     """
 
-    model_id: str
+    model_id: str | None
     origin: str
     task: str | None
-    precision: str
-    execution_provider: str
-    ep: str
-    device: str
+    precision: str | None
+    execution_provider: str | None
+    ep: str | None
+    device: str | None
     output_dir: Path
     settings: JsonObject
     notices: tuple[str, ...]
@@ -54,19 +60,38 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a graph was planned from, for noting it: the request word for word, the recipe's file, and when planning
+    began.
+    """
+
+    words: str
+    recipe: Path | None
+    began_ns: int
+
+
+@dataclass(frozen=True)
 class BuildGraph:
-    """A build, ready to be run.
+    """A build, ready to be run, or the part of one that an edit can have reached.
 
     Attributes:
         steps: the line as people see it, stages that are left out included.
         sources: the user's files by content, by the name of the source.
-        final: id of the node that puts out the model to ship.
+        final: id of the node that puts out the model to ship; None in a build without a model.
         looked_at: files and folders outside of the sources that had a say in this plan.
+        given: artifacts that stages outside of this part have put out, by name.
+        others: how many stages there are outside of this part, all of them up to date.
+        origin: what it was planned from; None when that cannot be noted.
+        standing: the note that it was recalled from.
     """
 
     summary: BuildSummary
     graph: Graph
     steps: tuple[Step, ...]
     sources: Mapping[str, Artifact]
-    final: str
+    final: str | None
     looked_at: tuple[Path, ...] = ()
+    given: Mapping[str, Artifact] = field(default_factory=dict)
+    others: int = 0
+    origin: Origin | None = None
+    standing: Standing | None = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.pipeline import standing
-from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.canonical import canonical_json
 
 if TYPE_CHECKING:
+    from winml_dag.pipeline.buildgraph import BuildGraph
+    from winml_dag.pipeline.standing.check import Standing
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.store.local import LocalStore
 
@@ -45,27 +48,63 @@ class Request:
     output_dir: Path | None = None
     use_cache: bool = False
 
+    @property
+    def words(self) -> str | None:
+        """What was asked for, word for word, and from where. None for a recipe that is in no file: nothing could tell
+        that it has changed.
+        """
+        if not (self.recipe is None or isinstance(self.recipe, Path)):
+            return None
+        overrides = {name: value if value is None else str(value) for name, value in asdict(self.overrides).items()}
+        return canonical_json(
+            {
+                "recipe": None if self.recipe is None else str(self.recipe),
+                "overrides": overrides,
+                "output_dir": None if self.output_dir is None else str(self.output_dir),
+                "use_cache": self.use_cache,
+                "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
+            }
+        )
 
-def plan_request(request: Request, store: LocalStore, *, download: bool, needs_folder: bool = True) -> BuildGraph:
+
+def plan_request(
+    request: Request,
+    store: LocalStore,
+    *,
+    download: bool,
+    needs_folder: bool = True,
+    standing: Standing | None = None,
+) -> BuildGraph:
     """The graph of the build that *request* means; *download* allows fetching a model from the hub.
 
-    Without *needs_folder* a request that names no output folder is planned for one in the cache.
+    Without *needs_folder* a request that names no output folder is planned for one in the cache. *standing* is what is
+    known to stand of it, if somebody has looked already.
 
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
     """
-    # A recipe that is not in a file has nothing that could tell that it has changed.
-    recipe = request.recipe
-    notable = recipe is None or isinstance(recipe, Path)
-    if notable and (stands := standing.recall(request, store)) is not None:
-        return stands
+    from winml_dag.pipeline.standing.check import MALFORMED, check
+
+    words = request.words
+    standing = standing or (None if words is None else check(str(store.folder), words))
+    if standing is not None:
+        from winml_dag.pipeline.standing.recall import recall
+
+        with suppress(*MALFORMED):
+            return recall(standing, store)
     began_ns = time.time_ns()
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
+    from winml_dag.pipeline.buildgraph import Origin
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
 
     build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
     planned = plan_build(build, store.fingerprints)
-    if notable and (needs_folder or request.output_dir or request.use_cache):
-        standing.note(request, planned, store, began_ns)
+    if words is None or not (needs_folder or request.output_dir or request.use_cache):
+        return planned
+    from winml_dag.pipeline.standing.noting import note
+
+    recipe = request.recipe if isinstance(request.recipe, Path) else None
+    planned = replace(planned, origin=Origin(words, recipe, began_ns))
+    note(planned, store)
     return planned

@@ -9,13 +9,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import xxhash
 from onnx import TensorProto, helper
 
-from winml_dag.pipeline import standing
+from winml_dag.engine import toolchain
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.pipeline.resolve import build_of
+from winml_dag.pipeline.standing import surroundings
+from winml_dag.pipeline.standing.check import check
+from winml_dag.pipeline.standing.note import file_of
+from winml_dag.pipeline.standing.recall import plan_text, text_of
+from winml_dag.pipeline.standing.recall import recall as recalled
 from winml_dag.store import changetime
 from winml_dag.store.local import LocalStore
 
@@ -66,15 +72,25 @@ def fresh(request: Request, store: LocalStore) -> BuildGraph:
     return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
 
 
+def recall(request: Request, store: LocalStore) -> BuildGraph | None:
+    stands = check(str(store.folder), str(request.words))
+    return None if stands is None else recalled(stands, store)
+
+
+def text(planned: BuildGraph) -> bytes:
+    files = sorted({text_of(file.path) for source in planned.graph.sources.values() for file in source.files})
+    return plan_text(planned, {path: place for place, path in enumerate(files)}, {})
+
+
 def same(one: BuildGraph, other: BuildGraph) -> bool:
     """Equal in everything that a run, a report or a manifest uses."""
-    return standing._plan(one) == standing._plan(other)
+    return text(one) == text(other) and one.sources == other.sources
 
 
 def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: LocalStore) -> None:
-    assert standing.recall(REQUEST, store) is None
+    assert recall(REQUEST, store) is None
     plan_request(REQUEST, store, download=False)
-    recalled = standing.recall(REQUEST, store)
+    recalled = recall(REQUEST, store)
     assert recalled is not None
     assert same(recalled, fresh(REQUEST, store))
 
@@ -120,7 +136,7 @@ def test_an_edit_of_what_it_was_made_from_ends_it(
 ) -> None:
     before = plan_request(REQUEST, store, download=False)
     edit(tmp_path)
-    assert standing.recall(REQUEST, store) is None
+    assert recall(REQUEST, store) is None
     after = plan_request(REQUEST, store, download=False)
     assert not same(before, after)
     assert same(after, fresh(REQUEST, store))
@@ -128,8 +144,8 @@ def test_an_edit_of_what_it_was_made_from_ends_it(
 
 def test_another_request_has_a_plan_of_its_own(store: LocalStore) -> None:
     plan_request(REQUEST, store, download=False)
-    assert standing.recall(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
-    assert standing.recall(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
+    assert recall(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
+    assert recall(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
 
 
 def test_a_package_that_is_installed_or_changed_ends_it(
@@ -139,19 +155,19 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     packages.mkdir()
     monkeypatch.syspath_prepend(packages)
     plan_request(REQUEST, store, download=False)
-    assert standing.recall(REQUEST, store) is not None
+    assert recall(REQUEST, store) is not None
     (packages / "onnxruntime-99.0.dist-info").mkdir()
-    standing.installed_distributions.__globals__["_installed"].cache_clear()
-    assert standing.recall(REQUEST, store) is None
+    toolchain._installed.cache_clear()
+    assert recall(REQUEST, store) is None
     quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
     assert quantize.toolchain["onnxruntime"] == "99.0"
-    standing.installed_distributions.__globals__["_installed"].cache_clear()
+    toolchain._installed.cache_clear()
 
 
 def test_this_programs_own_code_ends_it(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_request(REQUEST, store, download=False)
-    monkeypatch.setattr(standing, "_code_state", lambda: "edited")
-    assert standing.recall(REQUEST, store) is None
+    monkeypatch.setattr(surroundings, "_code_state", lambda: "edited")
+    assert recall(REQUEST, store) is None
 
 
 def test_the_hub_cache_moving_to_another_commit_ends_it(
@@ -168,9 +184,9 @@ def test_the_hub_cache_moving_to_another_commit_ends_it(
     (repository / "refs" / "main").write_text("aaa")
     request = Request(None, Overrides(model="org/name"), Path("out"))
     plan_request(request, store, download=False)
-    assert standing.recall(request, store) is not None
+    assert recall(request, store) is not None
     (repository / "refs" / "main").write_text("bbb")
-    assert standing.recall(request, store) is None
+    assert recall(request, store) is None
 
 
 def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
@@ -183,9 +199,9 @@ def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
     (snapshot / "model.safetensors").write_bytes(b"x")
     request = Request(None, Overrides(model="name"), Path("out"))
     plan_request(request, store, download=False)
-    assert standing.recall(request, store) is not None
+    assert recall(request, store) is not None
     (tmp_path / "name").mkdir()
-    assert standing.recall(request, store) is None
+    assert recall(request, store) is None
 
 
 def test_an_onnx_model_that_gets_other_external_data_ends_it(store: LocalStore, tmp_path: Path) -> None:
@@ -201,13 +217,13 @@ def test_an_onnx_model_that_gets_other_external_data_ends_it(store: LocalStore, 
     onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     request = Request(None, Overrides(onnx=Path("m.onnx")), Path("out"))
     plan_request(request, store, download=False)
-    assert standing.recall(request, store) is not None
+    assert recall(request, store) is not None
     data = bytearray((tmp_path / "m.data").read_bytes())
     data[0] ^= 1
     (tmp_path / "m.data").write_bytes(data)
-    assert standing.recall(request, store) is None
+    assert recall(request, store) is None
     (tmp_path / "m.data").unlink()
-    assert standing.recall(request, store) is None
+    assert recall(request, store) is None
 
 
 def test_an_edit_behind_a_link_and_back_up_ends_it(store: LocalStore, tmp_path: Path, link: LinkFolder) -> None:
@@ -222,9 +238,9 @@ def test_an_edit_behind_a_link_and_back_up_ends_it(store: LocalStore, tmp_path: 
     link(tmp_path / "link", project / "recipes")
     request = Request(Path("link/recipe.yaml"), Overrides(), Path("out"))
     plan_request(request, store, download=False)
-    assert standing.recall(request, store) is not None
+    assert recall(request, store) is not None
     edit_weights(project)
-    assert standing.recall(request, store) is None
+    assert recall(request, store) is None
 
 
 def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
@@ -235,7 +251,7 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
     (tmp_path / "far" / "away").mkdir(parents=True)
     link(tmp_path / "out", tmp_path / "near")
     plan_request(REQUEST, store, download=False)
-    assert standing.recall(REQUEST, store) is not None
+    assert recall(REQUEST, store) is not None
     (tmp_path / "out").unlink()
     link(tmp_path / "out", tmp_path / "far" / "away")
     assert plan_request(REQUEST, store, download=False).summary.settings["model"] == "../../model"
@@ -245,16 +261,32 @@ def test_what_has_not_come_to_rest_is_not_kept(store: LocalStore, monkeypatch: p
     """A file written within the step of a coarse clock could have changed unseen while the plan was made."""
     monkeypatch.setattr(changetime, "SETTLED_NS", 2 * 10**9)
     plan_request(REQUEST, store, download=False)
-    assert standing.recall(REQUEST, store) is None
+    assert recall(REQUEST, store) is None
 
 
 def test_a_damaged_note_counts_as_none(store: LocalStore) -> None:
     plan_request(REQUEST, store, download=False)
-    (name,) = store.index.names("standing")
-    noted = store.index.read("standing", [name])[name]
-    assert isinstance(noted, dict)
-    for part in noted:
-        store.index.write("standing", {name: {**noted, part: {"nonsense": [1]}}})
-        assert standing.recall(REQUEST, store) is None
-    store.index.write("standing", {name: "nonsense"})
-    assert standing.recall(REQUEST, store) is None
+    file = Path(file_of(str(store.folder), str(REQUEST.words)))
+    sound = file.read_bytes()
+    for place in range(0, len(sound), 211):
+        file.write_bytes(sound[:place])
+        assert recall(REQUEST, store) is None
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 4]) + sound[place + 1 :])
+        assert recall(REQUEST, store) is None
+    file.write_bytes(sound)
+    assert recall(REQUEST, store) is not None
+
+
+def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: LocalStore) -> None:
+    """Somebody else may have written the cache folder."""
+    plan_request(REQUEST, store, download=False)
+    file = Path(file_of(str(store.folder), str(REQUEST.words)))
+    first, rest = file.read_bytes()[16:].split(b"\n", 1)
+    header = json.loads(first)
+    for name in header:
+        for nonsense in ({"a": 1}, [1], -1, None, "text"):
+            if header[name] == nonsense:
+                continue
+            body = json.dumps({**header, name: nonsense}).encode() + b"\n" + rest
+            file.write_bytes(xxhash.xxh3_64_hexdigest(body).encode() + body)
+            plan_request(REQUEST, store, download=False)

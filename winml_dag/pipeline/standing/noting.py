@@ -1,0 +1,173 @@
+"""Noting a plan, and then the build that was made of it, so that the next one can see at a glance that it still holds.
+
+Evidence that is gathered after the fact must not vouch for what the plan has not seen. So a plan is only noted when all
+that steered it had come to rest before planning began; of what stages only read, and of what they put out, the digests
+are known from the plan and the records, and what is too young to be told by its times is read again the next time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.pipeline.buildgraph import BuildGraph, Origin
+from winml_dag.pipeline.standing.check import Standing, content_of, places_of
+from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, look
+from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
+from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
+from winml_dag.pipeline.standing.surroundings import surroundings
+from winml_dag.store import changetime
+from winml_dag.store.files import write_whole
+
+if TYPE_CHECKING:
+    from winml_dag.store.local import LocalStore
+
+# Kinds of sources that say nothing about what is to be built: another content changes keys, and no plan.
+_DATA_KINDS = frozenset({"file"})
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A build that was carried out.
+
+    ``made``: what each node gave, by id; ``outputs``: digest by path of every file that lies where its user finds it,
+    found right not before ``checked_ns``; ``summary``: how the next build will put it when there is nothing to do.
+    """
+
+    made: Mapping[str, Made]
+    outputs: Mapping[str, str]
+    checked_ns: int
+    summary: str
+
+
+def note(planned: BuildGraph, store: LocalStore, finished: Finished | None = None) -> None:
+    """Keep *planned* as what was asked leads to, if what it was made from had come to rest; with *finished*, also that
+    it was carried out. A cache that cannot be written keeps nothing, and that is no error.
+    """
+    origin = planned.origin
+    assert origin is not None
+    looked_at = [path.absolute() for path in (*([origin.recipe] if origin.recipe else ()), *planned.looked_at)]
+    if not all(changetime.has_settled(path, origin.began_ns) for path in looked_at):
+        return
+    content = _Content()
+    for path in looked_at:
+        content.steering.setdefault(str(path), "")
+    for source in planned.graph.sources.values():
+        group = content.data if source.kind in _DATA_KINDS else content.steering
+        digests = {file.name: file.digest for file in planned.sources[source.name].files}
+        group.update((text_of(file.path), digests[file.name]) for file in source.files)
+    _digest_steering(content.steering, store)
+    if finished is not None:
+        content.outputs.update(finished.outputs)
+        content.blobs.extend(_blobs(finished.made.values(), store))
+    _write(planned, origin, content, finished, store)
+
+
+@dataclass
+class _Content:
+    """Digests by path, group by group; no path is in two groups."""
+
+    steering: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    blobs: list[str] = field(default_factory=list)
+
+
+def _digest_steering(steering: dict[str, str], store: LocalStore) -> None:
+    """Fill in what is not known from the plan. Libraries of providers are large: their digests are remembered."""
+    unknown = [path for path, digest in steering.items() if not digest]
+    files = [path for path in unknown if os.path.isfile(path)]
+    entries = store.fingerprints.entries([(Path(path), path) for path in files])
+    steering.update((entry.name, entry.digest) for entry in entries)
+    steering.update((path, content_of(path)) for path in unknown if not steering[path])
+
+
+def _blobs(made: Iterable[Made], store: LocalStore) -> list[str]:
+    digests = {file.digest for one in made for artifact in one.outputs.values() for file in artifact.files}
+    return [str(store.blobs.path(digest)) for digest in sorted(digests)]
+
+
+def _write(
+    planned: BuildGraph, origin: Origin, content: _Content, finished: Finished | None, store: LocalStore
+) -> None:
+    data = {path: digest for path, digest in content.data.items() if path not in content.steering}
+    known = content.steering | data
+    outputs = {path: digest for path, digest in content.outputs.items() if path not in known}
+    hashed = known | outputs
+    paths = [*hashed, *content.blobs]
+    seen = look(paths)
+    young = changed_after(seen[: len(known) * PER_PATH], origin.began_ns - changetime.SETTLED_NS)
+    if finished is not None:
+        put = changed_after(seen[len(known) * PER_PATH :], finished.checked_ns - changetime.SETTLED_NS)
+        young += [len(known) + place for place in put if place < len(outputs)]
+    folders = {os.path.dirname(path) for path in content.steering} | {str(planned.summary.output_dir.absolute())}
+    header = Header(
+        asked=origin.words,
+        surroundings=surroundings(origin.began_ns),
+        places=places_of(sorted(folders)),
+        groups=Groups(len(content.steering), len(data), len(outputs), len(content.blobs)),
+        unsettled=young,
+        complete=finished is not None,
+        summary="" if finished is None else finished.summary,
+    )
+    made = {} if finished is None else finished.made
+    text = plan_text(planned, {path: place for place, path in enumerate(paths)}, made)
+    _keep(Note.of(header, paths, seen, hashed.values(), text), store, [one.cache_key for one in made.values()])
+
+
+def note_part(standing: Standing, part: BuildGraph, store: LocalStore, finished: Finished) -> None:
+    """Bring a note up to date after a build of *part* of its graph, whose other nodes are as they were.
+
+    When what lies where its user finds it has other names than before, the note is taken away: the next build plans,
+    and notes, the whole.
+    """
+    note = standing.note
+    file = Path(file_of(str(store.folder), note.header.asked))
+    place_of = {path: place for place, path in enumerate(note.paths)}
+    if not finished.outputs.keys() <= place_of.keys():
+        with suppress(OSError):
+            file.unlink()
+        return
+    digests, touched = list(note.digests), set[int]()
+    for path, digest in _digests_of(part, finished):
+        digests[place_of[path]] = digest
+        touched.add(place_of[path])
+    # Of what this build did not touch, only the look that found it unchanged can be trusted.
+    seen = standing.seen[:]
+    for place in touched:
+        seen[place * PER_PATH : (place + 1) * PER_PATH] = look([note.paths[place]])
+    more = [blob for blob in _blobs(finished.made.values(), store) if blob not in place_of]
+    seen.extend(look(more))
+    paths = [*note.paths, *more]
+    old = note.header
+    young = {place for place in changed_after(seen, finished.checked_ns - changetime.SETTLED_NS) if place in touched}
+    header = replace(
+        old,
+        groups=replace(old.groups, blobs=len(paths) - old.groups.hashed),
+        unsettled=sorted(young | (set(old.unsettled) - touched)),
+        complete=True,
+        summary=finished.summary,
+    )
+    text, keys = StandingPlan(note).text_with(finished.made)
+    _keep(Note.of(header, paths, seen, digests, text), store, keys)
+
+
+def _digests_of(part: BuildGraph, finished: Finished) -> Iterator[tuple[str, str]]:
+    """Path and digest of every file that *part* reads or has put."""
+    for source in part.graph.sources.values():
+        digests = {file.name: file.digest for file in part.sources[source.name].files}
+        for file in source.files:
+            yield text_of(file.path), digests[file.name]
+    yield from finished.outputs.items()
+
+
+def _keep(note: Note, store: LocalStore, keys: Iterable[str]) -> None:
+    file = Path(file_of(str(store.folder), note.header.asked))
+    # A cache that cannot be written, or has no room: the next build plans anew.
+    with suppress(OSError):
+        write_whole(file, note.to_bytes())
+        write_whole(file.with_suffix(KEYS_SUFFIX), "".join(f"{key}\n" for key in keys).encode())

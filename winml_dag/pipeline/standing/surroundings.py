@@ -1,0 +1,102 @@
+"""Everything outside of the files of a build that its plan depends on: this program's code, what is installed, where
+home is, and the variables that say where to look.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import xxhash
+
+from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.store import changetime
+
+Surroundings: TypeAlias = dict[str, JsonValue]
+
+# Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are.
+_VARIABLES = (
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HOME",
+    "XDG_CACHE_HOME",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "PATH",
+    "PATHEXT",
+)
+
+
+def surroundings(now_ns: int) -> Surroundings:
+    """What :func:`are` compares; *now_ns* is the time of day."""
+    return {**_cheap(), "installed": _installed(), "folders": _folders(), "at_ns": now_ns}
+
+
+def are(noted: Surroundings) -> bool:
+    """Whether the surroundings are still what they were when *noted*."""
+    now = _cheap()
+    if any(noted.get(name) != value for name, value in now.items()):
+        return False
+    folders = _folders()
+    at_ns = noted.get("at_ns")
+    # A folder's time says that no distribution came or went since; one that was just changed may change again
+    # without showing it, and one that did change may have got anything: then their names are read.
+    if folders == noted.get("folders") and isinstance(at_ns, int) and _latest(folders) <= at_ns - changetime.SETTLED_NS:
+        return True
+    return noted.get("installed") == _installed()
+
+
+def _cheap() -> Surroundings:
+    return {
+        "code": _code_state(),
+        "python": sys.version,
+        "search_path": list(sys.path),
+        "home": os.path.expanduser("~"),
+        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+    }
+
+
+def _code_state() -> str:
+    """Size and time of each file of this package: a plan does not outlive the code that made it."""
+    state: list[JsonValue] = []
+    folders = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    status = entry.stat()
+                    state.append([entry.path, status.st_size, status.st_mtime_ns])
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders.append(entry.path)
+    return short_hash(sorted(state, key=str))
+
+
+def _installed() -> str:
+    # Imported here: it takes 3 ms, and is only asked when a folder of packages has changed.
+    from winml_dag.engine.toolchain import installed_distributions
+
+    return short_hash(installed_distributions())
+
+
+def _folders() -> list[JsonValue]:
+    """Time and inode of each folder that packages are found in."""
+    return [_time_of(path or ".") for path in sys.path]
+
+
+def _time_of(path: str) -> JsonValue:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_mtime_ns, status.st_ino]
+
+
+def _latest(folders: Iterable[JsonValue]) -> int:
+    return max((int(folder[0]) for folder in folders if isinstance(folder, list)), default=0)
+
+
+def short_hash(value: JsonValue) -> str:
+    """32 hex digits over *value*: to notice a change, not to withstand anybody."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(value).encode("utf-8", "surrogatepass"))
