@@ -26,7 +26,8 @@ class OnnxArguments(TypedDict, total=False):
     """What every build takes. None, or leaving one out, lets the recipe decide.
 
     ``config`` is a recipe: its file, or the same as a mapping, whose paths are then relative to the current folder.
-    ``force_rebuild`` runs every stage, known or not; ``observer`` is told of every stage that starts or ends.
+    ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
+    folder, not copies; ``observer`` is told of every stage that starts or ends.
     """
 
     config: Config | None
@@ -38,6 +39,7 @@ class OnnxArguments(TypedDict, total=False):
     compile: bool | None
     optimize: bool | None
     force_rebuild: bool
+    link: bool
     jobs: int
     cache_dir: str | Path | None
     observer: Observer | None
@@ -51,7 +53,7 @@ class HfArguments(OnnxArguments, total=False):
 
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
-_HOW = ("config", "force_rebuild", "jobs", "cache_dir", "observer")
+_HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "observer")
 
 
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
@@ -78,7 +80,9 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
     request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
     store = LocalStore(folder)
     planned = plan_request(request, store, download=True)
-    options = BuildOptions(arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False))
+    options = BuildOptions(
+        arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
+    )
     result = build(planned, store, options, observer=arguments.get("observer"))
     for view in result.stages:
         if view.result is not None and view.result.error:

@@ -77,6 +77,9 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
             click.echo(f"note: {notice}", err=to_stderr)
     if restored := result.materialised.restored:
         click.echo(f"note: restored what had been changed or deleted: {', '.join(restored)}", err=to_stderr)
+    if copied := result.materialised.not_linked:
+        where = result.build.output_dir
+        click.echo(f"note: copied, no links can be made from the cache to {where}: {', '.join(copied)}", err=to_stderr)
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
             for line in failure_lines(view.result, whole=verbose):

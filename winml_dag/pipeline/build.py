@@ -73,12 +73,16 @@ class StageView:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to go about it, none of which changes a byte of the result."""
+    """How to go about it, none of which changes a byte of the result.
+
+    ``link``: files that are put into the output folder are read-only hard links into the cache, not copies.
+    """
 
     jobs: int = 1
     keep_going: bool = False
     rebuild: bool = False
     stage_timeout_seconds: float | None = None
+    link: bool = False
 
 
 def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
@@ -125,7 +129,7 @@ def build(
         if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
             return finished
         try:
-            done = _materialise(planned, by_id, store, time.monotonic() - started)
+            done = _materialise(planned, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
             continue  # it is in quarantine now, so its stage will be found wanting
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started)
@@ -211,6 +215,8 @@ def _materialise(
     results: Mapping[str, StageResult],
     store: LocalStore,
     elapsed_seconds: float,
+    *,
+    link: bool,
 ) -> Materialised:
     build = planned.summary
     files = visible_files(results)
@@ -227,7 +233,7 @@ def _materialise(
         # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
         finish_change(build.output_dir)
         # Whose they are may also have changed while we waited for a build that began together with this one.
-        return _output_folder(planned, store).materialise(files, texts)
+        return _output_folder(planned, store).materialise(files, texts, link=link)
 
 
 def _output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:

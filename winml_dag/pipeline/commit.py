@@ -15,13 +15,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import check_name
+from winml_dag.store.files import remove_tree
 
 _PREPARED = ".winml-dag-new"
 _JOURNAL = "journal.json"
@@ -55,7 +56,7 @@ def change_folder(folder: Path, prepare: Callable[[Path], Iterable[str]], remove
         change = Change(tuple(prepare(hidden / _NEW)), tuple(remove))
         _write_journal(hidden, change)
     except BaseException as error:
-        shutil.rmtree(hidden, ignore_errors=True)
+        _discard(hidden)
         # Fetching from the store speaks of the store; here it is the output folder that has to be named.
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, OSError):
@@ -80,7 +81,7 @@ def finish_change(folder: Path) -> None:
     elif change := _read_journal(hidden / _JOURNAL):
         _carry_out(folder, change)
     else:
-        shutil.rmtree(hidden, ignore_errors=True)
+        _discard(hidden)
 
 
 def _carry_out(folder: Path, change: Change) -> None:
@@ -98,7 +99,7 @@ def _carry_out(folder: Path, change: Change) -> None:
     except OSError as error:
         _take_back(folder, change)
         raise _cannot_write(folder, error) from error
-    shutil.rmtree(hidden, ignore_errors=True)
+    _discard(hidden)
 
 
 def _set_aside(folder: Path, name: str) -> None:
@@ -134,7 +135,13 @@ def _take_back(folder: Path, change: Change) -> None:
             f"The output folder {folder} can neither be changed nor put back as it was: {_reason(error)}.",
             advice="Close the programs that use its files and build again.",
         ) from error
-    shutil.rmtree(hidden, ignore_errors=True)
+    _discard(hidden)
+
+
+def _discard(hidden: Path) -> None:
+    # What another program keeps open on Windows stays, and is thrown away by the next build.
+    with suppress(OSError):
+        remove_tree(hidden)
 
 
 def _write_journal(hidden: Path, change: Change) -> None:

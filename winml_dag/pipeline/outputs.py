@@ -18,12 +18,13 @@ from winml_dag.store.store import Store
 @dataclass(frozen=True)
 class Materialised:
     """What had to be done: names written for the first time, put back after somebody changed or deleted them, taken
-    away.
+    away; and among those written or put back, the names of copies where links were asked for and could not be made.
     """
 
     written: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    not_linked: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -51,11 +52,14 @@ class OutputFolder:
                     advice="Move it, or choose another folder with -o.",
                 )
 
-    def materialise(self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]) -> Materialised:
-        """Make the folder hold *wanted* and *texts*, and nothing of ours beside them.
+    def materialise(
+        self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes], *, link: bool = False
+    ) -> Materialised:
+        """Make the folder hold *wanted* and *texts*, and nothing of ours beside them; with *link*, files that are put
+        there are read-only hard links into the store where such can be made.
 
-        Files that are as they should be are not touched. One of ours that is no longer wanted goes, unless somebody
-        has edited it.
+        Files that are as they should be are not touched, be they copies or links. One of ours that is no longer wanted
+        goes, unless somebody has edited it.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
@@ -68,8 +72,14 @@ class OutputFolder:
         self.refuse_foreign(entry.name for entry in stale)
         restored = tuple(entry.name for entry in stale if self._owned.get(entry.name) == entry)
 
+        not_linked: tuple[str, ...] = ()
+
         def prepare(folder: Path) -> list[str]:
-            self._store.fetch(Artifact.of(stale), folder)
+            nonlocal not_linked
+            if link:
+                not_linked = self._store.link(Artifact.of(stale), folder, check=any(map(self._is_link, stale)))
+            else:
+                self._store.fetch(Artifact.of(stale), folder)
             for name, data in changed_texts.items():
                 (folder / name).write_bytes(data)
             # The manifest last: whoever reads it finds the files that it speaks of.
@@ -77,7 +87,7 @@ class OutputFolder:
 
         change = change_folder(self._folder, prepare, removed)
         written = tuple(name for name in change.put if name not in restored)
-        return Materialised(written, restored, tuple(removed))
+        return Materialised(written, restored, tuple(removed), not_linked)
 
     def is_as_wanted(self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes]) -> bool:
         """Whether :meth:`materialise` would have nothing to do."""
@@ -97,6 +107,15 @@ class OutputFolder:
         path = self._folder / entry.name
         try:
             return path.stat().st_size == entry.size and self._fingerprints.digest(path) == entry.digest
+        except FileNotFoundError:
+            return False
+
+    def _is_link(self, entry: FileEntry) -> bool:
+        """Whether the file in place is a hard link, maybe to a blob: if it is wrong, so is the blob, and somebody who
+        puts times back may have put its stamp back too.
+        """
+        try:
+            return (self._folder / entry.name).lstat().st_nlink > 1
         except FileNotFoundError:
             return False
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class LocalStore:
 
     Attributes:
         folder: absolute.
+        failures: where runs leave the logs of stages that failed.
         fingerprints: digests of the user's files.
         scratch: where runs get a folder for their work.
 
@@ -54,6 +55,7 @@ class LocalStore:
         _begin(self.folder)
         self.function = function
         self.quarantine = self.folder / "quarantine"
+        self.failures = self.folder / "failures"
         self.locks = Locks(self.folder / "locks")
         self.index = Index(self.folder / "index", self.quarantine, self.locks)
         self.records = Records(self.folder / "records", self.index)
@@ -83,17 +85,24 @@ class LocalStore:
                 for slot, files in found.items()
             }
             # A copy: whoever waits for the stage still wants to read its log where it was.
-            kept = None if log is None else self.blobs.adopt_copy(log, self.function)
+            kept = None if log is None or not log.stat().st_size else self.blobs.adopt_copy(log, self.function)
             record = replace(record, outputs=outputs, log=kept)
             self.records.write(record)
         return record
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         for file in artifact.files:
-            target = folder / check_name(file.name)
-            with in_words(f"Cannot put {file.name} into {folder}"):
-                target.parent.mkdir(parents=True, exist_ok=True)
+            with _place(file, folder) as target:
                 self.blobs.fetch(file, target)
+
+    def link(self, artifact: Artifact, folder: Path, *, check: bool = False) -> tuple[str, ...]:
+        copied = []
+        for file in artifact.files:
+            with _place(file, folder) as target:
+                if not self.blobs.link(file, target, check=check):
+                    self.blobs.fetch(file, target)
+                    copied.append(file.name)
+        return tuple(copied)
 
     def used(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -112,6 +121,15 @@ class LocalStore:
     def close(self) -> None:
         """Let go of the index; the store may be used again, which opens it anew."""
         self.index.close()
+
+
+@contextmanager
+def _place(file: FileEntry, folder: Path) -> Iterator[Path]:
+    """Where *file* goes in *folder*; errors of the block are told in words."""
+    target = folder / check_name(file.name)
+    with in_words(f"Cannot put {file.name} into {folder}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield target
 
 
 def _begin(folder: Path) -> None:

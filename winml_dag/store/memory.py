@@ -83,7 +83,7 @@ class MemoryStore:
                 slot: Artifact.of(self._put(file.name, file.path.read_bytes()) for file in files)
                 for slot, files in found.items()
             }
-            kept = None if log is None else self._put(log.name, log.read_bytes())
+            kept = None if log is None or not log.stat().st_size else self._put(log.name, log.read_bytes())
             for file in (file for files in found.values() for file in files):
                 file.path.unlink()
         record = replace(record, outputs=outputs, log=kept)
@@ -92,6 +92,15 @@ class MemoryStore:
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         self.calls.append(("fetch", artifact.digest))
+        self._fetch(artifact, folder)
+
+    def link(self, artifact: Artifact, folder: Path, *, check: bool = False) -> tuple[str, ...]:  # noqa: ARG002
+        """All are copies: what is in memory cannot be linked to."""
+        self.calls.append(("link", artifact.digest))
+        self._fetch(artifact, folder)
+        return tuple(file.name for file in artifact.files)
+
+    def _fetch(self, artifact: Artifact, folder: Path) -> None:
         for file in artifact.files:
             target = folder / check_name(file.name)
             was_here = file.digest in self.blobs

@@ -38,8 +38,8 @@ class RunStore(Protocol):
     def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
         """Move the files of each output slot's folder into the store, then write the record, last.
 
-        *record* comes without outputs and log; the returned one has them. Files are renamed, not copied. Killed at any
-        instant the store is valid: blobs without a record are only unused bytes.
+        *record* comes without outputs and log; the returned one has them, but no log that is empty. Files are renamed,
+        not copied. Killed at any instant the store is valid: blobs without a record are only unused bytes.
 
         Raises:
             StoreError: for a link, a special file or an unsafe name among the outputs; for a full disk.
@@ -72,6 +72,15 @@ class Store(RunStore, Protocol):
     def used(self, keys: Iterable[str]) -> None:
         """Note that the records of *keys* are being used: what was used last is removed last. Never fails; a cache that
         cannot be written keeps the times that it has.
+        """
+
+    def link(self, artifact: Artifact, folder: Path, *, check: bool = False) -> tuple[str, ...]:
+        """Put read-only hard links to the artifact's blobs into *folder*, made if need be. Nothing is read: a blob is
+        trusted by its ``stat`` unless *check* wants it hashed. Returns the names of files that are copies all the same,
+        because no link can be made there.
+
+        Raises:
+            BlobDamaged: and moves the blob to quarantine.
         """
 
     def latest(self, name: str) -> Record | None:
