@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +42,27 @@ def count(config: Config, workspace: Workspace) -> JsonObject:
     with open(config.fault.path, "a") as ledger:
         ledger.write(f"{config.fault.number}\n")
     return write(config, workspace)
+
+
+def derive(config: Config, workspace: Workspace) -> JsonObject:
+    """Put out :func:`content` of what comes in; leaves a line in the tally at ``path``, one for each run to the end."""
+    texts = [path.read_bytes() for slot in sorted(workspace.inputs) for path in workspace.inputs[slot].glob("*.txt")]
+    files = content(config.fault.number, texts)
+    for name, data in files.items():
+        path = workspace.outputs["out"] / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    print(f"derived {config.fault.number}")
+    with open(config.fault.path, "ab", buffering=0) as tally:
+        tally.write(files["text.txt"] + b"\n")
+    return {}
+
+
+def content(number: int, inputs: list[bytes]) -> dict[str, bytes]:
+    """The files of a step as plain Python gives them: some of one page and some of many, one that all steps share."""
+    text = hashlib.sha256(b"%d(%s)" % (number, b",".join(inputs))).hexdigest().encode()
+    weights = hashlib.shake_256(text).digest(number * 1777 % 30_000 + 1)
+    return {"text.txt": text, "parts/weights.bin": weights, "parts/license": b"the same for all\n"}
 
 
 def write_much(config: Config, workspace: Workspace) -> JsonObject:
@@ -86,6 +110,13 @@ def flood(config: Config, workspace: Workspace) -> JsonObject:
     return write(config, workspace)
 
 
+def answer_nonsense(config: Config, workspace: Workspace) -> JsonObject:
+    """With the text of the file at ``path`` in place of the result."""
+    write(config, workspace)
+    Path("../result.json").write_text(Path(config.fault.path).read_text())
+    os._exit(0)
+
+
 def crash(config: Config, workspace: Workspace) -> JsonObject:
     write(config, workspace)
     ctypes.string_at(0)
@@ -102,3 +133,94 @@ def leave(config: Config, workspace: Workspace) -> JsonObject:
     write(config, workspace)
     sys.stdout.flush()
     os._exit(3)
+
+
+def misbehave(config: Config, workspace: Workspace) -> JsonObject:
+    """What :func:`derive` does, and after that whatever the file ``misbehave`` beside the tally asks for."""
+    metrics = derive(config, workspace)
+    asked = Path(config.fault.path).with_name("misbehave")
+    if asked.exists():
+        MISDEEDS[asked.read_text()](config, workspace)
+    return metrics
+
+
+def _be_killed(number: signal.Signals) -> Callable[[Config, Workspace], None]:
+    def be_killed(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+        os.kill(os.getpid(), number)
+
+    return be_killed
+
+
+def _crash(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    ctypes.string_at(0)
+
+
+def _leave(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    os._exit(0)
+
+
+def _hang_with_children(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    for _ in range(2):
+        subprocess.Popen(["sleep", "3600"])
+    threading.Event().wait()
+
+
+def _hang_holding_the_lock(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def _leave_a_daemon(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    if os.fork() == 0:
+        if os.fork() == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            threading.Event().wait(3600)
+        os._exit(0)
+
+
+def _flood(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    line = b"the same warning over and over\n" * 32768
+    for _ in range(200):
+        os.write(2, line)
+
+
+def _edit_the_source(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    Path(config.fault.path).with_name("source.txt").write_text("edited by a stage")
+
+
+def _scribble(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    """Over the copies of its inputs, and into every folder around its own."""
+    for folder in workspace.inputs.values():
+        for path in folder.glob("*.txt"):
+            path.write_text("scribbled")  # what it was given are copies
+    for folder in (Path(), Path(".."), Path("../inputs"), Path("../.."), Path("../../../..")):
+        folder.mkdir(exist_ok=True)
+        (folder / "junk").write_text("junk")
+
+
+def _answer_nonsense(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    Path("../result.json").write_text('{"metrics": ')
+    os._exit(0)
+
+
+def _remove_everything(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    shutil.rmtree("..", ignore_errors=True)
+
+
+def _put_out_a_link(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+    (workspace.outputs["out"] / "link").symlink_to("/etc/hostname")
+
+
+MISDEEDS: dict[str, Callable[[Config, Workspace], None]] = {
+    "crash": _crash,
+    "abort": _be_killed(signal.SIGABRT),
+    "leave without a result": _leave,
+    "hang with children": _hang_with_children,
+    "hang holding the lock": _hang_holding_the_lock,
+    "leave a daemon": _leave_a_daemon,
+    "flood the log": _flood,
+    "edit the source": _edit_the_source,
+    "scribble": _scribble,
+    "answer nonsense": _answer_nonsense,
+    "remove everything": _remove_everything,
+    "put out a link": _put_out_a_link,
+}

@@ -35,6 +35,25 @@ def test_a_native_crash_costs_one_stage_and_publishes_nothing(cache: Path, work:
     assert verify(store).clean
 
 
+@pytest.mark.parametrize("answer", ["{", "[]", '{"metrics": 5}', '{"metrics": {}, "more": 1}', "[" * 100_000])
+def test_a_result_that_is_none_of_ours_costs_one_stage(cache: Path, tmp_path: Path, answer: str) -> None:
+    (tmp_path / "answer").write_text(answer)
+    result = run_one(cache, "answer_nonsense", path=str(tmp_path / "answer"))
+    assert (result.status, result.error) == (Status.FAILED, "It ended, but its result cannot be read.")
+    assert LocalStore(cache).records.keys() == []
+
+
+def test_a_flood_in_the_log_is_cut_to_its_two_ends(cache: Path) -> None:
+    result = run_one(cache, "flood", number=100)
+    assert result.record is not None
+    assert result.record.log is not None
+    log = LocalStore(cache).blobs.path(result.record.log.digest).read_bytes()
+    assert len(log) < 9 << 20
+    assert log.startswith(b"to stdout\n" * 10_000)
+    assert b"bytes are left out here" in log
+    assert log.endswith(b"last words in C's buffer\n")
+
+
 def test_a_stage_that_hangs_is_ended_with_all_its_children(cache: Path, pipe: Path) -> None:
     step = Step("stage", "hang_while_asked_to", str(pipe), timeout_seconds=1.5)
     with ThreadPoolExecutor() as pool:

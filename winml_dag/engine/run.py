@@ -20,6 +20,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, Outcome, log_tail
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import config_hash
+from winml_dag.engine.log import shorten_log
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -125,6 +126,7 @@ class Runner:
         for slot, name in node.inputs.items():
             self._place(name, inputs[slot], job.input_folder(slot))
         outcome = self._executor.run(job)
+        shorten_log(outcome.log)
         for slot, name in node.inputs.items():
             if source := self._graph.sources.get(name):
                 self._check_unchanged(source, inputs[slot], {file.name: file.path for file in source.files})

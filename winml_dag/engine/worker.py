@@ -67,11 +67,16 @@ class Result:
 
     @classmethod
     def read(cls, folder: Path) -> Result | None:
-        """None when the worker ended before it could tell."""
+        """None when the worker ended before it could tell; a failure when what lies there is none of ours."""
         try:
-            return cls(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+            result = cls(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+            if isinstance(result.metrics, dict) and isinstance(result.error, str) and isinstance(result.advice, str):
+                return result
         except FileNotFoundError:
             return None
+        except (TypeError, ValueError, RecursionError):
+            pass  # the stage, or a library in it, has written there
+        return cls({}, "It ended, but its result cannot be read.", "The log may tell what wrote to its folder.")
 
 
 def load(reference: str) -> Any:
