@@ -107,12 +107,10 @@ class Change:
                 return f"input {self.name}: {files}"
             what = "is gone" if self.new is UNSET else "is new" if self.old is UNSET else "changed"
             return f"input {self.name} {what}"
-        old, new = _shown_pair(self.old, self.new)
-        if self.kind != "config":
-            return f"{self.name} {old} -> {new}"
-        if _is_list(self.old) and _is_list(self.new) and max(len(old), len(new)) >= _MOST_CHARACTERS:
+        if _are_lists(self.old, self.new) and len(_quoted(self.old) + _quoted(self.new)) > _MOST_CHARACTERS:
             return f"{self.name}: {_list_change(self.old, self.new)}"
-        return f"{self.name}: {old} -> {new}"
+        old, new = _shown_pair(self.old, self.new)
+        return f"{self.name}{':' if self.kind == 'config' else ''} {old} -> {new}"
 
 
 def changes_between(old: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> tuple[Change, ...]:
@@ -198,8 +196,8 @@ def _same(old: Value, new: Value) -> bool:
     return canonical_json(old) == canonical_json(new)
 
 
-def _is_list(value: Value) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+def _are_lists(*values: Value) -> bool:
+    return all(isinstance(value, Sequence) and not isinstance(value, str) for value in values)
 
 
 def _list_change(old: Value, new: Value) -> str:

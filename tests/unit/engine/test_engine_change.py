@@ -1,0 +1,197 @@
+"""What differs between two runs is named, with old and new value, and never said to be what it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.engine.change import Change, changes_between, field_changes, file_changes, summed_up
+from winml_dag.engine.keys import cache_key
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.record import Ingredients, Record
+
+
+def files(**texts: str) -> Artifact:
+    return Artifact.of(
+        FileEntry(f"{name}.npz", digest_bytes(text.encode(), "xxh3-128"), len(text)) for name, text in texts.items()
+    )
+
+
+def told(old: Artifact, new: Artifact) -> list[str]:
+    return [str(change) for change in file_changes(old, new)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ({"a": "1", "b": "2"}, {"a": "2", "b": "1"}, ["a.npz and b.npz swapped"]),
+        ({"a": "1"}, {"a": "1", "b": "2"}, ["b.npz added"]),
+        ({"a": "1", "b": "2"}, {"a": "1"}, ["b.npz removed"]),
+        ({"a": "1"}, {"b": "1"}, ["a.npz renamed to b.npz"]),
+        ({"a": "1", "b": "2"}, {"b": "1"}, ["a.npz removed", "b.npz changed (xxh3-128:{2} -> {1})"]),
+        ({"a": "1", "b": "1"}, {"c": "1", "d": "1"}, ["a.npz renamed to c.npz", "b.npz renamed to d.npz"]),
+        (
+            {"a": "1", "b": "2", "c": "3"},
+            {"a": "2", "b": "3", "c": "1"},
+            [
+                "a.npz changed (xxh3-128:{1} -> {2})",
+                "b.npz changed (xxh3-128:{2} -> {3})",
+                "c.npz changed (xxh3-128:{3} -> {1})",
+            ],
+        ),
+        (
+            {"a": "1", "b": "2", "c": "1"},
+            {"a": "2", "b": "1", "c": "2"},
+            ["a.npz and b.npz swapped", "c.npz changed (xxh3-128:{1} -> {2})"],
+        ),
+    ],
+)
+def test_each_file_that_differs_is_named_with_what_became_of_it(
+    old: Mapping[str, str], new: Mapping[str, str], said: list[str]
+) -> None:
+    digests = ["", *(digest_bytes(text, "xxh3-128").partition(":")[2][:8] for text in (b"1", b"2", b"3"))]
+    assert told(files(**old), files(**new)) == [line.format(*digests) for line in said]
+
+
+texts = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("123"), max_size=6)
+
+
+@given(old=texts, new=texts)
+def test_what_is_told_of_files_turns_the_old_into_the_new(old: dict[str, str], new: dict[str, str]) -> None:
+    after = {file.name: file.digest for file in files(**old).files}
+    told_files = file_changes(files(**old), files(**new))
+    for change in told_files:
+        if change.how in ("removed", "renamed"):
+            assert after.pop(change.name) == change.old
+    for change in told_files:
+        if change.how == "swapped":
+            assert (after[change.name], after[change.other]) == (change.old, change.new)
+            after[change.name], after[change.other] = after[change.other], after[change.name]
+        elif change.how == "changed":
+            assert after[change.name] == change.old != change.new
+            after[change.name] = str(change.new)
+        elif change.how in ("added", "renamed"):
+            after[change.other or change.name] = str(change.new)
+    assert after == {file.name: file.digest for file in files(**new).files}
+
+
+def test_digests_that_begin_alike_are_shown_whole() -> None:
+    one, other = (Artifact((FileEntry("a", "xxh3-128:" + "0" * 31 + end, 1),)) for end in "12")
+    assert told(one, other) == [f"a changed (xxh3-128:{'0' * 31}1 -> {'0' * 31}2)"]
+
+
+def test_two_digest_functions_are_told_apart() -> None:
+    one, other = (Artifact((FileEntry("a", f"{name}:{'0' * size}", 1),)) for name, size in FUNCTIONS)
+    assert told(one, other) == ["a changed (xxh3-128:00000000 -> sha256:00000000)"]
+
+
+FUNCTIONS = (("xxh3-128", 32), ("sha256", 64))
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0, "", "1", "null", "not set", "a\nb"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(old=st.dictionaries(st.sampled_from("ab"), values), new=st.dictionaries(st.sampled_from("ab"), values))
+def test_every_difference_that_a_key_sees_is_named_and_no_other(old: dict[str, JsonValue], new: JsonValue) -> None:
+    changes = list(field_changes(old, new))
+    assert bool(changes) == (canonical_json(old) != canonical_json(new))
+    for change in changes:
+        before, _, after = str(change).removeprefix(f"{change.name}: ").partition(" -> ")
+        assert before != after
+        assert "\n" not in str(change)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("10", 10, 'a: "10" -> 10'),
+        (None, "null", 'a: null -> "null"'),
+        ("", "x", 'a: "" -> x'),
+        ({}, None, "a: {} -> null"),
+        (None, {"b": 1}, 'a: null -> {"b":1}'),
+        ({"b": {"c": 1}}, {"b": {}}, "a.b.c: 1 -> not set"),
+        ([1], [1, 2], "a: [1] -> [1,2]"),
+        ("x" * 100 + "1", "x" * 100 + "2", f"a: …{'x' * 20}1 -> …{'x' * 20}2"),
+        ("1" + "x" * 100, "2" + "x" * 100, f"a: 1{'x' * 59}… -> 2{'x' * 59}…"),
+        ("x" * 100, "x" * 101, f"a: …{'x' * 20} -> …{'x' * 21}"),
+    ],
+)
+def test_values_are_shown_so_that_they_differ(old: JsonValue, new: JsonValue, said: str) -> None:
+    assert [str(change) for change in field_changes({"a": old}, {"a": new})] == [said]
+
+
+NODES: list[JsonValue] = [f"/encoder/layer.{number}/MatMul" for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ([*NODES, "/new"], "/new added"),
+        (NODES[1:], "/encoder/layer.0/MatMul removed"),
+        (NODES[4:], ", ".join(map(str, NODES[:3])) + " and 1 more removed"),
+        (["/new", *NODES[1:]], "/new added, /encoder/layer.0/MatMul removed"),
+        (NODES[::-1], "in another order"),
+        ([*NODES, NODES[0]], "/encoder/layer.0/MatMul added"),
+    ],
+)
+def test_of_a_long_list_only_what_came_and_went_is_shown_and_json_has_it_whole(new: list[JsonValue], said: str) -> None:
+    (change,) = field_changes({"quant": {"nodes": NODES}}, {"quant": {"nodes": new}})
+    assert str(change) == f"quant.nodes: {said}"
+    assert change.to_json() == {"kind": "config", "name": "quant.nodes", "old": NODES, "new": new}
+
+
+OLD = Ingredients("compile", 1, {"a": 1}, {}, {"qnn library libQnnHtp.so": "xxh3-128:" + "0" * 32, "numpy": "2.0"})
+
+
+def test_tools_are_named_with_versions_and_libraries_with_the_beginning_of_their_digests() -> None:
+    new = replace(OLD, version=2, toolchain={"qnn library libQnnHtp.so": "xxh3-128:" + "f" * 32})
+    changes = changes_between(Record("k", "c", OLD, {}), new, {})
+    assert summed_up(changes) == (
+        "stage version 1 -> 2; numpy 2.0 -> not set; qnn library libQnnHtp.so xxh3-128:00000000 -> xxh3-128:ffffffff"
+    )
+    assert changes[1].to_json() == {"kind": "toolchain", "name": "numpy", "old": "2.0"}
+    assert changes[2].to_json()["new"] == "xxh3-128:" + "f" * 32
+
+
+def test_many_changes_are_counted_in_text_and_all_in_json() -> None:
+    changes = list(field_changes({}, {f"optim{number:02}": True for number in range(40)}))
+    assert summed_up(changes).endswith("; optim05: not set -> true; and 34 more changes")
+
+
+def test_many_files_are_counted() -> None:
+    old, new = files(), files(**{f"s{number:02}": "x" for number in range(40)})
+    change = Change("input", "data", old.digest, new.digest, file_changes(old, new))
+    assert str(change) == "input data: s00.npz added, s01.npz added, s02.npz added and 37 more"
+    assert list(change.lines(2)) == [
+        "input data: s00.npz added",
+        "input data: s01.npz added",
+        "input data: and 38 more files",
+    ]
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        {},
+        {"data": "nonsense"},
+        {"data": [{"name": "../a", "digest": "xxh3-128:" + "0" * 32, "size": 1}]},
+        {"data": files(a="3").to_json()},
+    ],
+    ids=["not noted", "malformed", "unsafe name", "of another artifact"],
+)
+def test_files_that_were_not_noted_soundly_are_not_spoken_of(noted: Mapping[str, JsonValue]) -> None:
+    old, new = files(a="1"), files(a="2")
+    made = Ingredients("calibrate", 1, {}, {"data": old.digest}, {})
+    record = Record(cache_key(made), "c", made, {}, input_files=noted)
+    changes = changes_between(record, replace(made, inputs={"data": new.digest}), {"data": new})
+    assert summed_up(changes) == "input data changed"
+    assert Record.from_json(record.to_json()) == record

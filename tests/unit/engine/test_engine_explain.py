@@ -1,0 +1,124 @@
+"""A plan that is looked at says more: what a waiting stage hangs on in the end, and what is near to a first build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine_samples import Bench, node
+
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.explain import explained
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.stage import Node, Source
+from winml_dag.store.digest import digest_bytes
+
+LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
+
+
+def explain(
+    bench: Bench, nodes: Iterable[Node], sources: Iterable[Source], *, scope: str = "here"
+) -> dict[str, StageResult]:
+    graph = Graph.of(nodes, sources)
+    artifacts = {source.name: source_artifact(source, bench.store.fingerprints) for source in graph.sources.values()}
+    planned = plan_graph(graph, artifacts, bench.store, scope=scope)
+    return {found.node.id: found for found in explained(graph, artifacts, planned, bench.store, scope=scope)}
+
+
+def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:
+    bench.run(LINE, [bench.source("weights", "old")])
+    reason = explain(bench, LINE, [bench.source("weights", "new")])["export"].reason
+    old, new = (digest_bytes(text, "xxh3-128") for text in (b"old", b"new"))
+    shown = f"{old[:17]} -> {new.partition(':')[2][:8]}"
+    assert str(reason) == f"input in0: source.txt changed ({shown})"
+    (change,) = reason.changes
+    assert [(file.old, file.new) for file in change.files] == [(old, new)]
+
+
+def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    # Another build runs export alone, so that here the bytes of what it gives are known already.
+    edited = (node("export", "weights", salt=1), *LINE[1:])
+    bench.run(edited[:1], [weights], scope="elsewhere")
+    found = explain(bench, edited, [weights])
+    assert found["export"].reason.kind == "found"
+    assert str(found["quantize"].reason).startswith("input in0: export-out.txt changed (xxh3-128:")
+
+
+def test_the_log_of_a_run_names_the_file_as_the_plan_did(bench: Bench) -> None:
+    bench.run(LINE, [bench.source("weights", "old")])
+    edited = bench.source("weights", "new")
+    planned = explain(bench, LINE, [edited])["export"].reason
+    ran = bench.run(LINE, [edited])
+    assert ran.reason("export") == str(planned)
+    assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
+
+
+def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_already(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    edited = (node("export", "weights", salt=1), LINE[1], node("compile", "quantize.out", salt=2))
+    found = explain(bench, edited, [weights])
+    assert found["quantize"].reason.roots == ("export",)
+    assert str(found["quantize"].reason) == "depends on what export will give"
+    assert found["compile"].reason.roots == ("export",)
+    assert str(found["compile"].reason) == "depends on what quantize will give; text.salt: 0 -> 2"
+
+
+def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
+    nodes = (
+        node("left", "weights"),
+        node("right", "weights"),
+        node("join", "left.out", "right.out"),
+        node("end", "join.out", "left.out"),
+    )
+    found = explain(bench, nodes, [bench.source("weights", "w")])
+    assert found["join"].reason.roots == ("left", "right")
+    assert found["end"].reason.roots == ("left", "right")
+
+
+def test_a_first_build_is_said_to_be_one_and_names_what_is_near(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    assert str(explain(bench, LINE, [weights])["export"].reason) == "never built before"
+    bench.run(LINE, [weights])
+    edited = (node("export", "weights", salt=1),)
+    reason = explain(bench, edited, [weights], scope="elsewhere")["export"].reason
+    assert reason.kind == "first build"
+    assert str(reason).startswith("never built like this; nearest is ")
+    assert str(reason).endswith(" by tests): text.salt: 0 -> 1")
+
+
+def test_what_another_build_made_that_is_nearer_than_the_last_is_said_beside_the_reason(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run([node("export", "weights", salt=1, toolchain={"torch": "2.0"})], [weights])
+    bench.run([node("export", "weights", salt=2, toolchain={"torch": "2.0"})], [weights], scope="elsewhere")
+    reason = explain(bench, [node("export", "weights", salt=2, toolchain={"torch": "2.1"})], [weights])["export"].reason
+    assert str(reason) == "text.salt: 1 -> 2; torch 2.0 -> 2.1"
+    assert reason.nearest is not None
+    assert [str(change) for change in reason.nearest.changes] == ["torch 2.0 -> 2.1"]
+
+
+def test_a_run_looks_for_no_near_record(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    bench.store.calls.clear()
+    bench.run((node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
+    assert "records_of" not in {method for method, _ in bench.store.calls}
+
+
+def test_the_records_of_a_stage_are_read_once_for_all_of_its_uses(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    nodes = [node(f"n{number}", "weights", of="same", salt=number) for number in range(20)]
+    bench.store.calls.clear()
+    explain(bench, nodes, [weights])
+    assert [about for method, about in bench.store.calls if method == "records_of"] == ["same"]
+
+
+def test_an_explanation_only_reads(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(LINE, [weights])
+    bench.store.calls.clear()
+    explain(bench, (node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
+    assert {method for method, _ in bench.store.calls} <= {"record", "records_of", "latest"}
