@@ -26,7 +26,7 @@ _LONGEST = 60
 _PIECE = 4096
 # Fields that hold what one is looking at rather than a part of it: naming them would only lengthen the sentence.
 _TRANSPARENT = frozenset({"graph", "g", "t", "f", "i", "s", "floats", "ints", "strings"})
-_NAMES = ("name", "key", "domain", "tensor_name")
+_NAMES = ("name", "key", "tensor_name")
 _ABSENT = "absent"
 
 
@@ -62,6 +62,8 @@ class _Walk:
                 yield _sentence(
                     place, *(_shown(m, field) if m.HasField(field.name) else _ABSENT for m in (before, now))
                 )
+            elif not before.HasField(field.name):
+                continue
             elif field.message_type is not None:
                 yield from self.message(old, new, place)
             elif isinstance(old, bytes) and max(len(old), len(new)) > _LONGEST and old != new:

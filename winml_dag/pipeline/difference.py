@@ -71,8 +71,8 @@ def _model_difference(recorded: Path, found: Path) -> str | None:
 
     try:
         return difference.first_difference(recorded, found)
-    except InputError:
-        return None  # no model, whatever its name says
+    except (InputError, ValueError, TypeError):
+        return None  # no model, whatever its name says, or one with a tensor that onnx cannot read
 
 
 def _json_difference(recorded: Path, found: Path) -> str | None:
