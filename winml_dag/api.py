@@ -17,7 +17,8 @@ from winml_dag.errors import StageError
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
 from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
-from winml_dag.store.local import LocalStore, default_cache_dir
+from winml_dag.store.local import LocalStore
+from winml_dag.store.location import default_cache_dir
 
 Config: TypeAlias = str | Path | Mapping[str, Any]
 

@@ -87,7 +87,8 @@ def clear(cache_dir: Path | None, yes: bool) -> int:
 
 
 def _store(cache_dir: Path | None) -> LocalStore:
-    from winml_dag.store.local import LocalStore, default_cache_dir
+    from winml_dag.store.local import LocalStore
+    from winml_dag.store.location import default_cache_dir
 
     return LocalStore(cache_dir or default_cache_dir())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.pipeline.request import Overrides, Request, plan_request
-from winml_dag.store.local import default_cache_dir
+from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph

@@ -21,17 +21,6 @@ from winml_dag.store.records import Records, check_key
 from winml_dag.store.scratch import Scratch
 
 FORMAT = "1"
-CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"
-
-
-def default_cache_dir() -> Path:
-    """The folder that WINML_DAG_CACHE_DIR names, else the user's cache folder of this system."""
-    if named := os.environ.get(CACHE_DIR_VARIABLE):
-        return Path(named).expanduser()
-    # Imported here: it costs 16 ms.
-    import platformdirs
-
-    return platformdirs.user_cache_path("winml_dag", appauthor=False)
 
 
 class LocalStore:
@@ -109,7 +98,7 @@ class LocalStore:
             self.records.touch(key)
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
-        return self.locks.hold_in_use(check_key(key), gives_up)
+        return self.locks.hold_key(check_key(key), gives_up)
 
     def latest(self, name: str) -> Record | None:
         key = self.index.read("latest", [name]).get(name)

@@ -1,0 +1,22 @@
+"""Where the cache folder is when nobody says: apart from the store, so that asking costs nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+CACHE_DIR_VARIABLE = "WINML_DAG_CACHE_DIR"
+
+
+def default_cache_dir() -> Path:
+    """The folder that WINML_DAG_CACHE_DIR names, else the user's cache folder of this system."""
+    if named := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(named).expanduser()
+    if sys.platform == "linux":
+        # What platformdirs answers here; importing it takes 6 ms of the 90 that an up-to-date build does.
+        given = os.environ.get("XDG_CACHE_HOME", "").strip()
+        return (Path(given) if os.path.isabs(given) else Path("~/.cache").expanduser()) / "winml_dag"  # noqa: PTH117
+    import platformdirs
+
+    return platformdirs.user_cache_path("winml_dag", appauthor=False)
