@@ -72,6 +72,19 @@ def test_values_come_back_by_namespace_and_name_also_in_a_new_process_of_reading
     assert again.names("record") == again.names("latest") == []
 
 
+def test_rows_are_found_by_tag_within_their_namespace_and_the_tag_changes_with_the_row(new_index, alter) -> None:
+    index = new_index()
+    for name, tag in {"a": "x", "b": "y", "c": "x", "d": None}.items():
+        index.write("record", {name: name.upper()}, tag=tag)
+    index.write("latest", {"a": "other"}, tag="x")
+    assert index.newest_tagged("record", "x", 10) == {"c": "C", "a": "A"}
+    assert index.newest_tagged("record", "x", 1) == {"c": "C"}
+    index.write("record", {"c": "C"}, tag="y")
+    alter("UPDATE Cache SET value = 'damaged' WHERE key = 'record:a'")
+    assert index.newest_tagged("record", "x", 10) == {}
+    assert set(index.newest_tagged("record", "y", 10)) == {"b", "c"}
+
+
 def test_thousands_are_read_at_once(new_index) -> None:
     index = new_index()
     values = {f"/models/{number}.onnx": number for number in range(2500)}

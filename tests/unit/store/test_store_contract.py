@@ -61,6 +61,29 @@ def test_a_published_record_has_outputs_and_log_and_the_log_stays_where_it_was(
     assert contents(tmp_path / "logs") == {"log.txt": b"it went well"}
 
 
+def test_an_empty_log_is_not_kept(twin, new_record, fill, tmp_path) -> None:
+    (tmp_path / "log.txt").touch()
+    record = twin.publish(new_record(KEY), {"model": fill(FILES)}, tmp_path / "log.txt")
+    assert record.log is None
+    assert twin.record(KEY) == record
+
+
+def test_linked_files_have_the_right_bytes_and_copies_among_them_are_named(twin, publish, tmp_path) -> None:
+    artifact = publish(twin, FILES).outputs["model"]
+    copied = twin.link(artifact, tmp_path / "linked")
+    assert contents(tmp_path / "linked") == FILES
+    alone = {name for name in FILES if (tmp_path / "linked" / name).stat().st_nlink == 1}
+    assert set(copied) == alone
+
+
+def test_a_file_that_is_to_be_linked_is_read_where_a_check_is_asked_for(twin, publish, tmp_path) -> None:
+    artifact = publish(twin, FILES).outputs["model"]
+    spoil(twin, artifact.files[1], b"WEIGHTS" * 1000)
+    with pytest.raises(BlobDamaged):
+        twin.link(artifact, tmp_path / "linked", check=True)
+    assert twin.missing(artifact.files) == [artifact.files[1]]
+
+
 def test_published_files_are_moved_not_copied(twin, new_record, fill) -> None:
     folder = fill(FILES)
     twin.publish(new_record(KEY), {"model": folder})
@@ -70,6 +93,16 @@ def test_published_files_are_moved_not_copied(twin, new_record, fill) -> None:
 def test_an_unknown_key_or_name_has_no_record(twin) -> None:
     assert twin.record(KEY) is None
     assert twin.latest("export of resnet") is None
+
+
+def test_the_records_of_a_stage_are_found_those_that_came_last_first(twin, new_record) -> None:
+    export = new_record(KEY).ingredients
+    for number, stage in enumerate(["export", "quantize", "export", "export", "exports"]):
+        made = dataclasses.replace(new_record(f"{number:064x}"), ingredients=dataclasses.replace(export, stage=stage))
+        twin.publish(made, {})
+    assert [record.cache_key[-1] for record in twin.records_of("export", 10)] == ["3", "2", "0"]
+    assert [record.cache_key[-1] for record in twin.records_of("export", 2)] == ["3", "2"]
+    assert twin.records_of("compile", 10) == []
 
 
 def test_the_latest_under_a_name_is_the_one_remembered_last(twin, publish) -> None:
