@@ -52,13 +52,16 @@ class Scratch:
         if not root.exists():
             self._locks.discard(_lock_name(name))
 
-    def oldest_began(self) -> int | None:
-        """A time, in ns, before which the oldest of the living had not begun; None when nobody lives.
+    def oldest_began(self, besides: Path | None = None) -> int | None:
+        """A time, in ns, before which the oldest of the living had not begun; None when nobody lives. *besides*: one's
+        own folder.
 
         It is in the names of their folders: times of folders and of lock files change.
         """
         found = []
         for root in _entries(self.folder):
+            if root == besides:
+                continue
             with self._locks.try_hold(_lock_name(root.name)) as dead:
                 if not dead:
                     found.append(_began(root.name))

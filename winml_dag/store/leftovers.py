@@ -1,0 +1,81 @@
+"""What is left lying in a cache folder that nothing needs any more: half-written files, damaged ones that were set
+aside, logs of failures, plans whose results have gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.store.changetime import change_time_ns
+from winml_dag.store.files import PARTIAL, bytes_below, files_below, make_writable, remove_tree
+from winml_dag.store.held import FOLDER as STANDING
+from winml_dag.store.held import standing_keys
+from winml_dag.store.local import LocalStore
+
+# What bears the name of unfinished work for this long is nobody's: a copy under way touches its file all the time.
+_ABANDONED_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A file or folder to remove, and its bytes."""
+
+    path: Path
+    size: int
+
+    def remove(self) -> bool:
+        """False when it cannot be removed, because another program has it open, for one."""
+        try:
+            if self.path.is_dir() and not self.path.is_symlink():
+                remove_tree(self.path)
+            else:
+                make_writable(self.path)
+                self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+
+def leftovers(store: LocalStore, older_than_ns: int, lost_keys: Collection[str]) -> Iterator[Leftover]:
+    """What was set aside, logged or planned before *older_than_ns*, and what plans there are on *lost_keys*."""
+    yield from abandoned(store)
+    for folder in (store.quarantine, store.failures):
+        for path in sorted(folder.glob("*")):
+            if _changed_ns(path) < older_than_ns:
+                yield _leftover(path)
+    for plan in standing_keys(store.folder / STANDING):
+        if plan.used_ns < older_than_ns or not plan.keys.isdisjoint(lost_keys):
+            yield from map(_leftover, plan.files)
+
+
+def abandoned(store: LocalStore) -> Iterator[Leftover]:
+    """Files that dead writers of blobs and records left half written."""
+    limit = time.time() - _ABANDONED_SECONDS
+    for folder in (store.blobs.folder, store.records.folder):
+        for entry in files_below(folder):
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                # Both times: a copy that is whole already bears the stamp of blobs, which is long ago.
+                if entry.name.endswith(PARTIAL) and max(status.st_mtime, status.st_ctime) < limit:
+                    yield Leftover(Path(entry.path), status.st_size)
+
+
+def _leftover(path: Path) -> Leftover:
+    if path.is_dir() and not path.is_symlink():
+        return Leftover(path, bytes_below(path))
+    with suppress(OSError):
+        return Leftover(path, path.lstat().st_size)
+    return Leftover(path, 0)
+
+
+def _changed_ns(path: Path) -> int:
+    """When *path* was last written to or moved, whichever was later: a blob in quarantine keeps its stamp."""
+    try:
+        status = path.lstat()
+        return max(status.st_mtime_ns, change_time_ns(path, status))
+    except OSError:
+        return time.time_ns()
