@@ -24,3 +24,10 @@ def library_files(ep: ExecutionProvider) -> tuple[Path, ...]:
         return ()
     files = (path for path in folder.rglob("*") if path.suffix in _SHARED_LIBRARY or _IN_NAME in path.name)
     return tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix()))
+
+
+def library_folders(ep: ExecutionProvider) -> tuple[Path, ...]:
+    """The folder of the plugin package of *ep*, first, and those in it: a library may be added to any of them."""
+    if not ep.plugin_module or (folder := package_folder(ep.plugin_module)) is None:
+        return ()
+    return (folder, *sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__"))

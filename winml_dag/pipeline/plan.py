@@ -14,7 +14,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.engine.toolchain import distribution_version, versions
-from winml_dag.ep.fingerprint import library_files
+from winml_dag.ep.fingerprint import library_files, library_folders
 from winml_dag.ep.registry import RUNTIME_BUILDS, Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.variant import Build, Skip, chosen
@@ -168,12 +168,14 @@ class _Line:
 
     def _text_tools(self) -> dict[str, str]:
         """What turns text into numbers; nobody's concern where there is no text."""
-        return {} if self._build.inputs.processor is None else versions(["transformers", "tokenizers"])
+        return {} if self._build.inputs.processor is None else versions(["transformers", "tokenizers", "sentencepiece"])
 
     def _ep_tools(self, target: Target) -> dict[str, str]:
         """What makes one installation of an execution provider differ from another: its package and its libraries."""
         package = versions([target.ep.distribution]) if target.ep.distribution else {}
-        libraries = library_files(target.ep)
-        self.looked_at += [*libraries, *{path.parent for path in libraries}]
-        found = self._fingerprints.entries([(path, path.name) for path in libraries])
+        libraries, folders = library_files(target.ep), library_folders(target.ep)
+        self.looked_at += [*libraries, *folders]
+        # With the folder: there may be one of the same name for each processor.
+        names = [path.relative_to(folders[0]).as_posix() for path in libraries]
+        found = self._fingerprints.entries(list(zip(libraries, names, strict=True)))
         return {**package, **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in found}}

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planned_keys import make_project
+
+from winml_dag.store import changetime, fingerprints
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with whatever the recipes name, and the providers that they are for."""
+    folder = tmp_path / "project"
+    make_project(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder / "packages")
+    return folder
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was just written counts as having come to rest: digests are remembered at once, and plans stand."""
+    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.setattr(fingerprints, "SETTLED_NS", 0)

@@ -1,0 +1,151 @@
+"""The keys of all stages of a build, without running one, in a project with every kind of file that a build reads.
+
+What stages would put out is made up: an artifact for each name. So each key is made as in a build, and an edit changes
+those of the stages that it reaches *directly*. Whether it goes on behind them is for their outputs to say.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.known import Known
+from winml_dag.ep.registry import OPENVINO, QNN
+from winml_dag.pipeline import plan, resolve
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
+from winml_dag.store.memory import MemoryRows
+from winml_dag.store.record import Ingredients
+
+# What the key of each stage is made from.
+Stages = Mapping[str, Ingredients]
+JsonRecipe = Mapping[str, Any]
+
+LIBRARY = "provider.so"
+NO_OPTIONS = Overrides()
+
+
+def make_project(folder: Path) -> None:
+    """Model folders (``same`` has the bytes of ``model``), data, option files, and in ``packages``, for the search
+    path, two providers with their libraries.
+    """
+    for name, weights in (("model", b"weights"), ("same", b"weights"), ("other", b"other weights")):
+        (folder / name).mkdir(parents=True)
+        config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / name / "model.safetensors").write_bytes(weights)
+        (folder / name / "tokenizer.json").write_bytes(b"{}")
+    for name in ("data.npz", "data.txt", "same.txt", "affinity.json", "renamed.json"):
+        (folder / name).write_bytes(b"content")
+    (folder / "other.json").write_bytes(b"other content")
+    (folder / "data").mkdir()
+    for name in ("a.npz", "b.npz"):
+        (folder / "data" / name).write_bytes(name.encode())
+    make_onnx(folder / "onnx")
+    for provider in (QNN, OPENVINO):
+        package = folder / "packages" / provider.plugin_module
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / LIBRARY).write_bytes(provider.name.encode())
+
+
+def make_onnx(folder: Path) -> None:
+    """``model.onnx`` with two weights, each in a file of its own."""
+    folder.mkdir()
+    weights = []
+    for name, content in (("one", 1.0), ("two", 2.0)):
+        (folder / f"{name}.data").write_bytes(struct.pack("<256f", *[content] * 256))
+        weight = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[256])
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=f"{name}.data")
+        weights.append(weight)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [256])
+    result = helper.make_tensor_value_info("z", TensorProto.FLOAT, [256])
+    nodes = [helper.make_node("Add", ["x", "one"], ["y"]), helper.make_node("Add", ["y", "two"], ["z"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", [value], [result], weights))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, Ingredients]:
+    known = Known.at_start(graph, sources)
+    known.artifacts.update({name: made_up(name) for name in graph.makers})
+    found = {}
+    for node in graph.nodes:
+        ingredients = known.ingredients(node)
+        assert ingredients is not None
+        found[node.id.removesuffix(".0")] = ingredients
+    return found
+
+
+def made_up(name: str) -> Artifact:
+    return Artifact((FileEntry("output", digest_bytes(name.encode()), 0),))
+
+
+def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTIONS) -> Stages:
+    """Those of *recipe*, as if it lay in *folder*. Nothing is remembered from one call to the next."""
+    loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
+    build = resolve.resolve(loaded, overrides, folder / "out")
+    planned = plan.plan_build(build, Fingerprints(MemoryRows()))
+    return ingredients_of_all(planned.graph, planned.sources)
+
+
+def keys(stages: Stages) -> dict[str, str]:
+    return {name: cache_key(ingredients) for name, ingredients in stages.items()}
+
+
+def reached(before: Stages, after: Stages) -> set[str]:
+    """Stages whose key differs, or that only one of the two has. That a model comes from the stage before the one that
+    is gone counts as well: it is another input."""
+    one, other = keys(before), keys(after)
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
+
+
+class Warm:
+    """A recipe's file, and a store that has seen it: file digests are remembered, and its plan stands if nothing
+    changed.
+    """
+
+    def __init__(self, folder: Path, recipe: JsonRecipe, *, name: str = "recipe") -> None:
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(recipe), encoding="utf-8")
+        self.request = Request(path, NO_OPTIONS, folder / "out")
+        self.store = LocalStore(folder.parent / "cache")
+
+    def stages(self) -> Stages:
+        return _stages(plan_request(self.request, self.store, download=False))
+
+    def stands(self) -> bool:
+        """Whether it is planned without the recipe being resolved."""
+
+        def not_needed(*_: object, **__: object) -> None:
+            raise AssertionError("the plan was made anew")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resolve, "build_of", not_needed)
+            try:
+                self.stages()
+            except AssertionError:
+                return False
+        return True
+
+    def cold(self) -> Stages:
+        """As whoever knows nothing would plan it."""
+        build = resolve.build_of(self.request, self.store.folder, download=False)
+        return _stages(plan.plan_build(build, Fingerprints(MemoryRows())))
+
+
+def _stages(planned: BuildGraph) -> Stages:
+    return ingredients_of_all(planned.graph, planned.sources)

@@ -1,0 +1,331 @@
+"""Which stages each field of a recipe reaches, and each option of a run: written by hand, and held against the code by
+the tests beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from winml_dag.recipe.optim import OPTIM_FLAGS
+
+# Field, base recipe, its new value, and the stages that it reaches directly.
+Edit = tuple[str, str, Any, str]
+
+_LOADER = {
+    "task": "text-classification",
+    "model_type": "bert",
+    "random_weights": {"seed": 0, "config": {"hidden_size": 32}},
+}
+# The one flag whose form depends on whether the model is compiled.
+_GELU = {"gelu_fusion": True}
+_INPUT = {"name": "input_ids", "dtype": "int32", "shape": [1, 8], "value_range": [0, 9]}
+
+BASES: Mapping[str, Mapping[str, Any]] = {
+    "static": {"loader": _LOADER, "ep": "qnn", "quant": {}, "compile": {}},
+    "fp16": {"loader": _LOADER, "ep": "qnn", "quant": {"mode": "fp16"}, "compile": {}},
+    "rtn": {"loader": _LOADER, "ep": "cpu", "quant": {"mode": "rtn"}},
+    "dynamic": {"loader": _LOADER, "ep": "cpu", "quant": {"mode": "dynamic"}},
+    "cpu": {"loader": _LOADER, "ep": "cpu", "quant": {}},
+    "float": {"loader": _LOADER, "ep": "qnn", "compile": {}},
+    "folder": {
+        "model": "model",
+        "loader": {"task": "text-classification", "model_type": "bert"},
+        "ep": "qnn",
+        "quant": {},
+        "compile": {},
+    },
+    "text": {"model": "model", "ep": "qnn", "quant": {"calibration_data": "data.txt"}, "compile": {}},
+    "inputs": {
+        "loader": _LOADER,
+        "export": {"input_tensors": [_INPUT], "output_tensors": [{"name": "logits"}]},
+        "optim": _GELU,
+    },
+    "no tags": {"loader": _LOADER, "export": {"enable_hierarchy_tags": False}},
+    "ep in compile": {"loader": _LOADER, "compile": {"execution_provider": "qnn"}, "optim": _GELU},
+    "ep_device": {"loader": _LOADER, "compile": {"ep_device": {"ep": "qnn"}}, "optim": _GELU},
+    "option file": {
+        "loader": _LOADER,
+        "ep": "qnn",
+        "compile": {"provider_options": {"op_affinity": "affinity.json"}},
+    },
+    "fp16 in compile": {"loader": _LOADER, "ep": "qnn", "compile": {"quant_config": {"mode": "fp16"}}},
+    "rtn in compile": {"loader": _LOADER, "ep": "cpu", "compile": {"quant_config": {"mode": "rtn"}}},
+    "onnx": {"model": "onnx/model.onnx", "ep": "qnn", "quant": {"calibration_data": "data"}, "compile": {}},
+}
+
+NOTHING = ""
+REFUSED = "refused"
+
+EDITS: tuple[Edit, ...] = (
+    ("model", "static", "another name", NOTHING),
+    ("model", "folder", "same", NOTHING),
+    ("model", "folder", "other", "export"),
+    ("model", "text", "other", "export"),
+    ("model", "onnx", "model", "export optimize validate"),
+    ("ep", "static", "cpu", "quantize compile validate finalize"),
+    ("ep", "cpu", "qnn", "quantize compile validate finalize"),
+    ("ep", "inputs", "qnn", "optimize compile validate finalize"),
+    ("ep", "float", "openvino", "compile validate"),
+    ("device", "static", "npu", NOTHING),
+    ("device", "static", "gpu", "compile validate"),
+    ("device", "inputs", "gpu", "optimize compile validate finalize"),
+    ("precision", "static", "w8a8", NOTHING),
+    ("precision", "static", "int8", NOTHING),
+    ("precision", "static", "w8a16", "quantize validate"),
+    ("precision", "static", "fp16", "calibrate quantize validate"),
+    ("precision", "float", "w8a16", "calibrate quantize compile validate"),
+    ("precision", "inputs", "int8", "calibrate quantize validate finalize"),
+    ("output_dir", "static", "elsewhere", NOTHING),
+    ("auto", "static", False, NOTHING),
+    ("eval", "static", {"task": "text-classification"}, NOTHING),
+    ("skip_optimize", "static", True, "optimize calibrate quantize"),
+    ("skip_optimize", "float", True, "optimize compile"),
+    ("skip_optimize", "rtn", True, "optimize quantize"),
+    ("skip_optimize", "no tags", True, "optimize validate finalize"),
+    #
+    ("loader", "folder", None, NOTHING),
+    ("loader.task", "static", "feature-extraction", "export"),
+    ("loader.model_class", "static", "BertForMaskedLM", "export"),
+    ("loader.model_type", "static", "roberta", "export"),
+    ("loader.module_path", "static", "encoder", REFUSED),
+    ("loader.user_script", "static", "script.py", REFUSED),
+    ("loader.trust_remote_code", "static", True, NOTHING),
+    ("loader.trust_remote_code", "folder", True, "export"),
+    ("loader.path", "static", "model", NOTHING),
+    ("loader.path", "folder", "other", "export"),
+    ("loader.path", "onnx", "model", "export optimize validate"),
+    ("loader.revision", "static", "v2", NOTHING),
+    ("loader.revision", "folder", "v2", NOTHING),
+    ("loader.random_weights", "static", True, "export"),
+    ("loader.random_weights.seed", "static", 1, "export"),
+    ("loader.random_weights.config", "static", {"hidden_size": 64}, "export"),
+    #
+    ("export", "static", {}, NOTHING),
+    ("export", "inputs", {}, "export"),
+    ("export.opset_version", "static", 17, "export"),
+    ("export.opset_version", "static", 21, NOTHING),
+    ("export.batch_size", "static", 2, "export"),
+    ("export.input_tensors.name", "inputs", "token_type_ids", "export"),
+    ("export.input_tensors.dtype", "inputs", "int64", "export"),
+    ("export.input_tensors.shape", "inputs", [1, "length"], "export"),
+    ("export.input_tensors.value_range", "inputs", [0, 5], "export"),
+    ("export.output_tensors.name", "inputs", "scores", "export"),
+    ("export.input_tensors", "static", [], NOTHING),
+    ("export.input_tensors", "inputs", None, "export"),
+    ("export.output_tensors", "static", [], NOTHING),
+    ("export.output_tensors", "inputs", None, "export"),
+    ("export.dynamic_axes", "static", {"input_ids": {"0": "batch"}}, "export"),
+    ("export.dynamic_axes", "static", {}, NOTHING),
+    ("export.export_params", "static", False, "export"),
+    ("export.do_constant_folding", "static", False, "export"),
+    ("export.verbose", "static", True, NOTHING),
+    ("export.dynamo", "static", True, "export"),
+    ("export.clean_onnx", "static", True, NOTHING),
+    ("export.enable_hierarchy_tags", "static", False, "export"),
+    ("export.hierarchy_tag_format", "static", "module_only", "export"),
+    ("export.hierarchy_tag_format", "no tags", "module_only", NOTHING),
+    ("export.compatibility", "static", None, NOTHING),
+    ("export.compatibility.transformers_attention", "static", "eager", NOTHING),
+    #
+    ("optim", "static", None, NOTHING),
+    ("optim", "inputs", None, "optimize"),
+    *((f"optim.{flag}", "static", False, NOTHING) for flag in OPTIM_FLAGS),
+    *((f"optim.{flag}", "static", True, "optimize") for flag in OPTIM_FLAGS if flag != "constant_folding"),
+    ("optim.constant_folding", "static", True, NOTHING),
+    #
+    ("quant", "static", None, "calibrate quantize compile validate"),
+    ("quant", "no tags", {}, "calibrate quantize validate finalize"),
+    ("quant.mode", "static", "dynamic", "calibrate quantize validate"),
+    ("quant.samples", "static", 20, "calibrate"),
+    ("quant.samples", "text", 20, "calibrate"),
+    ("quant.calibration_method", "static", "entropy", "calibrate"),
+    ("quant.calibration_data", "static", "data.npz", "calibrate validate"),
+    ("quant.calibration_data", "text", "same.txt", NOTHING),
+    ("quant.calibration_data", "fp16", "data.npz", NOTHING),
+    ("quant.task", "static", "fill-mask", NOTHING),
+    ("quant.model_id", "static", "org/name", NOTHING),
+    ("quant.dataset_name", "static", "glue", REFUSED),
+    ("quant.model_type", "static", "roberta", NOTHING),
+    ("quant.weight_type", "static", "int8", "quantize"),
+    ("quant.weight_type", "dynamic", "int8", "quantize"),
+    ("quant.weight_type", "fp16", "int8", NOTHING),
+    ("quant.activation_type", "static", "int8", "quantize"),
+    ("quant.activation_type", "static", "uint16", "quantize validate"),
+    ("quant.activation_type", "dynamic", "int8", NOTHING),
+    ("quant.per_channel", "static", False, "quantize"),
+    ("quant.per_channel", "dynamic", True, "quantize"),
+    ("quant.per_channel", "rtn", True, NOTHING),
+    ("quant.symmetric", "static", True, "quantize"),
+    ("quant.symmetric", "fp16", True, NOTHING),
+    ("quant.weight_symmetric", "static", True, "quantize"),
+    ("quant.weight_symmetric", "dynamic", True, "quantize"),
+    ("quant.weight_symmetric", "rtn", True, NOTHING),
+    ("quant.activation_symmetric", "static", True, "quantize"),
+    ("quant.activation_symmetric", "static", False, NOTHING),
+    ("quant.activation_symmetric", "dynamic", True, NOTHING),
+    ("quant.op_types_to_quantize", "static", ["MatMul"], "quantize"),
+    ("quant.op_types_to_quantize", "static", [], NOTHING),
+    ("quant.op_types_to_quantize", "rtn", ["MatMul"], NOTHING),
+    *(("quant.nodes_to_exclude", base, ["/head/*"], "quantize") for base in ("static", "fp16", "rtn", "dynamic")),
+    ("quant.nodes_to_exclude", "static", [], NOTHING),
+    ("quant.rtn_bits", "rtn", 8, "quantize validate"),
+    ("quant.rtn_block_size", "rtn", 32, "quantize"),
+    ("quant.rtn_symmetric", "rtn", False, "quantize"),
+    ("quant.rtn_accuracy_level", "rtn", 4, "quantize"),
+    ("quant.rtn_bits", "static", 8, NOTHING),
+    ("quant.reduce_range", "static", True, "quantize"),
+    ("quant.reduce_range", "rtn", True, NOTHING),
+    ("quant.fp16_keep_io_types", "fp16", False, "quantize"),
+    ("quant.fp16_op_block_list", "fp16", ["Softmax"], "quantize"),
+    ("quant.fp16_op_block_list", "static", ["Softmax"], NOTHING),
+    ("quant.save_calibration", "static", True, REFUSED),
+    ("quant.distribution", "static", "normal", "calibrate"),
+    ("quant.distribution", "text", "normal", NOTHING),
+    ("quant.seed", "static", 1, "calibrate"),
+    ("quant.seed", "static", 0, NOTHING),
+    ("quant.seed", "text", 1, NOTHING),
+    ("quant.calibration_load_path", "static", "ranges.json", REFUSED),
+    ("quant.calibration_save_path", "static", "ranges.json", REFUSED),
+    #
+    ("compile", "static", None, "compile validate finalize"),
+    ("compile", "cpu", {}, NOTHING),
+    ("compile.provider_options", "static", {"soc_model": "57"}, "compile validate"),
+    ("compile.provider_options", "static", {"htp_performance_mode": "balanced"}, "validate"),
+    ("compile.provider_options", "static", {"soc_model": "60"}, NOTHING),
+    ("compile.provider_options", "option file", {"op_affinity": "renamed.json"}, NOTHING),
+    ("compile.provider_options", "option file", {"op_affinity": "other.json"}, "compile"),
+    ("compile.provider_option_file_keys", "option file", ["op_affinity"], NOTHING),
+    ("compile.enable_ep_context", "static", False, "compile validate finalize"),
+    ("compile.enable_ep_context", "ep_device", False, "optimize compile validate finalize"),
+    ("compile.embed_context", "static", True, "compile"),
+    ("compile.compiler", "static", "ort_session", "compile"),
+    ("compile.compiler", "static", "qairt", REFUSED),
+    ("compile.qnn_sdk_root", "static", "/opt/qairt", NOTHING),
+    ("compile.device", "static", "gpu", "compile validate"),
+    ("compile.device", "inputs", "gpu", "optimize compile validate finalize"),
+    ("compile.execution_provider", "ep in compile", "cpu", "optimize compile validate finalize"),
+    ("compile.execution_provider", "cpu", "qnn", NOTHING),
+    ("compile.ep_device", "ep_device", None, "optimize compile validate finalize"),
+    ("compile.ep_device.ep", "ep_device", "cpu", "optimize compile validate finalize"),
+    ("compile.ep_device.device", "ep_device", "gpu", "compile validate"),
+    ("compile.ep_device.device", "inputs", "gpu", "optimize compile validate finalize"),
+    ("compile.ep_device.source", "ep_device", "catalog", NOTHING),
+    ("compile.validate", "static", False, "validate finalize"),
+    ("compile.verbose", "static", True, NOTHING),
+    ("compile.quant_config", "float", {"weight_type": "int8"}, "calibrate quantize compile validate"),
+    ("compile.quant_config", "no tags", {}, "calibrate quantize validate finalize"),
+    ("compile.ep_config", "static", {"embed_context": True}, "compile"),
+    ("compile.ep_config", "inputs", {"provider": "qnn"}, "optimize compile validate finalize"),
+    #
+    ("validate", "static", {}, NOTHING),
+    ("validate", "static", {"samples": 5}, "validate"),
+    ("validate.enabled", "static", False, "validate finalize"),
+    ("validate.min_cosine", "static", 0.5, "validate"),
+    ("validate.samples", "static", 5, "validate"),
+    ("validate.seed", "static", 1, "validate"),
+    ("validate.seed", "text", 1, NOTHING),
+)
+
+# Sections that are another one again.
+AGAIN = {"compile.quant_config.": "quant.", "compile.ep_config.": "compile."}
+_RENAMED = {"compile.provider": "compile.execution_provider"}
+
+# Different values of a field that mean the same, and so have one key; all others have one each.
+SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
+    "model": (("model", "same"),),
+    "ep": ((None, "cpu"), (None, "qnn")),
+    "device": (("auto", "cpu"), ("auto", "npu")),
+    "loader.task": ((None, "text-classification"),),
+    "loader.path": ((None, "model", "same"),),
+    "export.dynamic_axes": ((None, {}),),
+    "quant.activation_symmetric": ((None, False),),
+    "quant.op_types_to_quantize": ((None, []),),
+    "quant.nodes_to_exclude": ((None, []),),
+    "quant.fp16_op_block_list": ((None, []),),
+    "quant.seed": ((None, 0),),
+    "compile.device": (("auto", "cpu"), ("auto", "npu")),
+    "compile.execution_provider": ((None, "cpu"), (None, "qnn")),
+    "compile.ep_device.ep": ((None, "cpu"),),
+    "compile.ep_device.device": ((None, "auto", "cpu"), (None, "auto", "npu")),
+}
+
+# The same for the options of a run, on top of a base recipe.
+OPTIONS: tuple[Edit, ...] = (
+    ("model", "static", "another name", NOTHING),
+    ("model", "folder", "same", NOTHING),
+    ("model", "folder", "other", "export"),
+    ("model", "onnx", "other", "export optimize validate"),
+    ("onnx", "static", Path("onnx/model.onnx"), "export optimize validate"),
+    ("task", "static", "fill-mask", "export"),
+    ("ep", "static", "qnn", NOTHING),
+    ("ep", "static", "cpu", "quantize compile validate finalize"),
+    ("ep", "ep in compile", "cpu", "optimize compile validate finalize"),
+    ("device", "static", "npu", NOTHING),
+    ("device", "static", "gpu", "quantize compile validate"),
+    ("device", "static", "cpu", "quantize compile validate finalize"),
+    ("device", "ep in compile", "cpu", "optimize compile validate finalize"),
+    ("precision", "static", "w8a8", NOTHING),
+    ("precision", "static", "w8a16", "quantize validate"),
+    ("precision", "float", "w8a16", "calibrate quantize compile validate"),
+    ("precision", "inputs", "fp16", "quantize validate finalize"),
+    ("quant", "static", True, NOTHING),
+    ("quant", "static", False, "calibrate quantize compile validate"),
+    ("quant", "cpu", False, "calibrate quantize validate finalize"),
+    ("compile", "static", True, NOTHING),
+    ("compile", "ep in compile", False, "optimize compile validate finalize"),
+    ("optimize", "static", True, NOTHING),
+    ("optimize", "static", False, "optimize calibrate quantize"),
+    ("optimize", "float", False, "optimize compile"),
+    ("optimize", "inputs", False, "optimize validate finalize"),
+    ("analyze", "static", True, NOTHING),
+    ("random_weights", "static", True, NOTHING),
+    ("random_weights", "folder", True, "export"),
+    ("trust_remote_code", "static", True, NOTHING),
+    ("trust_remote_code", "folder", True, "export"),
+)
+
+SAME_OPTIONS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
+    "model": ((None, "model", "same"),),
+    "task": ((None, "text-classification"),),
+    "ep": ((None, "cpu"), (None, "qnn")),
+    "device": ((None, "cpu"), (None, "qnn", "npu")),
+    "precision": ((None, "fp16"), (None, "int4")),
+    "quant": ((None, False), (None, True)),
+    "compile": ((None, True),),
+    "optimize": ((None, True),),
+    "random_weights": ((None, False),),
+}
+
+
+def declared_name(field: str) -> str:
+    """Under which name the tables have *field*."""
+    for prefix, section in AGAIN.items():
+        if field.startswith(prefix):
+            field = section + field.removeprefix(prefix)
+    return _RENAMED.get(field, field)
+
+
+def edited(recipe: Mapping[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """*recipe* with another value for *field*; of a list of sections, in the first of them."""
+    result, place = within(recipe, field.split(".")[:-1])
+    place[field.rpartition(".")[2]] = value
+    return result
+
+
+def within(recipe: Mapping[str, Any], sections: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A copy of *recipe* that has *sections*, one in the other, and the innermost of them.
+
+    Raises:
+        IndexError: for a list of sections that is empty.
+    """
+    result: dict[str, Any] = copy.deepcopy(dict(recipe))
+    place: Any = result
+    for section in sections:
+        if place.get(section) is None:
+            place[section] = {}
+        place = place[section]
+        place = place[0] if isinstance(place, list) else place
+    return result, place

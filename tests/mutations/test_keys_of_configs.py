@@ -1,0 +1,95 @@
+"""The other end of a key: every field of every stage's config is in it, and every one can be reached from a recipe.
+
+A field that the config of a stage has, and that no recipe can change, is either dead or was forgotten on the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from field_values import Field, fields_of, sections_in, values
+from planned_keys import stages_of
+from reach import BASES, EDITS, REFUSED, edited
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.config import config_json, read_config
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.stage import Stage
+from winml_dag.engine.worker import load
+from winml_dag.pipeline import plan
+from winml_dag.store.record import Ingredients
+
+STAGES = {stage.name: stage for stage in vars(plan).values() if isinstance(stage, Stage)}
+CONFIGS: dict[str, type] = {name: load(stage.config) for name, stage in STAGES.items()}
+FIELDS = [(name, field) for name, kind in CONFIGS.items() for field in fields_of(kind)]
+
+
+def test_all_stages_are_looked_at() -> None:
+    assert CONFIGS.keys() == {"export", "optimize", "calibrate", "quantize", "compile", "validate", "finalize"}
+
+
+def filled(declared: Any) -> Any:
+    """A value of this type in which everything that may be there is there."""
+    kind: Any = next(sections_in(declared), None)
+    if kind is None:
+        return next(value for value in reversed(values(declared)) if value is not None)
+    hints = typing.get_type_hints(kind)
+    made = kind(**{field.name: filled(hints[field.name]) for field in dataclasses.fields(kind)})
+    in_list = any(typing.get_origin(part) is tuple for part in (declared, *typing.get_args(declared)))
+    return (made,) if in_list else made
+
+
+def variants(config: Any, path: list[str], declared: Any) -> Iterator[Any]:
+    """*config* with each other value at *path*, of type *declared*."""
+    name, *rest = path
+    inner = getattr(config, name)
+    if rest:
+        one = inner[0] if isinstance(inner, tuple) else inner
+        for changed in variants(one, rest, declared):
+            yield dataclasses.replace(config, **{name: (changed,) if isinstance(inner, tuple) else changed})
+    elif next(sections_in(declared), None) is None:
+        yield from (dataclasses.replace(config, **{name: value}) for value in values(declared))
+    elif type(None) in typing.get_args(declared):
+        yield dataclasses.replace(config, **{name: None})
+
+
+@pytest.mark.parametrize(("stage", "field"), FIELDS, ids=[f"{stage}: {field.path}" for stage, field in FIELDS])
+def test_every_field_of_a_config_is_in_the_key(stage: str, field: Field) -> None:
+    """No two values of it, among them null and none at all, have one key; and the stage gets what was hashed."""
+    config = filled(CONFIGS[stage])
+    configs = [config_json(each) for each in (config, *variants(config, field.path.split("."), field.type))]
+    distinct = {repr(each): each for each in configs}
+    assert len(distinct) > 1 or (field.section and type(None) not in typing.get_args(field.type))
+    keys = {cache_key(Ingredients(stage, 1, each, {}, {})) for each in distinct.values()}
+    assert len(keys) == len(distinct)
+    assert all(config_json(read_config(CONFIGS[stage], each)) == each for each in distinct.values())
+
+
+def leaves_of(value: JsonValue, path: str = "") -> Iterator[tuple[str, JsonValue]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from leaves_of(inner, f"{path}.{name}" if path else name)
+    else:
+        yield path, value
+
+
+def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> None:
+    """By the edits in the table, each of which says what it reaches."""
+    moved: set[str] = set()
+    for name, base, value, expected in EDITS:
+        if expected == REFUSED:
+            continue
+        before, after = stages_of(BASES[base], project), stages_of(edited(BASES[base], name, value), project)
+        for stage in before.keys() & after.keys():
+            old, new = (dict(leaves_of(each[stage].config)) for each in (before, after))
+            moved |= {f"{stage}: {leaf}" for leaf in {*old, *new} if old.get(leaf) != new.get(leaf)}
+    # What is in lists is seen with the list, and what is in mappings below it.
+    tensors = "export: export.input_tensors"
+    leaves = {f"{stage}: {field.path}" for stage, field in FIELDS if not field.section or field.path in tensors}
+    leaves = {leaf for leaf in leaves if not leaf.startswith(f"{tensors}.")}
+    assert {leaf for leaf in leaves if not any(f"{each}.".startswith(f"{leaf}.") for each in moved)} == set()

@@ -1,0 +1,230 @@
+"""Which stages a tool reaches: packages, execution providers and their libraries, the stages' own versions.
+
+Packages and libraries are files on the search path, as an installer would leave them; nothing is imported from them.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from planned_keys import LIBRARY, Warm, reached, stages_of
+from reach import BASES
+from test_keys_of_configs import STAGES
+
+import winml_dag
+from winml_dag.engine import toolchain
+from winml_dag.ep.registry import QNN, RUNTIME_BUILDS
+from winml_dag.pipeline import plan
+
+# Whose version reaches which stages, in "static" and, where that differs, in "text". All others reach none.
+PACKAGES = {
+    "torch": "export",
+    "transformers": "export",
+    "onnxscript": "export optimize",
+    "onnx-ir": "export optimize quantize",
+    "onnx": "export optimize calibrate quantize validate finalize",
+    "numpy": "optimize calibrate quantize validate",
+    "onnxruntime": "optimize calibrate quantize compile validate",
+    **dict.fromkeys(RUNTIME_BUILDS, "optimize calibrate quantize compile validate"),
+    "onnxruntime-qnn": "compile validate",
+}
+PACKAGES_WITH_TEXT = {
+    "transformers": "export calibrate validate",
+    "tokenizers": "calibrate validate",
+    "sentencepiece": "calibrate validate",
+}
+# Imported by the work of a stage, and not in its key, because none of its bytes come from there.
+SHAPES_NOTHING = {
+    ("export", "numpy"),  # compares what the exported model computes with what PyTorch does
+    ("export", "onnxruntime"),  # runs the exported model for that
+}
+_IMPORTED_AS = {"onnx_ir": "onnx-ir", "google": "onnx"}  # protobuf comes with onnx, as its errors and messages
+
+
+@dataclasses.dataclass
+class Installation:
+    """Installs packages as an installer does, each time in a folder of its own at the front of the search path."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def install(self, package: str, version: str) -> None:
+        folder = self.folder / f"{package}-{version}"
+        (folder / f"{package.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
+        self.monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    return Installation(tmp_path / "installed", monkeypatch)
+
+
+@pytest.mark.parametrize("base", ["static", "text"])
+def test_a_package_reaches_the_stages_whose_bytes_it_shapes(
+    project: Path, installation: Installation, base: str
+) -> None:
+    expected = PACKAGES if base == "static" else {**PACKAGES, **PACKAGES_WITH_TEXT}
+    before = stages_of(BASES[base], project)
+    for package, stages in expected.items():
+        installation.install(package, "98.0")
+        after = stages_of(BASES[base], project)
+        assert reached(before, after) == set(stages.split()), package
+        before = after
+    for package in toolchain.installed_distributions().keys() - expected.keys():
+        installation.install(package, "98.0")
+    installation.install("something-new", "1.0")
+    assert reached(before, stages_of(BASES[base], project)) == set()
+
+
+def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
+    declared = {(name, package) for name, stage in STAGES.items() for package in stage.packages}
+    written = {(name, package) for package, stages in PACKAGES.items() for name in stages.split()}
+    assert declared - written == set()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_declares_every_package_that_its_work_imports(stage: str) -> None:
+    """Found in the source text of the work and of what it imports from here, wherever in a file the import stands."""
+    with_text = {package for package, stages in PACKAGES_WITH_TEXT.items() if stage in stages.split()}
+    known = {*STAGES[stage].packages, *with_text, *(package for name, package in SHAPES_NOTHING if name == stage)}
+    found = {_IMPORTED_AS.get(name, name) for name in foreign_imports(STAGES[stage].work.partition(":")[0])}
+    assert found - known == set()
+    if stage != "finalize":
+        assert found & known  # it looks at the right files
+
+
+# What is below stages, but for the engine and the store, which touch no content.
+_ROOMS = ("winml_dag.stages", "winml_dag.onnxmodel", "winml_dag.ep")
+
+
+def foreign_imports(module: str) -> set[str]:
+    """Top-level names of the packages that *module*, and all that it imports of ours, import when they work."""
+    found, seen, to_read = set(), {module}, [module]
+    while to_read:
+        for name in imports_in(source_file(to_read.pop())):
+            if name.startswith(_ROOMS) and name not in seen and source_file(name).is_file():
+                seen.add(name)
+                to_read.append(name)
+            elif not name.startswith("winml_dag") and name.partition(".")[0] not in sys.stdlib_module_names:
+                found.add(name.partition(".")[0])
+    return found
+
+
+def source_file(module: str) -> Path:
+    path = Path(winml_dag.__file__).parents[1].joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imports_in(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for_types = {
+        inner
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING"
+        for inner in ast.walk(outer)
+    }
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Import) and statement not in for_types:
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement not in for_types:
+            assert statement.module is not None
+            yield from (statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    before = stages_of(BASES["static"], project)
+    declared = STAGES[stage]
+    monkeypatch.setattr(plan, stage.upper(), dataclasses.replace(declared, version=declared.version + 1))
+    assert reached(before, stages_of(BASES["static"], project)) == {stage}
+
+
+def edit_library(package: Path) -> None:
+    (package / LIBRARY).write_bytes(b"a fix from the driver's makers")
+
+
+def edit_the_first_of_two_libraries_of_one_name(package: Path) -> None:
+    (package / "arm64" / LIBRARY).write_bytes(b"a fix for one of them")
+
+
+def swap_two_libraries_of_one_name(package: Path) -> None:
+    swap(package / "arm64" / LIBRARY, package / "x64" / LIBRARY)
+
+
+def swap_two_libraries(package: Path) -> None:
+    swap(package / LIBRARY, package / "backend.dll")
+
+
+def rename_a_library(package: Path) -> None:
+    (package / LIBRARY).rename(package / "renamed.so")
+
+
+def add_a_library(package: Path) -> None:
+    (package / "new.so.1.7").write_bytes(b"new")
+
+
+def add_a_library_to_a_folder_that_had_none(package: Path) -> None:
+    (package / "nothing yet" / "new.so").write_bytes(b"new")
+
+
+def remove_a_library(package: Path) -> None:
+    (package / "backend.dll").unlink()
+
+
+def swap(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+@pytest.fixture
+def package(project: Path) -> Path:
+    """QNN's package, with more libraries."""
+    folder = project / "packages" / QNN.plugin_module
+    for name in ("backend.dll", f"arm64/{LIBRARY}", f"x64/{LIBRARY}", "nothing yet/readme.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edit_library,
+        edit_the_first_of_two_libraries_of_one_name,
+        swap_two_libraries_of_one_name,
+        swap_two_libraries,
+        rename_a_library,
+        add_a_library,
+        add_a_library_to_a_folder_that_had_none,
+        remove_a_library,
+    ],
+)
+def test_a_providers_library_reaches_compile_and_validate(
+    project: Path, package: Path, edit: Callable[[Path], None]
+) -> None:
+    warm = {base: Warm(project, BASES[base], name=base) for base in ("static", "cpu")}
+    before = {base: each.stages() for base, each in warm.items()}
+    assert all(each.stands() for each in warm.values())
+    edit(package)
+    after = {base: each.stages() for base, each in warm.items()}
+    assert reached(before["static"], after["static"]) == {"compile", "validate"}
+    assert reached(before["cpu"], after["cpu"]) == set()
+    assert all(reached(after[base], each.cold()) == set() for base, each in warm.items())
+
+
+def test_where_a_library_lies_and_what_lies_beside_it_reaches_nothing(
+    project: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stages_of(BASES["static"], project)
+    (package / "readme.txt").write_bytes(b"new")
+    assert reached(before, stages_of(BASES["static"], project)) == set()
+    (project / "packages").rename(project / "elsewhere")
+    monkeypatch.syspath_prepend(project / "elsewhere")
+    assert reached(before, stages_of(BASES["static"], project)) == set()
