@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     import networkx
 
 
+class Cycle(UsageError):
+    """Stages that wait for each other; ``path`` has their ids the way the data goes, the first one at both ends."""
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        super().__init__(f"These stages wait for each other: {' -> '.join(path)}.")
+        self.path = path
+
+
 @dataclass(frozen=True)
 class Graph:
     """A checked graph; ``nodes`` are in topological order. Make one with :meth:`of`."""
@@ -28,9 +36,7 @@ class Graph:
     makers: Mapping[str, Node]
 
     @classmethod
-    def of(
-        cls, nodes: Iterable[Node], sources: Iterable[Source] = (), given: Mapping[str, str] | None = None
-    ) -> Graph:
+    def of(cls, nodes: Iterable[Node], sources: Iterable[Source] = (), given: Mapping[str, str] | None = None) -> Graph:
         """Check and order *nodes*. *given*: kind by name of artifacts that are known from elsewhere, so that a part of
         a graph is a graph too.
 
@@ -142,5 +148,4 @@ def _ordered(by_id: Mapping[str, Node], makers: Mapping[str, Node]) -> tuple[Nod
         return tuple(by_id[node_id] for node_id in graphlib.TopologicalSorter(needs).static_order())
     except graphlib.CycleError as error:
         # CycleError lists each node before the one that it depends on; people read arrows the way the data goes.
-        path = " -> ".join(error.args[1])
-        raise UsageError(f"These stages wait for each other: {path}.") from None
+        raise Cycle(tuple(error.args[1])) from None

@@ -1,23 +1,30 @@
 """From builds to one graph of stages: every node with its config, its inputs and the tools that shape its bytes.
 
 source -> export -> optimize.0 -> (analyze.0) -> calibrate -> quantize -> compile -> validate -> finalize
+
+Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userplan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
-from winml_dag.engine.graph import Graph
-from winml_dag.engine.known import source_artifact
+from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.fingerprint import library_files, library_folders
 from winml_dag.ep.registry import RUNTIME_BUILDS, Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
-from winml_dag.pipeline.variant import Build, Skip, chosen
+from winml_dag.pipeline.layout import RESERVED
+from winml_dag.pipeline.userplan import UserPlan, plan_stages
+from winml_dag.pipeline.userstages import Declared, Ours
+from winml_dag.pipeline.variant import Build, OnlyDeclared, Skip, chosen
+from winml_dag.recipe.findings import Findings
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CALIBRATE
 from winml_dag.stages.compile import COMPILE
@@ -26,42 +33,118 @@ from winml_dag.stages.finalize import FINALIZE, FinalizeConfig
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE
 from winml_dag.stages.validate import VALIDATE
+from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
 
 # The line of stages as people see it; ``analyze`` has its place, and a reason to be left out.
 LINE = ("export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
 
 
-def plan_build(build: Build, fingerprints: Fingerprints) -> BuildGraph:
+# The ids of our stages' nodes, and their declarations.
+_OURS = {
+    "export": ("export", EXPORT),
+    "optimize": ("optimize.0", OPTIMIZE),
+    "calibrate": ("calibrate", CALIBRATE),
+    "quantize": ("quantize", QUANTIZE),
+    "compile": ("compile", COMPILE),
+    "validate": ("validate", VALIDATE),
+    "finalize": ("finalize", FINALIZE),
+}
+
+
+def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
     """The graph of *build*, with every source digested.
 
     Raises:
-        UsageError: when a stage cannot take what comes before it (a compiled or quantized model).
+        UsageError: when a stage cannot take what comes before it (a compiled or quantized model), and for whatever is
+            wrong with stages that the recipe declares.
         InputError: when a source cannot be read.
     """
-    line = _Line(build, fingerprints)
+    if isinstance(build, OnlyDeclared):
+        return _plan_declared(build, fingerprints)
+    own = UserPlan() if build.declared is None else _plan_own(build, build.declared, fingerprints)
+    line = _Line(build, fingerprints, own.rewired)
     nodes = tuple(line.nodes())
     roles = build.inputs
     given = (roles.model, roles.processor, roles.calibration_data, roles.option_files)
-    sources = [source for source in given if source is not None]
-    graph = Graph.of(nodes, sources)
+    sources = [*(source for source in given if source is not None), *own.sources]
+    graph = _graph((*nodes, *own.nodes), sources, build.declared)
     return BuildGraph(
         summary=build.summary,
         graph=graph,
-        steps=tuple(_steps(build, nodes)),
-        sources={source.name: source_artifact(source, fingerprints) for source in sources},
+        steps=tuple(_steps(build, graph)),
+        sources=_digested(sources, fingerprints),
         final="finalize",
-        looked_at=(*build.inputs.looked_at, *line.looked_at),
+        looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at),
     )
 
 
-def _steps(build: Build, nodes: tuple[Node, ...]) -> Iterator[Step]:
-    for stage in LINE:
-        found = [node for node in nodes if node.stage.name == stage]
-        yield from (Step(node.id, stage) for node in found)
-        if not found:
-            skip = getattr(build, stage)
-            yield Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")
+def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
+    ours = {name: Ours(stage, node_id, _left_out(build, name)) for name, (node_id, stage) in _OURS.items()}
+    there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
+    taken = {Path(there, name).as_posix(): "a file of the output folder" for name in RESERVED}
+    return plan_stages(declared, ours, taken, fingerprints)
+
+
+def _left_out(build: Build, name: str) -> str | None:
+    config = None if name == "finalize" else getattr(build, name)
+    return config.reason if isinstance(config, Skip) else None
+
+
+def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
+    ours = {
+        name: Ours(stage, node_id, "the recipe names no model, so none of our stages runs")
+        for name, (node_id, stage) in _OURS.items()
+    }
+    own = plan_stages(build.declared, ours, {}, fingerprints)
+    graph = _graph(own.nodes, own.sources, build.declared)
+    return BuildGraph(
+        summary=build.summary,
+        graph=graph,
+        steps=tuple(Step(node.id, node.stage.name) for node in graph.nodes),
+        sources=_digested(own.sources, fingerprints),
+        final=None,
+        looked_at=own.looked_at,
+    )
+
+
+def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared | None) -> Graph:
+    try:
+        return Graph.of(nodes, sources)
+    except Cycle as cycle:
+        # Ours alone never wait for each other, so there is a line of the recipe to name.
+        if declared is not None:
+            findings = Findings(declared.recipe, declared.positions)
+            first = next((node_id for node_id in cycle.path if node_id in declared.stages), cycle.path[0])
+            findings.add(
+                ("stages", first), f"these stages wait for each other: {' -> '.join(cycle.path)}", about_key=True
+            )
+            findings.refuse()
+        raise
+
+
+def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str, Artifact]:
+    """Every source by content, all digested together: one look into the index for thousands of files."""
+    entries = iter(fingerprints.entries([(file.path, file.name) for source in sources for file in source.files]))
+    return {source.name: Artifact.of(islice(entries, len(source.files))) for source in sources}
+
+
+def _steps(build: Build, graph: Graph) -> Iterator[Step]:
+    """Every stage in an order in which they can run; those of ours that are left out stand where they would be."""
+    present = {node.stage.name for node in graph.nodes if node.folder is None}
+    left_out = [name for name in LINE if name not in present]
+    for node in graph.nodes:
+        if node.folder is None and node.stage.name in LINE:
+            at = LINE.index(node.stage.name)
+            yield from (_skipped(build, name) for name in left_out if LINE.index(name) < at)
+            left_out = [name for name in left_out if LINE.index(name) > at]
+        yield Step(node.id, node.stage.name)
+    yield from (_skipped(build, name) for name in left_out)
+
+
+def _skipped(build: Build, stage: str) -> Step:
+    skip = getattr(build, stage)
+    return Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")
 
 
 def _packages(stage: Stage) -> dict[str, str]:
@@ -75,9 +158,11 @@ def _packages(stage: Stage) -> dict[str, str]:
 class _Line:
     """Makes the nodes of one build, from the source to the final model."""
 
-    def __init__(self, build: Build, fingerprints: Fingerprints) -> None:
+    def __init__(self, build: Build, fingerprints: Fingerprints, rewired: Mapping[str, Mapping[str, str]]) -> None:
+        """*rewired*: where the recipe has our stages read from instead of where they would, by stage and slot."""
         self._build = build
         self._fingerprints = fingerprints
+        self._rewired = rewired
         self.looked_at: list[Path] = []
         source = build.inputs.model
         self._model = "" if source is None else source.name
@@ -98,7 +183,8 @@ class _Line:
                 CALIBRATE,
                 config_json(calibrate),
                 tools=self._text_tools(),
-                model=self._model,
+                # Ranges are of one model: what quantize reads.
+                model=self._rewired.get("quantize", {}).get("model", self._model),
                 data=data,
                 processor=processor,
             )
@@ -153,15 +239,14 @@ class _Line:
         tools: Mapping[str, str] | None = None,
         **inputs: Source | str | None,
     ) -> Node:
+        given = {
+            slot: name.name if isinstance(name, Source) else name for slot, name in inputs.items() if name is not None
+        }
         return Node(
             id=node_id,
             stage=stage,
             config=config,
-            inputs={
-                slot: given.name if isinstance(given, Source) else given
-                for slot, given in inputs.items()
-                if given is not None
-            },
+            inputs={**given, **self._rewired.get(stage.name, {})},
             kinds={} if kind is None else {"model": kind},
             toolchain={**_packages(stage), **(tools or {})},
         )

@@ -23,7 +23,9 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, find_model_folder
-from winml_dag.pipeline.variant import Build, Inputs, Skip, chosen
+from winml_dag.pipeline.userpaths import KEPT
+from winml_dag.pipeline.userstages import Declared
+from winml_dag.pipeline.variant import Build, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
 from winml_dag.recipe.paths import resolve_path
@@ -36,7 +38,7 @@ from winml_dag.stages.export.detect import model_type_of, task_of
 OUTPUTS = "outputs"
 
 
-def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build:
+def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build | OnlyDeclared:
     """The build that *request* means. Without *needs_folder* one that names no output folder uses one in the cache.
 
     Raises:
@@ -45,6 +47,8 @@ def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder:
     recipe = request.recipe
     loaded = load_recipe(recipe) if isinstance(recipe, Path) else recipe
     folder = _output_dir(request, loaded, cache_dir, needs_folder)
+    if loaded is not None and _has_only_stages(loaded, request.overrides):
+        return _only_declared(loaded, folder)
     return resolve(loaded, request.overrides, folder, download=download)
 
 
@@ -57,6 +61,9 @@ def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, 
         return request.output_dir
     if loaded is not None and loaded.recipe.output_dir is not None:
         return loaded.resolve_path(loaded.recipe.output_dir)
+    if loaded is not None and _has_only_stages(loaded, request.overrides):
+        # Its results lie where its stages say; only the manifest needs a place.
+        return loaded.path.parent / KEPT / loaded.path.stem
     if not needed:
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
     raise UsageError(
@@ -72,6 +79,37 @@ def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
     texts = {name: value if value is None else str(value) for name, value in asdict(overrides).items()}
     asked = canonical_json({"recipe": None if recipe is None else to_json(recipe), "overrides": texts})
     return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+
+
+def _has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
+    """Whether there is no word of a model, neither in the recipe nor in the options of this run."""
+    written = loaded.recipe.model_fields_set
+    return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()
+
+
+def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> OnlyDeclared:
+    summary = BuildSummary(
+        model_id=None,
+        origin="stages",
+        task=None,
+        precision=None,
+        execution_provider=None,
+        ep=None,
+        device=None,
+        output_dir=output_dir,
+        settings={},
+        notices=(),
+    )
+    declared = _declared(loaded)
+    assert declared is not None
+    return OnlyDeclared(summary, declared)
+
+
+def _declared(loaded: LoadedRecipe | None) -> Declared | None:
+    if loaded is None or not loaded.recipe.stages:
+        return None
+    path = loaded.path
+    return Declared(loaded.recipe.stages, path.parent.resolve(), path, loaded.positions)
 
 
 def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path, *, download: bool = False) -> Build:
@@ -123,6 +161,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         quantize=sections.quantize_config(quant, target),
         compile=compile_,
         validate=sections.validate_config(asked, target, precision, compile_, has_data=has_data),
+        declared=_declared(loaded),
     )
     settings = settings_of(build, asked, model, chosen(quant))
     return replace(build, summary=replace(build.summary, settings=settings))

@@ -12,6 +12,7 @@ from typing import TypeVar
 from winml_dag.engine.stage import Source
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.userstages import Declared
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig
@@ -46,7 +47,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Build:
-    """One resolved variant: what it is called, where it starts, and the config of each stage."""
+    """One resolved variant: what it is called, where it starts, and the config of each stage.
+
+    ``declared``: stages of the recipe's own, which run beside and between ours.
+    """
 
     summary: BuildSummary
     target: Target
@@ -58,6 +62,15 @@ class Build:
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
+    declared: Declared | None = None
+
+
+@dataclass(frozen=True)
+class OnlyDeclared:
+    """A build without a model: of stages that the recipe declares itself, and nothing else."""
+
+    summary: BuildSummary
+    declared: Declared
 
 
 def chosen(config: T | Skip) -> T | None:

@@ -1,6 +1,6 @@
-"""What is wrong with a recipe that is well written: collected while a build is planned, told all at once, line by line.
+"""What is wrong with a well-formed recipe: collected while a build is planned, and told all at once, line by line.
 
-The schema sees one value at a time; that an input names a stage which does not exist is seen only by who knows them all.
+The schema sees one value at a time; that an input names a stage which is not there is seen only by who knows them all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,272 @@
+"""From the ``stages`` of a recipe to nodes of a graph.
+
+Everything is looked up first, all problems are told at once, and then all files are digested together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
+from winml_dag.engine.toolchain import versions
+from winml_dag.pipeline.plugins import PluginProblem, load_plugin, plugin_config
+from winml_dag.pipeline.userfiles import KIND, UserFiles
+from winml_dag.pipeline.userlinks import Links, taken_files
+from winml_dag.pipeline.userpaths import OutputPaths, parents
+from winml_dag.pipeline.userstages import NAME, Declared, Ours, Tools, is_ours
+from winml_dag.pipeline.usertools import Functions, Programs
+from winml_dag.pipeline.userwords import placeholders, plain_words
+from winml_dag.recipe.document import Location
+from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.schema import StageEntry
+from winml_dag.recipe.spelling import did_you_mean, known_instead
+from winml_dag.store.fingerprints import Fingerprints
+
+_ANY = InputSlot(None)
+_COMMAND = Stage("command", 1, "", "", {}, {}, works_in_place=True)
+_FUNCTION = Stage("function", 1, "winml_dag.engine.function:run", "", {}, {}, works_in_place=True)
+
+
+@dataclass(frozen=True)
+class UserPlan:
+    """The part of a build that a recipe declares itself.
+
+    Attributes:
+        rewired: artifact by stage of ours and slot: where it reads from instead.
+        looked_at: files and folders that had a say in this plan, besides the sources.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    sources: tuple[Source, ...] = ()
+    rewired: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    looked_at: tuple[Path, ...] = ()
+
+
+def plan_stages(
+    declared: Declared, ours: Mapping[str, Ours], taken: Mapping[str, str], fingerprints: Fingerprints
+) -> UserPlan:
+    """The nodes of *declared*; *ours*: our stages by name; *taken*: files, relative to the recipe's folder, that no
+    output may be, with what they are.
+
+    Raises:
+        RecipeError: for everything that is wrong, each with its line.
+        InputError: when a program cannot be read.
+    """
+    return _Planner(declared, ours, taken).plan(fingerprints)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A stage whose texts have been understood, before its tools are digested."""
+
+    stage: Stage
+    config: JsonObject
+    tools: Tools
+    command: Command | None = None
+    literals: tuple[str, ...] = ()
+
+
+class _Planner:
+    def __init__(self, declared: Declared, ours: Mapping[str, Ours], taken: Mapping[str, str]) -> None:
+        self._declared = declared
+        self._ours = ours
+        self._findings = Findings(declared.recipe, declared.positions)
+        taken = {**taken_files(declared.recipe, declared.folder), **taken}
+        self._outputs = OutputPaths(declared, taken, self._findings)
+        self._files = UserFiles(declared, self._outputs, self._findings)
+        self._links = Links(declared, ours, self._outputs, self._files, self._findings)
+        self._programs = Programs()
+        self._functions = Functions(declared.folder)
+        self._stages: dict[tuple[object, ...], Stage] = {}
+
+    def plan(self, fingerprints: Fingerprints) -> UserPlan:
+        drafts: dict[str, _Draft] = {}
+        for name, entry in self._declared.stages.items():
+            self._check_name(name, entry)
+            if not is_ours(entry) and (draft := self._draft(name, entry)) is not None:
+                drafts[name] = draft
+        self._findings.refuse()
+        tools = {str(path): path for draft in drafts.values() for path in draft.tools.files.values()}
+        found = fingerprints.entries([(path, path.name) for path in tools.values()])
+        digests = dict(zip(tools, (entry.digest for entry in found), strict=True))
+        return UserPlan(
+            nodes=tuple(self._node(name, draft, digests) for name, draft in drafts.items()),
+            sources=tuple(self._files.sources.values()),
+            rewired=self._links.rewired,
+            looked_at=(*tools.values(), *sorted(self._files.folders), *self._literal_folders(drafts)),
+        )
+
+    def _check_name(self, name: str, entry: StageEntry) -> None:
+        at: Location = ("stages", name)
+        ways = [way for way in ("command", "run", "uses") if getattr(entry, way) is not None]
+        if not NAME.fullmatch(name):
+            self._findings.add(at, "the name of a stage has letters, digits, - and _ only", about_key=True)
+        elif ways and name in self._ours:
+            self._findings.add(at, f"{name} is one of our stages; choose another name", about_key=True)
+        elif not ways and name not in self._ours:
+            near = did_you_mean(name, self._ours)
+            self._findings.add(at, f"needs one of command, run and uses{near}", about_key=True)
+        elif len(ways) > 1:
+            self._findings.add((*at, ways[1]), f"there is {ways[0]} as well; keep one of the two", about_key=True)
+        for variable in entry.env:
+            if not variable or "=" in variable:
+                self._findings.add((*at, "env", variable), "is no name of a variable", about_key=True)
+
+    def _draft(self, name: str, entry: StageEntry) -> _Draft | None:
+        if entry.command is not None:
+            return self._command(name, entry, entry.command)
+        if entry.run is not None:
+            return self._function(name, entry, entry.run)
+        assert entry.uses is not None
+        return self._plugin(name, entry, entry.uses)
+
+    def _command(self, name: str, entry: StageEntry, arguments: tuple[str, ...]) -> _Draft | None:
+        at: Location = ("stages", name, "command")
+        if not arguments or not arguments[0].strip():
+            self._findings.add(at, "needs a program to run")
+            return None
+        self._check_placeholders(at, entry, arguments)
+        literals = tuple(self._literals(name, at, arguments))
+        config = {"command": [*arguments], **self._texts(name, entry)}
+        tools = self._program((*at, 0), arguments[0], entry.env)
+        return _Draft(
+            self._stage(_COMMAND, name, entry, literals), config, tools, Command(arguments, entry.env), literals
+        )
+
+    def _function(self, name: str, entry: StageEntry, target: str) -> _Draft | None:
+        tools = self._functions.find(target)
+        if isinstance(tools, str):
+            self._findings.add(("stages", name, "run"), tools)
+            return None
+        return _Draft(self._stage(_FUNCTION, name, entry, ()), {"run": target, **self._texts(name, entry)}, tools)
+
+    def _plugin(self, name: str, entry: StageEntry, uses: str) -> _Draft | None:
+        at: Location = ("stages", name)
+        try:
+            plugin, stage = load_plugin(uses)
+        except PluginProblem as problem:
+            self._findings.add((*at, "uses"), str(problem))
+            return None
+        for section, given, known in (
+            ("inputs", entry.inputs, stage.inputs),
+            ("outputs", entry.outputs, stage.outputs),
+        ):
+            for slot in given.keys() - known.keys():
+                message = f"{uses} has no {section[:-1]} {slot!r}{known_instead(slot, known) if known else ''}"
+                self._findings.add((*at, section, slot), message, about_key=True)
+        for slot, declared in stage.inputs.items():
+            if declared.required and slot not in entry.inputs:
+                self._findings.add(at, f"{uses} needs an input {slot!r}", about_key=True)
+        for slot in stage.outputs.keys() - entry.outputs.keys():
+            self._findings.add(at, f"{uses} puts out {slot!r}: say in outputs where it goes", about_key=True)
+        if entry.env:
+            self._findings.add((*at, "env"), f"{uses} is a plug-in, which gets no variables; use config")
+        try:
+            config = plugin_config(uses, stage, {} if entry.config is None else _json(entry.config))
+        except PluginProblem as problem:
+            self._findings.add((*at, "config"), str(problem))
+            return None
+        tools = Tools({**versions(stage.packages), plugin.distribution: plugin.version})
+        timeout = stage.timeout_seconds if entry.timeout is None else entry.timeout
+        # A file of the user's is whatever its reader takes it for.
+        slots = {
+            slot: replace(declared, accepts=None if declared.accepts is None else declared.accepts | {KIND})
+            for slot, declared in stage.inputs.items()
+        }
+        return _Draft(replace(stage, inputs=slots, timeout_seconds=timeout), config, tools)
+
+    def _texts(self, name: str, entry: StageEntry) -> dict[str, JsonValue]:
+        """What belongs into the key besides the work itself; an absolute path says where, not what."""
+        given = self._links.inputs[name]
+        sources = self._files.sources
+        texts: dict[str, JsonValue] = {
+            "env": dict(entry.env),
+            "inputs": {
+                slot: given[slot].removeprefix("./")
+                for slot in entry.inputs
+                if given.get(slot) in sources and not Path(given[slot]).is_absolute()
+            },
+            "outputs": dict(self._outputs.paths[name]),
+        }
+        return texts if entry.config is None else {**texts, "config": _json(entry.config)}
+
+    def _check_placeholders(self, at: Location, entry: StageEntry, arguments: tuple[str, ...]) -> None:
+        known: Mapping[str, Mapping[str, object]] = {
+            "inputs": entry.inputs,
+            "outputs": entry.outputs,
+            "config": entry.config or {},
+        }
+        for index, argument in enumerate(arguments):
+            for section, word in placeholders(argument):
+                if word not in known[section]:
+                    instead = known_instead(word, known[section]) if known[section] else "; it declares none"
+                    self._findings.add((*at, index), f"{{{section}.{word}}} stands for nothing{instead}")
+
+    def _literals(self, name: str, at: Location, arguments: tuple[str, ...]) -> Iterator[str]:
+        """Names, as slots, of the files of the project that *arguments* name in plain words."""
+        declared = set(self._links.inputs[name].values())
+        seen: set[str] = set()
+        for word in plain_words(arguments):
+            maker = self._outputs.maker_around(word)
+            if maker is not None:
+                # Its own output, or that of a stage which it reads: at work on them, the command says so.
+                if maker[0] != name and f"{maker[0]}.{maker[1]}" not in declared:
+                    self._findings.add(
+                        at, f"names {word}, which {maker[0]!r} puts out: make {maker[0]}.{maker[1]} one of its inputs"
+                    )
+            elif (source := self._files.literal(word)) is not None and source.name not in declared | seen:
+                seen.add(source.name)
+                yield source.name
+
+    def _program(self, at: Location, program: str, environment: Mapping[str, str]) -> Tools:
+        if any(placeholders(program)):
+            return Tools()  # an input, or what a setting names: the key has it
+        if "/" in program and not Path(program).is_absolute():
+            if self._files.literal(program) is None:
+                self._findings.add(at, f"there is no program {program} in the recipe's folder")
+            return Tools()
+        found = self._programs.find(program, environment)
+        if found is None:
+            self._findings.add(at, f"{program}: not found{'' if '/' in program else ' on PATH'}")
+            return Tools()
+        return Tools(files={"program": found})
+
+    def _stage(self, kind: Stage, name: str, entry: StageEntry, literals: tuple[str, ...]) -> Stage:
+        """*kind* with the inputs and outputs of *entry*; those of one shape share one declaration."""
+        kinds = {slot: self._links.kinds.get((name, slot), KIND) for slot in entry.outputs}
+        shape = (kind.name, *entry.inputs, 0, *literals, 0, *kinds.items(), entry.timeout)
+        if shape not in self._stages:
+            self._stages[shape] = replace(
+                kind,
+                inputs=dict.fromkeys((*entry.inputs, *literals), _ANY),
+                outputs=kinds,
+                timeout_seconds=kind.timeout_seconds if entry.timeout is None else entry.timeout,
+            )
+        return self._stages[shape]
+
+    def _node(self, name: str, draft: _Draft, digests: Mapping[str, str]) -> Node:
+        return Node(
+            id=name,
+            stage=draft.stage,
+            config=draft.config,
+            inputs={**self._links.inputs[name], **{literal: literal for literal in draft.literals}},
+            kinds={},
+            toolchain={**draft.tools.versions, **{key: digests[str(path)] for key, path in draft.tools.files.items()}},
+            command=draft.command,
+            folder=self._declared.folder,
+            paths=self._outputs.paths[name],
+        )
+
+    def _literal_folders(self, drafts: Mapping[str, _Draft]) -> Iterator[Path]:
+        """Folders in which a file that commands name could turn up or go."""
+        if any(draft.command is not None for draft in drafts.values()):
+            yield self._declared.folder
+        names = {name.removeprefix("./") for draft in drafts.values() for name in draft.literals}
+        yield from sorted({self._declared.folder / around for name in names for around in parents(name)})
+
+
+def _json(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    return dict(value)
