@@ -1,0 +1,135 @@
+"""An output folder of links into the cache: what the next build makes of them, and of what somebody did to them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.pipeline.outputs import Materialised, OutputFolder
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.store import BlobDamaged
+
+FILES = {"model.onnx": b"model", "model.onnx.data": b"weights"}
+TEXTS: Mapping[str, bytes] = {}
+
+Materialise = Callable[..., Materialised]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalStore]:
+    store = LocalStore(tmp_path / "cache")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def publish(store: LocalStore, tmp_path: Path) -> Callable[[], tuple[FileEntry, ...]]:
+    def publish() -> tuple[FileEntry, ...]:
+        made = Ingredients("finalize", 1, {}, {}, {})
+        folder = tmp_path / "made"
+        folder.mkdir(exist_ok=True)
+        for name, data in FILES.items():
+            (folder / name).write_bytes(data)
+        return store.publish(Record(cache_key(made), config_hash({}), made, {}), {"model": folder}).files()
+
+    return publish
+
+
+@pytest.fixture
+def wanted(publish: Callable[[], tuple[FileEntry, ...]]) -> tuple[FileEntry, ...]:
+    return publish()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def materialise(store: LocalStore, out: Path, wanted: tuple[FileEntry, ...]) -> Materialise:
+    def materialise(*, link: bool, owned: bool = True, folder: Path = out) -> Materialised:
+        output = OutputFolder(folder, wanted if owned else (), store, store.fingerprints)
+        return output.materialise(wanted, TEXTS, link=link)
+
+    return materialise
+
+
+def linked(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.stat().st_nlink > 1}
+
+
+def test_all_files_are_links_when_links_are_asked_for(out: Path, materialise: Materialise) -> None:
+    done = materialise(link=True, owned=False)
+    assert (set(done.written), done.not_linked) == (set(FILES), ())
+    assert linked(out) == set(FILES)
+    assert [path.name for path in sorted(out.iterdir())] == sorted(FILES)
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_files_that_are_right_stay_what_they_are_copies_or_links(
+    out: Path, materialise: Materialise, link: bool
+) -> None:
+    materialise(link=link, owned=False)
+    before = {path: path.stat() for path in out.iterdir()}
+    assert not materialise(link=not link).changed
+    assert {path: path.stat() for path in out.iterdir()} == before
+
+
+def test_a_link_that_was_deleted_is_put_back_as_it_is_asked_for(out: Path, materialise: Materialise) -> None:
+    materialise(link=True, owned=False)
+    (out / "model.onnx").unlink()
+    assert materialise(link=False).restored == ("model.onnx",)
+    assert linked(out) == {"model.onnx.data"}
+
+
+@pytest.mark.parametrize("put_time_back", [False, True])
+@pytest.mark.parametrize("link", [True, False])
+def test_an_edit_through_a_link_is_noticed_whatever_its_time_and_never_put_there_again(
+    out: Path,
+    materialise: Materialise,
+    publish: Callable[[], tuple[FileEntry, ...]],
+    put_time_back: bool,
+    link: bool,
+) -> None:
+    materialise(link=True, owned=False)
+    (out / "model.onnx").chmod(0o644)
+    (out / "model.onnx").write_bytes(b"MODEL")
+    if put_time_back:
+        os.utime(out / "model.onnx", ns=(STAMP_NS, STAMP_NS))
+    with pytest.raises(BlobDamaged):
+        materialise(link=link)
+    assert (out / "model.onnx").read_bytes() == b"MODEL"
+    # What a build does next: the stage runs again.
+    publish()
+    assert materialise(link=link).restored == ("model.onnx",)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == FILES
+
+
+def test_a_file_replaced_by_another_leaves_the_cache_alone(
+    out: Path, store: LocalStore, materialise: Materialise, wanted: tuple[FileEntry, ...]
+) -> None:
+    materialise(link=True, owned=False)
+    (out / "new").write_bytes(b"edited")
+    (out / "new").replace(out / "model.onnx")
+    assert store.missing(wanted) == []
+    assert materialise(link=True).restored == ("model.onnx",)
+    assert linked(out) == set(FILES)
+
+
+def test_copies_on_another_device_are_named(materialise: Materialise, tmp_path: Path) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if Path(folder).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("one file system only")
+        done = materialise(link=True, owned=False, folder=Path(folder) / "out")
+        assert set(done.not_linked) == set(done.written) == set(FILES)
+        assert linked(Path(folder) / "out") == set()
