@@ -1,0 +1,52 @@
+"""What a build adds to the cache's accounts when it has ended, and the cache kept to its limit after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.errors import WinmlDagError
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+from winml_dag.store.tally import note_build
+
+
+def settle_accounts(results: Iterable[StageResult], store: LocalStore) -> str:
+    """Note what was reused and what ran; after a run, remove what the cache has no room for by its limit.
+
+    Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
+    """
+    reused, ran = [], []
+    for result in results:
+        if result.record is not None:
+            (ran if result.status is Status.RAN else reused).append(result.record)
+    note_build(
+        store.folder,
+        reused=len(reused),
+        ran=len(ran),
+        seconds_saved=sum(record.elapsed_seconds for record in reused),
+        stored_bytes=sum(map(_bytes, ran)),
+    )
+    return _kept_to_limit(store) if ran else ""
+
+
+def _bytes(record: Record) -> int:
+    return sum(file.size for file in record.files()) + (0 if record.log is None else record.log.size)
+
+
+def _kept_to_limit(store: LocalStore) -> str:
+    # Imported here: nothing of it is needed by a build that runs nothing.
+    from winml_dag.store.limit import keep_to_limit, limit_text
+    from winml_dag.store.quantities import size_text
+
+    try:
+        done = keep_to_limit(store)
+    except WinmlDagError as error:
+        return f"The cache could not be kept to its limit: {error}"
+    if done is None:
+        return ""
+    return (
+        f"The cache had outgrown its limit of {limit_text(store.folder)}: {done.records} records and {done.blobs} "
+        f"blobs that were used longest ago were removed, {size_text(done.freed_bytes)}; {size_text(done.left_bytes)} "
+        "are left."
+    )
