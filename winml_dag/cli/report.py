@@ -80,6 +80,8 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
         click.echo(f"note: copied, no links can be made from the cache to {where}: {', '.join(copied)}", err=to_stderr)
+    if result.cache_note:
+        click.echo(f"note: {result.cache_note}", err=to_stderr)
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
             for line in failure_lines(view.result, whole=verbose):

@@ -14,6 +14,7 @@ from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import plan_graph, remembered_name
 from winml_dag.errors import StoreError, UsageError
+from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
@@ -35,12 +36,15 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What became of a build. ``stages`` has one entry for every place in the line, those left out included."""
+    """What became of a build. ``stages`` has one entry for every place in the line, those left out included;
+    ``cache_note`` is a sentence when the cache was kept to its limit.
+    """
 
     build: BuildSummary
     stages: tuple[StageView, ...]
     elapsed_seconds: float
     materialised: Materialised = field(default_factory=Materialised)
+    cache_note: str = ""
 
     @property
     def final_artifact(self) -> Path | None:
@@ -127,12 +131,13 @@ def build(
         by_id = {result.node.id: result for result in results}
         finished = BuildResult(wanted, tuple(views(planned, results)), time.monotonic() - started)
         if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-            return finished
+            return replace(finished, cache_note=settle_accounts(results, store))
         try:
             done = _materialise(planned, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
             continue  # it is in quarantine now, so its stage will be found wanting
-        return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started)
+        note = settle_accounts(results, store)
+        return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
     raise StoreError(
         "What was made is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",
@@ -200,7 +205,7 @@ def _run(
             executor,
             store.fingerprints,
             scratch=scratch,
-            failures=store.folder / FAILURES,
+            failures=store.failures,
             made_by=MADE_BY,
             rebuild=options.rebuild,
             timeout_seconds=options.stage_timeout_seconds,
