@@ -1,0 +1,107 @@
+"""A finished build of the real stages comes out the same again, byte for byte, and what does not is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Project
+
+from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.store.local import LocalStore
+
+pytestmark = pytest.mark.slow
+
+LINE = ["export", "optimize.0", "calibrate", "quantize", "compile", "validate", "finalize"]
+
+
+def reproduce(project: Project, *arguments: str) -> tuple[int, dict[str, Any]]:
+    finished = project.run("reproduce", *arguments, "-c", "recipe.yaml", "-o", "out", "--format", "json", "-q")
+    assert finished.stderr == "" or finished.returncode > 1, finished.stderr
+    return finished.returncode, json.loads(finished.stdout)
+
+
+def stored(project: Project) -> dict[str, bytes]:
+    folders = [project.cache / name for name in ("blobs", "records")]
+    return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_stage_gives_the_same_bytes_and_nothing_else_changes(project: Project) -> None:
+    """Also where a build would have nothing to do, since that is the build one asks about."""
+    kept, contents, times = stored(project), project.contents(), project.times()
+    code, found = reproduce(project)
+    assert [(stage["id"], stage["verdict"], stage["differences"]) for stage in found["stages"]] == [
+        (node_id, "equal", []) for node_id in LINE
+    ]
+    assert found["equal"] is True
+    assert code == 0
+    assert stored(project) == kept
+    assert (project.contents(), project.times()) == (contents, times)
+    assert list((project.cache / "scratch").iterdir()) == []
+
+
+def test_several_runs_of_chosen_stages(project: Project) -> None:
+    code, found = reproduce(project, "compile", "calibrate", "--runs", "3")
+    assert code == 0
+    assert [(stage["id"], stage["runs"]) for stage in found["stages"]] == [("calibrate", 3), ("compile", 3)]
+
+
+def test_a_record_that_does_not_match_its_ingredients_is_found(project: Project, tmp_path: Path) -> None:
+    """As when a cache was filled by a machine with a broken library: one weight is another, and the keys are right."""
+    old, new = _exchange_a_weight(project, "optimize", "optimized.onnx", tmp_path)
+    finished = project.run("reproduce", "optimize", "calibrate", "-c", "recipe.yaml", "-o", "out", "-q", "--runs", "2")
+    assert finished.returncode == 1
+    assert "optimize.0  differs" in finished.stdout
+    where = f"initializer '{old[0]}' (float32 {old[1]}), element {[0] * len(old[1])}: {new} -> {old[2]}"
+    assert f"  optimized.onnx, the record -> runs 1, 2: {where}\n" in finished.stdout
+    assert "All runs gave the same: it is the record that was made differently." in finished.stdout
+    # What was built stands on the true bytes, and for what would be built now there is no record.
+    assert "calibrate   cannot be reproduced: it has no record" in finished.stdout
+    assert finished.stdout.splitlines()[-1].startswith(
+        "Not reproduced: 1 equal, 1 differs, 5 cannot be reproduced, in "
+    )
+
+
+def test_a_stage_that_this_build_does_not_have_is_a_mistake_of_usage(project: Project) -> None:
+    code, found = reproduce(project, "quantise")
+    assert code == 2
+    assert "no stage 'quantise'" in found["error"]
+    code, found = reproduce(project, "analyze")
+    assert code == 2
+    assert "analyze is left out" in found["error"]
+
+
+def test_before_any_build_there_is_nothing_to_reproduce(empty_project: Project) -> None:
+    finished = empty_project.run("reproduce", "export", "-c", "recipe.yaml", "-o", "out", "-q")
+    assert finished.returncode == 1
+    assert "export  cannot be reproduced: it has no record (never built before); build first" in finished.stdout
+    assert not empty_project.out.exists()
+
+
+def _exchange_a_weight(
+    project: Project, stage: str, name: str, tmp_path: Path
+) -> tuple[tuple[str, list[int], str], str]:
+    """Replace the recorded output of *stage* by one with another first weight. Returns that weight's name, shape and
+    old value, and its new value.
+    """
+    from onnx import numpy_helper
+
+    store = LocalStore(project.cache)
+    key = next(entry["cache_key"] for entry in project.manifest()["stages"] if entry["name"] == stage)
+    record = store.record(key)
+    assert record is not None
+    store.fetch(record.outputs["model"], tmp_path / "model")
+    model = load_model(tmp_path / "model" / name)
+    weight = next(tensor for tensor in model.graph.initializer if tensor.data_type == 1 and len(tensor.dims) == 2)
+    values = numpy_helper.to_array(weight).copy()
+    before = (weight.name, list(weight.dims), str(values[0, 0]))
+    values[0, 0] = np.float32(values[0, 0]) + np.float32(1)
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    save_model(model, tmp_path / "model" / name)
+    store.publish(replace(record, outputs={}, log=None), {"model": tmp_path / "model"})
+    store.close()
+    return before, str(values[0, 0])
