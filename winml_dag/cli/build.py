@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
-from winml_dag.cli.report import errors_as_json, print_json, print_result
+from winml_dag.cli.options import format_option, rebuild_option, request_from, request_options
 from winml_dag.errors import StageError
+from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.request import Request
 
 
 @click.command(name="build")
@@ -43,18 +46,41 @@ def command(
     winml-dag build -c recipe.yaml -o out
     winml-dag build --onnx model.onnx --device qnn --precision w8a16 -o out
     """
+    started = time.monotonic()
+    request, cache_dir = request_from(options)
+    # Before anything else is imported: most builds have nothing to do, and this is all that they need.
+    standing = None if request.words is None else check(str(cache_dir.absolute()), request.words)
+    if standing is not None and standing.is_up_to_date and not (rebuild or verbose or format_ == "json"):
+        note_use(str(cache_dir.absolute()), standing)
+        click.echo(f"{standing.note.header.summary}, checked in {time.monotonic() - started:.2f} s.")
+        return 0
+
+    from winml_dag.cli.report import errors_as_json
     from winml_dag.pipeline.build import BuildOptions
 
+    how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link)
     with errors_as_json(format_):
-        how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link)
-        return _build(how, options, verbose=verbose, quiet=quiet, format_=format_)
+        return _build(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
 
 
-def _build(how: BuildOptions, options: dict[str, Any], *, verbose: bool, quiet: bool, format_: str) -> int:
+def _build(
+    request: Request,
+    cache_dir: Path,
+    standing: Standing | None,
+    how: BuildOptions,
+    *,
+    verbose: bool,
+    quiet: bool,
+    format_: str,
+) -> int:
     from winml_dag.cli.progress import progress
+    from winml_dag.cli.report import print_json, print_result
     from winml_dag.pipeline.build import build
+    from winml_dag.pipeline.request import plan_request
+    from winml_dag.store.local import LocalStore
 
-    planned, store = planned_build(options, to_build=True)
+    store = LocalStore(cache_dir)
+    planned = plan_request(request, store, download=True, standing=standing)
     with progress(quiet=quiet, to_stderr=format_ == "json") as observer:
         result = build(planned, store, how, observer=observer)
     if format_ == "json":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def format_option(function: F) -> F:
     return click.option("--format", "format_", type=choice, default="text", help="text or json.")(function)
 
 
-def _request_from(options: dict[str, Any]) -> tuple[Request, Path]:
+def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
     """The request and the cache folder that *options* mean."""
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     request = Request(
@@ -86,14 +86,13 @@ def _request_from(options: dict[str, Any]) -> tuple[Request, Path]:
     return request, cache_dir
 
 
-def planned_build(options: dict[str, Any], *, to_build: bool = False) -> tuple[BuildGraph, LocalStore]:
-    """The graph of the build that *options* mean, and the store.
-
-    Commands that only look at a build download nothing and need no output folder; without one they look at the
-    build as it would be with ``--use-cache``.
+def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, LocalStore]:
+    """The graph of the build that *options* mean, and the store, for commands that only look at a build: they download
+    nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
     """
+    from winml_dag.pipeline.request import plan_request
     from winml_dag.store.local import LocalStore
 
-    request, cache_dir = _request_from(options)
+    request, cache_dir = request_from(options)
     store = LocalStore(cache_dir)
-    return plan_request(request, store, download=to_build, needs_folder=to_build), store
+    return plan_request(request, store, download=False, needs_folder=False), store

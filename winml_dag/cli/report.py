@@ -101,16 +101,13 @@ def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
 def summary(result: BuildResult) -> str:
     build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
     counted = counts(result)
-    where = build.ep if build.ep == build.device else f"{build.ep} {build.device}"
-    target = f"{build.precision}, {where}"
     if result.failed:
         return f"Failed after {seconds}: {counted}. {build.output_dir} is as it was."
-    model = result.final_artifact
     if any(view.status is Status.RAN for view in result.stages):
-        return f"Built {model} ({target}) in {seconds}: {counted}."
+        return f"Built {build.headline} in {seconds}: {counted}."
     if result.materialised.changed:
-        return f"Put together {model} ({target}) from the cache in {seconds}: nothing ran."
-    return f"Up to date: {model} ({target}), checked in {seconds}."
+        return f"Put together {build.headline} from the cache in {seconds}: nothing ran."
+    return f"{build.up_to_date}, checked in {seconds}."
 
 
 def counts(result: BuildResult) -> str:

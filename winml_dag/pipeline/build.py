@@ -21,6 +21,7 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, V
 from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
@@ -136,6 +137,7 @@ def build(
             done = _materialise(planned, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
             continue  # it is in quarantine now, so its stage will be found wanting
+        _note(planned, by_id, store)
         note = settle_accounts(results, store)
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
     raise StoreError(
@@ -239,6 +241,32 @@ def _materialise(
         finish_change(build.output_dir)
         # Whose they are may also have changed while we waited for a build that began together with this one.
         return _output_folder(planned, store).materialise(files, texts, link=link)
+
+
+def _note(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> None:
+    """Remember the finished build, so that the next one sees at a glance that there is nothing to do."""
+    if planned.origin is None and planned.standing is None:
+        return
+    from winml_dag.pipeline.standing.noting import Finished, note, note_again
+    from winml_dag.pipeline.standing.recall import Made
+
+    checked_ns = time.time_ns()
+    folder = planned.summary.output_dir.absolute()
+    made = {}
+    outputs = {}
+    for name, result in results.items():
+        assert result.record is not None
+        made[name] = Made(result.record.cache_key, result.record.outputs)
+    for entry in visible_files(results):
+        outputs[str(folder / entry.name)] = entry.digest
+    for name in (MANIFEST, BUILD_CONFIG):
+        outputs[str(folder / name)] = digest_file(folder / name)
+    seconds = sum(result.record.elapsed_seconds for result in results.values() if result.record is not None)
+    finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, seconds)
+    if planned.standing is not None:
+        note_again(planned, store, finished)
+    else:
+        note(planned, store, finished)
 
 
 def _output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
+from winml_dag.pipeline.layout import MODEL
 from winml_dag.store.artifact import Artifact
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ class BuildSummary:
     def scope(self) -> str:
         """What a build is remembered under: its output folder, which is what its user knows it by."""
         return str(self.output_dir.resolve())
+
+    @property
+    def headline(self) -> str:
+        """What is built, for the line that sums up a run."""
+        where = self.ep if self.ep == self.device else f"{self.ep} {self.device}"
+        return f"{self.output_dir / MODEL} ({self.precision}, {where})"
+
+    @property
+    def up_to_date(self) -> str:
+        """What that line begins with when there is nothing to do."""
+        return f"Up to date: {self.headline}"
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, differing, look
-from winml_dag.pipeline.standing.note import Note, file_of, read_note
+from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Note, file_of, read_note
 from winml_dag.pipeline.standing.surroundings import are, short_hash
 from winml_dag.store import changetime
+from winml_dag.store.tally import note_build
 
 if TYPE_CHECKING:
     from array import array
@@ -74,6 +75,14 @@ def _check(cache_dir: str, note: Note) -> Standing | None:
     if not changed:
         _note_again(cache_dir, note, seen, at_ns, doubtful)
     return Standing(note, tuple(changed), seen)
+
+
+def note_use(cache_dir: str, standing: Standing) -> None:
+    """Say that a build has found all of *standing* up to date: what it stands on was used, and its time was saved."""
+    header = standing.note.header
+    with suppress(OSError):
+        os.utime(os.path.splitext(file_of(cache_dir, header.asked))[0] + KEYS_SUFFIX)
+    note_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
 
 
 def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:

@@ -63,6 +63,7 @@ class Header:
             later change need not show: they are read again.
         complete: whether the build that was planned was also carried out, so that outputs and blobs are in the list.
         summary: the line that a build which has nothing to do ends with, without its time.
+        stages: how many there are; ``seconds``: how long they took when they ran.
     """
 
     asked: str
@@ -72,6 +73,8 @@ class Header:
     unsettled: Sequence[int] = ()
     complete: bool = False
     summary: str = ""
+    stages: int = 0
+    seconds: float = 0.0
 
 
 class Note:
@@ -134,6 +137,8 @@ class Note:
             "unsettled": list(header.unsettled),
             "complete": header.complete,
             "summary": header.summary,
+            "stages": header.stages,
+            "seconds": header.seconds,
             "lengths": [len(part) for part in self._parts],
         }
         # Surrogates, which stand for bytes in names that are no text, are escaped: the line is ASCII.
@@ -166,6 +171,8 @@ def read_note(cache_dir: str, asked: str) -> Note | None:
             unsettled=first["unsettled"],
             complete=first["complete"],
             summary=first["summary"],
+            stages=first["stages"],
+            seconds=first["seconds"],
         )
         return Note(header, _split(memoryview(data)[end + 1 :], first["lengths"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -8,7 +8,8 @@ are known from the plan and the records, and what is too young to be told by its
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,13 +36,15 @@ class Finished:
     """A build that was carried out.
 
     ``made``: what each node gave, by id; ``outputs``: digest by path of every file that lies where its user finds it,
-    found right not before ``checked_ns``; ``summary``: how the next build will put it when there is nothing to do.
+    found right not before ``checked_ns``; ``summary``: how the next build will put it when there is nothing to do;
+    ``seconds``: how long the stages took when they ran.
     """
 
     made: Mapping[str, Made]
     outputs: Mapping[str, str]
     checked_ns: int
     summary: str
+    seconds: float
 
 
 def note(planned: BuildGraph, store: LocalStore, finished: Finished | None = None) -> None:
@@ -56,6 +59,8 @@ def note(planned: BuildGraph, store: LocalStore, finished: Finished | None = Non
     content = _Content()
     for path in looked_at:
         content.steering.setdefault(str(path), "")
+    # The store has looked at it when it was opened, so it may be young.
+    content.steering[text_of(store.folder / "FORMAT")] = content_of(str(store.folder / "FORMAT"))
     for source in planned.graph.sources.values():
         group = content.data if source.kind in _DATA_KINDS else content.steering
         digests = {file.name: file.digest for file in planned.sources[source.name].files}
@@ -113,56 +118,80 @@ def _write(
         unsettled=young,
         complete=finished is not None,
         summary="" if finished is None else finished.summary,
+        stages=len(planned.graph.nodes),
+        seconds=0.0 if finished is None else round(finished.seconds, 3),
     )
     made = {} if finished is None else finished.made
     text = plan_text(planned, {path: place for place, path in enumerate(paths)}, made)
     _keep(Note.of(header, paths, seen, hashed.values(), text), store, [one.cache_key for one in made.values()])
 
 
-def note_part(standing: Standing, part: BuildGraph, store: LocalStore, finished: Finished) -> None:
-    """Bring a note up to date after a build of *part* of its graph, whose other nodes are as they were.
+def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> None:
+    """Bring the note that *planned* was recalled from up to date after a build of it, or of a part of it.
 
-    When what lies where its user finds it has other names than before, the note is taken away: the next build plans,
-    and notes, the whole.
+    What steers the plan was found unchanged when it was recalled, and only that look vouches for it.
     """
-    note = standing.note
-    file = Path(file_of(str(store.folder), note.header.asked))
-    place_of = {path: place for place, path in enumerate(note.paths)}
-    if not finished.outputs.keys() <= place_of.keys():
-        with suppress(OSError):
-            file.unlink()
-        return
-    digests, touched = list(note.digests), set[int]()
-    for path, digest in _digests_of(part, finished):
-        digests[place_of[path]] = digest
-        touched.add(place_of[path])
-    # Of what this build did not touch, only the look that found it unchanged can be trusted.
-    seen = standing.seen[:]
-    for place in touched:
-        seen[place * PER_PATH : (place + 1) * PER_PATH] = look([note.paths[place]])
-    more = [blob for blob in _blobs(finished.made.values(), store) if blob not in place_of]
-    seen.extend(look(more))
-    paths = [*note.paths, *more]
-    old = note.header
-    young = {place for place in changed_after(seen, finished.checked_ns - changetime.SETTLED_NS) if place in touched}
+    assert planned.standing is not None
+    note = planned.standing.note
+    groups, digests = note.header.groups, dict(zip(note.paths, note.digests, strict=False))
+    read = groups.steering + groups.data
+    outputs = finished.outputs
+    if planned.others:
+        before = note.paths[read : groups.hashed]
+        outputs = {path: digests[path] for path in before} | dict(finished.outputs)
+        if len(outputs) != len(before):
+            # The part has put other files than it did before: the next build plans, and notes, the whole.
+            _forget(note, store)
+            return
+    hashed = {path: digests[path] for path in note.paths[:read]}
+    hashed |= {path: digest for path, digest in _read_by(planned) if path in hashed}
+    hashed |= {path: digest for path, digest in outputs.items() if path not in hashed}
+    blobs = _blobs(finished.made.values(), store)
+    if planned.others:
+        blobs = list(dict.fromkeys([*note.paths[groups.hashed :], *blobs]))
+    paths = [*hashed, *blobs]
+    touched = {path for path, _ in _read_by(planned)} | finished.outputs.keys()
+    seen = _seen_again(planned.standing, paths, touched)
+    settled_ns = finished.checked_ns - changetime.SETTLED_NS
+    young = [place for place in changed_after(seen, settled_ns) if place < len(hashed)]
     header = replace(
-        old,
-        groups=replace(old.groups, blobs=len(paths) - old.groups.hashed),
-        unsettled=sorted(young | (set(old.unsettled) - touched)),
+        note.header,
+        groups=replace(groups, outputs=len(hashed) - read, blobs=len(blobs)),
+        # What was not touched and is young had been read again when the plan was recalled, which settles nothing.
+        unsettled=[place for place in young if paths[place] in touched or place in note.header.unsettled],
         complete=True,
         summary=finished.summary,
+        seconds=note.header.seconds if planned.others else round(finished.seconds, 3),
     )
-    text, keys = StandingPlan(note).text_with(finished.made)
-    _keep(Note.of(header, paths, seen, digests, text), store, keys)
+    if planned.others:
+        text, keys = StandingPlan(note).text_with(finished.made)
+    else:
+        text = plan_text(planned, {path: place for place, path in enumerate(paths)}, finished.made)
+        keys = [one.cache_key for one in finished.made.values()]
+    _keep(Note.of(header, paths, seen, hashed.values(), text), store, keys)
 
 
-def _digests_of(part: BuildGraph, finished: Finished) -> Iterator[tuple[str, str]]:
-    """Path and digest of every file that *part* reads or has put."""
-    for source in part.graph.sources.values():
-        digests = {file.name: file.digest for file in part.sources[source.name].files}
+def _seen_again(standing: Standing, paths: Sequence[str], touched: Set[str]) -> array[int]:
+    """What was seen of *paths* when the plan was recalled, and of those that were *touched* since, or are new, now."""
+    place_of = {path: place for place, path in enumerate(standing.note.paths)}
+    seen = array("q")
+    for path in paths:
+        place = None if path in touched else place_of.get(path)
+        seen.extend(look([path]) if place is None else standing.seen[place * PER_PATH : (place + 1) * PER_PATH])
+    return seen
+
+
+def _read_by(planned: BuildGraph) -> Iterator[tuple[str, str]]:
+    """Path and digest of every file that the stages of *planned* read."""
+    for source in planned.graph.sources.values():
+        digests = {file.name: file.digest for file in planned.sources[source.name].files}
         for file in source.files:
             yield text_of(file.path), digests[file.name]
-    yield from finished.outputs.items()
+
+
+def _forget(note: Note, store: LocalStore) -> None:
+    with suppress(OSError):
+        Path(file_of(str(store.folder), note.header.asked)).unlink()
 
 
 def _keep(note: Note, store: LocalStore, keys: Iterable[str]) -> None:
