@@ -22,7 +22,7 @@ from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.build import FAILURES, MADE_BY, views, views_named
+from winml_dag.pipeline.build import MADE_BY, views, views_named
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.difference import changed_files, first_difference
 from winml_dag.store.artifact import Artifact
@@ -134,7 +134,7 @@ def reproduce(
             executor or LocalExecutor(),
             store.fingerprints,
             scratch=scratch,
-            failures=store.folder / FAILURES,
+            failures=store.failures,
             made_by=MADE_BY,
             rebuild=True,
             timeout_seconds=options.stage_timeout_seconds,

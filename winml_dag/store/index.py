@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import diskcache
 
@@ -110,6 +110,14 @@ class Index:
                     cache.delete(f"{namespace}:{name}")
 
         self._do(remove)
+
+    def remove_damaged(self) -> None:
+        """Forget the rows that reading takes for absent, because they are damaged or not ours."""
+        self._do(lambda cache: cache.remove_odd())
+        for namespace in get_args(Namespace):
+            names = self.names(namespace)
+            if dead := set(names) - self.read(namespace, names).keys():
+                self.remove(namespace, dead)
 
     def names(self, namespace: Namespace) -> list[str]:
         """All names of *namespace*, in order."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonValue
+from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.store.files import files_below, write_whole
 from winml_dag.store.record import Record
@@ -130,6 +130,26 @@ class Records:
         """Forget *key*."""
         self.path(key).unlink(missing_ok=True)
         self._index.remove("record", [key])
+
+    def reindex(self) -> list[str]:
+        """Make the index hold the records that the files hold, and no others; returns the keys whose row was wrong."""
+        names = set(self._index.names("record"))
+        rows = self._index.read("record", names)
+        kept, dead, wrong = set(self._keys_of_files()), [], []
+        for key in sorted({*names, *kept}):
+            try:
+                record = self.read_file(key) if key in kept else None
+            except (OSError, StoreError):
+                continue  # a file that nobody can read now says nothing about its row
+            if record is None:
+                dead.append(key)
+            elif canonical_json(rows.get(key)) != canonical_json(record.to_json()):
+                wrong.append(record)
+        self._index.remove("record", dead)
+        # In the order in which they were made: those that came last are the newest of their stage.
+        for record in sorted(wrong, key=lambda record: record.made_at):
+            self._write_row(record)
+        return sorted([*dead, *(record.cache_key for record in wrong)])
 
     def _restore(self, key: str) -> None:
         value = self._index.read("record", [key]).get(key)

@@ -61,11 +61,13 @@ class TextCache(diskcache.Cache):  # type: ignore[misc]  # diskcache is untyped
         rows = self._sql(f"{_SELECT} AND tag = ? ORDER BY rowid DESC LIMIT ?", (tag, most))
         return [(key, value) for key, value in rows.fetchall()]
 
+    def remove_odd(self) -> None:
+        """Remove the rows that are not text under text."""
+        self._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1")
 
-_SELECT = (
-    "SELECT key, value FROM Cache"
-    f" WHERE raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
-)
+
+_IS_TEXT = f"raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
+_SELECT = f"SELECT key, value FROM Cache WHERE {_IS_TEXT}"
 
 
 def _text(value: object, what: str) -> str:
