@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
 
 MADE_BY = f"winml_dag {__version__}"
-# Where the logs of failed stages stay, in the cache folder.
-FAILURES = "failures"
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
 _TRIES = 3
 
