@@ -16,7 +16,8 @@ def settle_accounts(results: Iterable[StageResult], store: LocalStore) -> str:
 
     Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
     """
-    reused, ran = [], []
+    reused: list[Record] = []
+    ran: list[Record] = []
     for result in results:
         if result.record is not None:
             (ran if result.status is Status.RAN else reused).append(result.record)
@@ -25,12 +26,12 @@ def settle_accounts(results: Iterable[StageResult], store: LocalStore) -> str:
         reused=len(reused),
         ran=len(ran),
         seconds_saved=sum(record.elapsed_seconds for record in reused),
-        stored_bytes=sum(map(_bytes, ran)),
+        stored_bytes=sum(_size(record) for record in ran),
     )
     return _kept_to_limit(store) if ran else ""
 
 
-def _bytes(record: Record) -> int:
+def _size(record: Record) -> int:
     return sum(file.size for file in record.files()) + (0 if record.log is None else record.log.size)
 
 

@@ -1,19 +1,17 @@
-"""Looking after a local store: what it holds, whether all of it is sound, and starting over."""
+"""Looking after a local store: what it holds, whether all of it is sound, mending it, and starting over."""
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.errors import StoreError
-from winml_dag.store.files import PARTIAL, bytes_below, files_below, in_words, make_writable, remove_tree
+from winml_dag.errors import Interrupted, StoreError
+from winml_dag.store.blobs import STAMP_NS, Blob
+from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
+from winml_dag.store.leftovers import abandoned
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
-
-# What bears the name of unfinished work for this long is nobody's: a copy under way touches its file all the time.
-_ABANDONED_SECONDS = 3600.0
+from winml_dag.store.tally import note_size
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,9 @@ class VerifyReport:
         unreadable: keys of records that were damaged; they are in quarantine.
         incomplete: keys of sound records whose blobs are not all here. Not damage: they count as not built.
         foreign: names of files that a store does not have; left alone.
+        restamped: digests of sound blobs whose times were not kept; they are as they should be again.
+        rows: keys of records whose row in the index was wrong, missing or about nothing. Only :func:`repair` looks.
+        removed: keys of incomplete records that were taken out. Only :func:`repair` does that.
     """
 
     records: int
@@ -49,10 +50,18 @@ class VerifyReport:
     unreadable: tuple[str, ...]
     incomplete: tuple[str, ...]
     foreign: tuple[str, ...]
+    restamped: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
         return not (self.damaged or self.unreadable or self.incomplete or self.foreign)
+
+    @property
+    def repaired(self) -> bool:
+        """Whether nothing of what was found is wrong any more; files of somebody else's are not ours to call wrong."""
+        return set(self.incomplete) <= set(self.removed)
 
 
 @dataclass(frozen=True)
@@ -86,14 +95,19 @@ def verify(store: LocalStore) -> VerifyReport:
     Builds may go on meanwhile: what they add while we read is checked or not, and sound either way.
     """
     with in_words("Cannot check the cache"):
-        _remove_abandoned(store)
-        sound, damaged, foreign = 0, [], []
+        for leftover in abandoned(store):
+            leftover.remove()
+        sound, damaged, foreign, restamped = 0, [], [], []
         for blob in store.blobs.all():
             if not blob.digest:
                 if blob.path.suffix != PARTIAL:
                     foreign.append(blob.path.relative_to(store.folder).as_posix())
-            elif store.blobs.is_sound(blob.digest):
+                continue
+            had_stamp = _has_stamp(blob)
+            if store.blobs.is_sound(blob.digest):
                 sound += 1
+                if not had_stamp and _has_stamp(blob):
+                    restamped.append(blob.digest)
             else:
                 damaged.append(blob.digest)
         readable, unreadable, incomplete = 0, [], []
@@ -105,11 +119,36 @@ def verify(store: LocalStore) -> VerifyReport:
             readable += 1
             if store.blobs.missing(record.files()):
                 incomplete.append(key)
-    return VerifyReport(readable, sound, tuple(damaged), tuple(unreadable), tuple(incomplete), tuple(foreign))
+    return VerifyReport(
+        readable, sound, tuple(damaged), tuple(unreadable), tuple(incomplete), tuple(foreign), tuple(restamped)
+    )
+
+
+def repair(store: LocalStore) -> VerifyReport:
+    """As :func:`verify`, and then remove records that lack a blob, and make the index again what the records say."""
+    report = verify(store)
+    with in_words("Cannot repair the cache"):
+        removed = tuple(key for key in report.incomplete if _removed_if_incomplete(store, key))
+        store.index.remove_damaged()
+        rows = tuple(store.records.reindex())
+    return replace(report, records=report.records - len(removed), removed=removed, rows=rows)
+
+
+def _removed_if_incomplete(store: LocalStore, key: str) -> bool:
+    try:
+        # Whoever holds the key is about to make its record whole.
+        with store.claim(key, gives_up=lambda: True):
+            record = store.record(key)
+            if record is not None and not store.missing(record.files()):
+                return False
+            store.records.remove(key)
+            return True
+    except Interrupted:
+        return False
 
 
 def clear(store: LocalStore) -> Cleared:
-    """Remove every record, blob and fingerprint, and all that is in scratch and quarantine.
+    """Remove every record, blob and fingerprint, and all that is in scratch, quarantine and logs of failures.
 
     Raises:
         StoreError: when anybody is using the store.
@@ -120,8 +159,9 @@ def clear(store: LocalStore) -> Cleared:
         # Records first: stopped half-way, the store has blobs that nobody needs, never a record that lacks its blobs.
         remove_tree(store.records.folder)
         store.index.clear()
-        for folder in (store.blobs.folder, store.scratch.folder, store.quarantine):
+        for folder in (store.blobs.folder, store.scratch.folder, store.quarantine, store.failures):
             remove_tree(folder)
+        note_size(store.folder, 0)
         return Cleared(held.records, held.blobs, freed)
 
 
@@ -141,16 +181,11 @@ def _checked_record(store: LocalStore, key: str) -> Record | None:
         return None
 
 
-def _remove_abandoned(store: LocalStore) -> None:
-    limit = time.time() - _ABANDONED_SECONDS
-    for folder in (store.blobs.folder, store.records.folder):
-        for entry in files_below(folder):
-            with suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                # Both times: a copy that is whole already bears the stamp of blobs, which is long ago.
-                if entry.name.endswith(PARTIAL) and max(status.st_mtime, status.st_ctime) < limit:
-                    make_writable(Path(entry.path))
-                    Path(entry.path).unlink()
+def _has_stamp(blob: Blob) -> bool:
+    try:
+        return blob.path.lstat().st_mtime_ns == STAMP_NS
+    except FileNotFoundError:
+        return False
 
 
 def _size(path: Path) -> int | None:

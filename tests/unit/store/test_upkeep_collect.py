@@ -282,7 +282,7 @@ def test_what_a_living_run_uses_stays_and_the_rest_goes(store, put, run) -> None
 
 
 def test_what_was_stored_since_a_living_run_began_stays_though_its_record_is_not_there_yet(
-    store, put, fill, run
+    store, fill, run
 ) -> None:
     uses(run)
     (fill({"new": b"new"}) / "new").replace(store.folder / "new")
