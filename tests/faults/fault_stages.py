@@ -184,7 +184,8 @@ def _flood(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
 
 
 def _edit_the_source(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
-    Path(config.fault.path).with_name("source.txt").write_text("edited by a stage")
+    with open(Path(config.fault.path).with_name("source.txt"), "a") as source:
+        source.write("edited by a stage")
 
 
 def _scribble(config: Config, workspace: Workspace) -> None:  # noqa: ARG001

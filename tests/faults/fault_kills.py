@@ -1,0 +1,120 @@
+"""SIGKILL at random moments: of an engine, of a worker, of both, of one engine among several."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+from fault_engine import Step
+from fault_lab import Engine, Lab, at_step
+
+# The moments are spread over what a whole run of these graphs takes, with and without other work on the machine.
+_LONGEST_DELAY_SECONDS = 0.4
+_WORKER_SECONDS = 0.12
+
+
+def kill_engine(lab: Lab) -> Iterator[None]:
+    """By turns at a random call into the system, and after a random delay, which hits what no call marks."""
+    steps_of_a_run = lab.run(lab.graphs.new()).steps
+    while True:
+        steps = _next_graph(lab)
+        if lab.chance.random() < 0.5:
+            engine = lab.start(steps, at_step(lab.chance.randint(1, steps_of_a_run), _kill_oneself))
+        else:
+            engine = lab.start(steps)
+            _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+            engine.kill()
+        was_killed = engine.wait() is None
+        lab.check(steps)
+        if was_killed:
+            yield
+
+
+def kill_worker(lab: Lab) -> Iterator[None]:
+    """The engine goes on: it says which stage was hit, and records nothing of it."""
+    while True:
+        steps = _next_graph(lab)
+        engine = lab.start(steps)
+        victim = _some_worker(engine, lab.chance)
+        _pass_time(lab.chance, _WORKER_SECONDS)
+        _kill(victim)
+        told = engine.wait()
+        assert told is not None, "The engine died with its worker."
+        hit = [name for name, error in told.errors.items() if "SIGKILL" in error]
+        assert set(told.errors) == set(hit), f"A killed worker cost more than its stage: {told.errors}"
+        lab.check(steps)
+        if hit:
+            yield
+
+
+def kill_both(lab: Lab) -> Iterator[None]:
+    """The engine and all of its workers, in random order."""
+    while True:
+        steps = _next_graph(lab)
+        engine = lab.start(steps)
+        _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+        workers = engine.workers()
+        victims = [*workers, engine.pid]
+        lab.chance.shuffle(victims)
+        if not engine.has_ended():
+            for victim in victims:
+                _kill(victim)
+        was_killed = engine.wait() is None
+        lab.check(steps)
+        if was_killed and workers:
+            yield
+
+
+def kill_one_of_many(lab: Lab) -> Iterator[None]:
+    """One of several engines that work on overlapping graphs; the others must not even notice."""
+    while True:
+        whole = _next_graph(lab)
+        parts = [lab.graphs.part_of(whole) for _ in range(lab.chance.randint(2, 3))]
+        engines = [lab.start(part) for part in parts]
+        victim = lab.chance.randrange(len(engines))
+        _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+        engines[victim].kill()
+        answers = [engine.wait() for engine in engines]
+        was_killed = answers.pop(victim) is None
+        parts.pop(victim)
+        for part, told in zip(parts, answers, strict=True):
+            assert told is not None
+            assert told.done, f"Another engine failed: {told.words}"
+            lab.compare(part, told)
+        lab.check(whole)
+        if was_killed:
+            yield
+
+
+def _next_graph(lab: Lab) -> list[Step]:
+    if lab.chance.random() < 0.2:
+        lab.graphs.edit_source()
+    return lab.graphs.new()
+
+
+def _some_worker(engine: Engine, chance: random.Random) -> int:
+    """One of the first few workers that the engine starts."""
+    seen: set[int] = set()
+    wanted = chance.randint(1, 3)
+    while len(seen) < wanted and not engine.has_ended():
+        seen.update(engine.workers())
+        threading.Event().wait(0.001)
+    return max(seen, default=0)
+
+
+def _pass_time(chance: random.Random, longest_seconds: float) -> None:
+    threading.Event().wait(chance.uniform(0, longest_seconds))
+
+
+def _kill(pid: int) -> None:
+    if pid:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _kill_oneself() -> None:
+    _kill(os.getpid())

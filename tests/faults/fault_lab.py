@@ -1,0 +1,231 @@
+"""Where faults are made: one cache, engines in processes of their own, and what must hold after every fault.
+
+Engines are forked, which saves the 0.2 s of their imports; so nothing here may hold a store open while one starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fault_engine import Step, run_steps
+from fault_graph import Graphs, expected
+
+from winml_dag.errors import WinmlDagError
+from winml_dag.store.local import LocalStore
+from winml_dag.store.upkeep import VerifyReport, verify
+
+HERE = Path(__file__).parent
+# Longer than anything here takes on the busiest machine: an engine that is not done by then hangs.
+_PATIENCE_SECONDS = 120.0
+_STEPS_OF_THE_SYSTEM = ("os.", "open", "sqlite3.", "fcntl.", "subprocess.")
+
+
+class Impossible(Exception):
+    """This kind of fault cannot be made here; says why."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What an engine told at its end: by node its status, its error in words, its key. ``refused`` is the error of an
+    engine that could do nothing, ``steps`` how many calls into the system it made.
+    """
+
+    status: dict[str, str]
+    errors: dict[str, str]
+    keys: dict[str, str]
+    refused: str = ""
+    steps: int = 0
+
+    @property
+    def done(self) -> bool:
+        return not self.refused and set(self.status.values()) <= {"ran", "reused"}
+
+    @property
+    def words(self) -> list[str]:
+        return [text for text in (self.refused, *self.errors.values()) if text]
+
+
+class Engine:
+    """An engine at work in a process of its own. *before* is called there first."""
+
+    def __init__(self, cache: Path, steps: Sequence[Step], answer: Path, before: Callable[[], None] | None) -> None:
+        self._answer = answer
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_engine(cache, steps, answer, before)
+        self._code: int | None = None
+
+    def wait(self) -> Told | None:
+        """Its end; None when it was killed."""
+        if not soon(self.has_ended, _PATIENCE_SECONDS):
+            self.kill()
+            raise AssertionError(f"The engine hung for {_PATIENCE_SECONDS:g} s.")
+        if self._code == -signal.SIGKILL:
+            return None
+        assert self._code == 0, f"The engine ended with {self._code}."
+        answer: dict[str, Any] = json.loads(self._answer.read_text())
+        assert "crash" not in answer, f"The engine raised an error that is not its own:\n{answer['crash']}"
+        return Told(**answer)
+
+    def has_ended(self) -> bool:
+        if self._code is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self._code = os.waitstatus_to_exitcode(ended[1])
+        return self._code is not None
+
+    def kill(self) -> None:
+        if not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+
+    def workers(self) -> list[int]:
+        """Its children at this moment."""
+        try:
+            lists = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
+        except OSError:
+            return []
+        return [int(pid) for text in lists for pid in text.split()]
+
+
+class Lab:
+    """One cache with one history of faults; everything random comes from *seed*."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.chance = random.Random(seed)
+        self.cache = folder / "cache"
+        self.graphs = Graphs(folder, self.chance)
+        self._engines = 0
+        os.environ["PYTHONPATH"] = str(HERE)  # where workers find the stages
+
+    def start(self, steps: Sequence[Step], before: Callable[[], None] | None = None) -> Engine:
+        self._engines += 1
+        return Engine(self.cache, steps, self.folder / f"answer-{self._engines}.json", before)
+
+    def run(self, steps: Sequence[Step], before: Callable[[], None] | None = None) -> Told:
+        told = self.start(steps, before).wait()
+        assert told is not None, "The engine was killed."
+        return told
+
+    def check(self, steps: Sequence[Step]) -> Told:
+        """What must hold after a fault that damages nothing: a clean cache, nobody left, and a next build that is right
+        in every byte.
+        """
+        assert soon(lambda: not self.leftovers()), f"Processes were left behind: {self.leftovers()}"
+        report = self.verify()
+        assert report.clean, f"The cache is not clean: {report}"
+        told = self.build(steps)
+        # A database that a full disk has left half made goes there, and loses nothing.
+        found = [path.name for path in self.cache.glob("quarantine/*") if not path.name.startswith("index-")]
+        assert not found, f"Something sound was put into quarantine: {found}"
+        return told
+
+    def build(self, steps: Sequence[Step]) -> Told:
+        """The next build, which must be right in every byte and leave nothing behind."""
+        told = self.run(steps)
+        assert told.done, f"The next build failed: {told.words}"
+        self.compare(steps, told)
+        if "ran" in told.status.values():  # a build that needs nothing does not look for what the dead have left
+            assert not any((self.cache / "scratch").glob("*")), "A scratch folder was left behind."
+        return told
+
+    def compare(self, steps: Sequence[Step], told: Told) -> None:
+        """Hold every output against the oracle."""
+        store = LocalStore(self.cache)
+        target = self.folder / "fetched"
+        for node, files in expected(steps).items():
+            record = store.record(told.keys[node])
+            assert record is not None, f"{node} has no record."
+            store.fetch(record.outputs["out"], target)
+            found = {path.relative_to(target).as_posix(): path.read_bytes() for path in _files(target)}
+            assert found == files, f"{node} has wrong bytes."
+            shutil.rmtree(target)
+        store.close()
+
+    def verify(self) -> VerifyReport:
+        store = LocalStore(self.cache)
+        try:
+            return verify(store)
+        finally:
+            store.close()
+
+    def leftovers(self) -> list[str]:
+        """Processes that are at work in the cache, which only workers and their children are."""
+        return [str(path) for path in Path("/proc").glob("[0-9]*") if _works_in(path, self.cache)]
+
+
+def at_step(number: int, happens: Callable[[], None]) -> Callable[[], None]:
+    """For ``before``: let something happen at call *number* into the system that the engine makes."""
+
+    def before() -> None:
+        sys.addaudithook(_Counting(number, happens))
+
+    return before
+
+
+def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether it happens before patience ends."""
+    return any(happened() or threading.Event().wait(0.005) for _ in range(int(seconds / 0.005)))
+
+
+class _Counting:
+    """Counts the calls of this process into the system, those of its threads together."""
+
+    def __init__(self, number: int, happens: Callable[[], None]) -> None:
+        self._number = number
+        self._happens = happens
+        self.steps = 0
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG002
+        if event.startswith(_STEPS_OF_THE_SYSTEM):
+            self.steps += 1
+            if self.steps == self._number:
+                self._happens()
+
+
+def _be_engine(cache: Path, steps: Sequence[Step], answer: Path, before: Callable[[], None] | None) -> NoReturn:
+    # Whatever happens, the child must not go on with the work of its parent.
+    try:
+        with open(answer.with_suffix(".log"), "wb", buffering=0) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        counting = _Counting(0, lambda: None)
+        sys.addaudithook(counting)
+        if before is not None:
+            before()
+        try:
+            results = run_steps(cache, steps)
+            told: dict[str, object] = {
+                "status": {name: str(result.status) for name, result in results.items()},
+                "errors": {name: f"{result.error} {result.advice}" for name, result in results.items() if result.error},
+                "keys": {name: result.cache_key for name, result in results.items()},
+                "steps": counting.steps,
+            }
+        except WinmlDagError as error:
+            told = {"status": {}, "errors": {}, "keys": {}, "refused": str(error), "steps": counting.steps}
+        except BaseException:
+            told = {"crash": traceback.format_exc()}
+        answer.write_text(json.dumps(told))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False

@@ -1,0 +1,187 @@
+"""Killed a thousand times, nothing broken: ``python tests/faults/harness.py --kills 1000 [--seed N] [--only KIND]``.
+
+Faults are made in episodes. Each is a process with a cache of its own, on which it makes some faults one after the
+other and checks everything after each; its seed decides all that is random in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import fault_crowds
+import fault_damage
+import fault_disks
+import fault_kills
+import fault_misdeeds
+from fault_lab import Impossible, Lab
+
+_EPISODE_SECONDS = 1800.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``per_kill``: how many faults of it there are for each kill that was asked for, but ``least`` in any case.
+    ``at_once``: how many in one episode. A sweep goes through all places there are, so it is one episode.
+    """
+
+    make: Callable[[Lab], Iterator[None]]
+    per_kill: float
+    at_once: int = 10
+    least: int = 1
+
+
+KINDS = {
+    "full-disk": Kind(fault_disks.full_disk, 0.4, at_once=10_000),
+    "no-more-files": Kind(fault_disks.no_more_files, 0.2, at_once=10_000),
+    "kill-engine": Kind(fault_kills.kill_engine, 0.45),
+    "kill-worker": Kind(fault_kills.kill_worker, 0.2),
+    "kill-both": Kind(fault_kills.kill_both, 0.15),
+    "kill-one-of-many": Kind(fault_kills.kill_one_of_many, 0.2),
+    "permission-lost": Kind(fault_disks.permission_lost, 0.08),
+    "read-only": Kind(fault_disks.read_only, 0.01),
+    "damage": Kind(fault_damage.damage, 0.2),
+    "index-lost": Kind(fault_damage.index_lost, 0.06),
+    "clock-jumps": Kind(fault_damage.clock_jumps, 0.04),
+    "crowd": Kind(fault_crowds.crowd, 0.04),
+    "misdeeds": Kind(fault_misdeeds.misdeeds, 0.048, at_once=12, least=12),
+}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """*faults* faults of one kind from one seed."""
+
+    kind: str
+    seed: int
+    faults: int
+
+    @property
+    def command(self) -> str:
+        return f"python tests/faults/harness.py --only {self.kind} --seed {self.seed} --episode {self.faults}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``failure`` is the traceback of what went wrong, ``impossible`` why such faults cannot be made here."""
+
+    episode: Episode
+    survived: int
+    seconds: float
+    failure: str = ""
+    impossible: str = ""
+
+
+def share_out(kills: int, only: str | None = None) -> dict[str, int]:
+    """How many faults of each kind make up a run with *kills* kills, or that many of one kind."""
+    if only is not None:
+        return {only: kills}
+    return {name: max(kind.least, round(kills * kind.per_kill)) for name, kind in KINDS.items()}
+
+
+def episodes(faults: dict[str, int], seed: int) -> Iterator[Episode]:
+    for name, count in faults.items():
+        at_once = KINDS[name].at_once
+        for number, begin in enumerate(range(0, count, at_once)):
+            yield Episode(name, seed + number, min(at_once, count - begin))
+
+
+def run(planned: Iterable[Episode], jobs: int) -> Iterator[Outcome]:
+    """Each in a process of its own, *jobs* at a time, since a fault may take down whoever makes it."""
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(_run_apart, planned)
+
+
+def _run_apart(episode: Episode) -> Outcome:
+    started = time.monotonic()
+    arguments = ["--only", episode.kind, "--seed", str(episode.seed), "--episode", str(episode.faults)]
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, *arguments, "--format", "json"],
+            capture_output=True,
+            text=True,
+            timeout=_EPISODE_SECONDS,
+            check=False,
+        )
+        return Outcome(episode, seconds=time.monotonic() - started, **json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        failure = f"It hung for {_EPISODE_SECONDS:g} s."
+    except ValueError:
+        failure = f"It ended with {done.returncode}.\n{done.stderr}"
+    return Outcome(episode, 0, time.monotonic() - started, failure)
+
+
+def run_here(episode: Episode) -> Outcome:
+    """Make the faults of *episode* in this process."""
+    started, survived = time.monotonic(), 0
+    failure, impossible = "", ""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        try:
+            for _ in islice(KINDS[episode.kind].make(Lab(Path(folder), episode.seed)), episode.faults):
+                survived += 1
+        except Impossible as error:
+            impossible = str(error)
+        except Exception:
+            failure = traceback.format_exc()
+    return Outcome(episode, survived, time.monotonic() - started, failure, impossible)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    lines = [f"{'kind':<18}{'survived':>10}{'failed':>8}{'seconds':>9}"]
+    for name in dict.fromkeys(outcome.episode.kind for outcome in outcomes):
+        of_kind = [outcome for outcome in outcomes if outcome.episode.kind == name]
+        lines.append(_row(name, of_kind))
+        lines += [f"  not possible here: {outcome.impossible}" for outcome in of_kind[:1] if outcome.impossible]
+    return "\n".join([*lines, _row("all", outcomes)])
+
+
+def _row(name: str, outcomes: Sequence[Outcome]) -> str:
+    survived = sum(outcome.survived for outcome in outcomes)
+    failed = sum(bool(outcome.failure) for outcome in outcomes)
+    return f"{name:<18}{survived:>10}{failed:>8}{sum(outcome.seconds for outcome in outcomes):>9.0f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make faults of every kind and check that nothing breaks.")
+    parser.add_argument("--kills", type=int, default=1000, help="how many processes to kill (default: 1000)")
+    parser.add_argument("--seed", type=int, help="where all that is random comes from (default: a new one)")
+    parser.add_argument("--only", choices=KINDS, help="faults of this kind only")
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="episodes at a time")
+    parser.add_argument("--episode", type=int, metavar="FAULTS", help="repeat one episode of --only, from its seed")
+    parser.add_argument("--format", choices=["text", "json"], default="text", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    seed = secrets.randbelow(10**6) if asked.seed is None else asked.seed
+    if asked.episode is not None:
+        if asked.only is None:
+            parser.error("--episode needs --only")
+        found = run_here(Episode(asked.only, seed, asked.episode))
+        if asked.format == "json":
+            print(json.dumps({"survived": found.survived, "failure": found.failure, "impossible": found.impossible}))
+        else:
+            print(table([found]), found.failure, sep="\n")
+        return int(bool(found.failure))
+
+    print(f"Seed {seed}.", flush=True)
+    outcomes = []
+    for outcome in run(episodes(share_out(asked.kills, asked.only), seed), asked.jobs):
+        outcomes.append(outcome)
+        if outcome.failure:
+            print(f"Failed: {outcome.episode.command}\n{outcome.failure}", flush=True)
+    print(table(outcomes))
+    return int(any(outcome.failure for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
