@@ -25,6 +25,7 @@ from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
+from winml_dag.store.digest import split_digest
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
@@ -129,7 +130,7 @@ class Runner:
         shorten_log(outcome.log)
         for slot, name in node.inputs.items():
             if source := self._graph.sources.get(name):
-                self._check_unchanged(source, inputs[slot], {file.name: file.path for file in source.files})
+                self._check_unchanged(source, inputs[slot])
         if outcome.error:
             return self._failed(node, decision, outcome)
         record = self._store.publish(
@@ -154,21 +155,19 @@ class Runner:
         if source is None:
             self._store.fetch(artifact, folder)
             return
+        digests = {file.name: file.digest for file in artifact.files}
         for file in source.files:
             destination = folder / file.name
             destination.parent.mkdir(parents=True, exist_ok=True)
-            clone_file(file.path, destination)
-        # The copies, since what the stage reads must be what its key says, even if the file is changed back later.
-        self._check_unchanged(source, artifact, {file.name: folder / file.name for file in source.files})
+            # Of the copy: what the stage reads must be what its key says, even if the file is changed back later.
+            if clone_file(file.path, destination, split_digest(digests[file.name])[0]) != digests[file.name]:
+                raise _changed(file.path)
 
-    def _check_unchanged(self, source: Source, artifact: Artifact, paths: Mapping[str, Path]) -> None:
+    def _check_unchanged(self, source: Source, artifact: Artifact) -> None:
         digests = {file.name: file.digest for file in artifact.files}
         for file in source.files:
-            if not self._fingerprints.unchanged(paths[file.name], digests[file.name]):
-                raise InputError(
-                    f"{file.path} changed while it was being used, so nothing was stored.",
-                    advice="Build again when it has come to rest.",
-                )
+            if not self._fingerprints.unchanged(file.path, digests[file.name]):
+                raise _changed(file.path)
 
     def _failed(self, node: Node, decision: Run, outcome: Outcome) -> StageResult:
         return StageResult(
@@ -192,3 +191,10 @@ class Runner:
         except OSError:
             return None
         return kept
+
+
+def _changed(path: Path) -> InputError:
+    return InputError(
+        f"{path} changed while it was being used, so nothing was stored.",
+        advice="Build again when it has come to rest.",
+    )

@@ -18,8 +18,8 @@ from winml_dag.store.files import in_words
 _FICLONE = 0x40049409
 
 
-def clone_file(source: Path, target: Path) -> None:
-    """Make *target*, which must not exist, an ordinary writable file with the bytes of *source*.
+def clone_file(source: Path, target: Path, function: DigestFunction = "xxh3-128") -> str:
+    """Make *target*, which must not exist, an ordinary writable file with the bytes of *source*; return their digest.
 
     Raises:
         InputError: when *source* cannot be read.
@@ -30,27 +30,25 @@ def clone_file(source: Path, target: Path) -> None:
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror}.") from error
     with opened, in_words(f"Cannot copy {source} to {target}"):
-        _clone(opened, target)
+        return _clone(opened, target, function)
 
 
 def clone_and_digest(source: Path, target: Path, function: DigestFunction) -> str:
-    """Like :func:`clone_file`, and return the digest of the bytes that *target* has. Raises OSError."""
+    """Like :func:`clone_file`, for files of our own: raises OSError as it comes."""
     with open(source, "rb", buffering=0) as opened:
-        copied = _clone(opened, target, function)
-    # A reflink is hashed from the target: what counts is what its reader will get.
-    return copied or digest_file(target, function)
+        return _clone(opened, target, function)
 
 
-def _clone(source: BinaryIO, target: Path, function: DigestFunction = "xxh3-128") -> str | None:
-    """The digest when bytes were copied, None after a reflink. The mode comes from the umask, as for any new file."""
+def _clone(source: BinaryIO, target: Path, function: DigestFunction) -> str:
+    """The digest of what *target* got. The mode comes from the umask, as for any new file."""
     # "x" follows no link that somebody left under the target's name, and overwrites nothing.
     with open(target, "xb", buffering=0) as opened:
         try:
-            if _reflink(source, opened):
-                return None
-            # Through a buffer rather than copy_file_range: as fast where measured (4.6 against 3.9 GB/s), and the
-            # bytes are hashed on their way.
-            return copy_and_digest(source, opened, function)
+            if not _reflink(source, opened):
+                # Through buffers rather than copy_file_range, which was no faster, and hashed on their way.
+                return copy_and_digest(source, opened, function)
+            # From the target: what counts is what its reader will get.
+            return digest_file(target, function)
         except BaseException:
             opened.close()
             with suppress(OSError):
