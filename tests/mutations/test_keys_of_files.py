@@ -1,0 +1,236 @@
+"""Which stages a change of a file reaches: of weights, data, code, options, and of what says which files these are.
+
+Each change is planned three times: by a store that has planned the project before and remembers digests and the plan
+itself, by one that knows nothing, and by the first again when all has been put back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from model_files import CONFIG, HUB, RECIPES, flip_a_bit, make_files, put, put_back, swap
+from planned_keys import Warm, keys, reached
+
+Change = Callable[[Path], object]
+
+
+def same_size_and_time(path: Path) -> None:
+    """What an editor does that keeps a file's size and puts its time back."""
+    status = path.stat()
+    flip_a_bit(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def replace_by_another_file(path: Path) -> None:
+    """What `git checkout` and most editors do: another file, with another inode, under the same name."""
+    flip_a_bit(path)
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+def rename_a_shard(folder: Path) -> None:
+    (folder / "one.safetensors").rename(folder / "first.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("one.", "first."))
+
+
+def shard_a_single_file(folder: Path) -> None:
+    """An index is read before a single file: the folder's own names decide which of its files count."""
+    put(folder / "part.safetensors", b"part")
+    index = {"weight_map": {"a": "part.safetensors"}}
+    put(folder / "model.safetensors.index.json", json.dumps(index).encode())
+
+
+def rename_external_data(folder: Path) -> None:
+    (folder / "one.data").rename(folder / "1st.data")
+    model = folder / "model.onnx"
+    model.write_bytes(model.read_bytes().replace(b"one.data", b"1st.data"))
+
+
+def edit_graph(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"Add", b"Sub"))
+
+
+def rename_in_recipe(project: Path, old: str, new: str, end: str = "") -> None:
+    """Rename a file, and call it by its new name. *end* is what follows it in the recipe, if that tells it apart."""
+    (project / old).rename(project / new)
+    recipe = project / "recipe.json"
+    recipe.write_text(recipe.read_text().replace(f'"{old}{end}', f'"{new}{end}'))
+
+
+def link_to_other_weights(folder: Path) -> None:
+    """The hub cache has links in its snapshots: where one leads is what counts."""
+    put(folder.parent / "blobs" / "b2", b"weights of another revision")
+    (folder / "model.safetensors").unlink()
+    try:
+        (folder / "model.safetensors").symlink_to(folder.parent / "blobs" / "b2")
+    except OSError:
+        pytest.skip("links need a permission here")
+
+
+# What is done to which project, and the stages that it reaches.
+MUST_CHANGE: dict[str, tuple[str, Change, str]] = {
+    "a byte of weights": ("safetensors", lambda at: flip_a_bit(at / "safetensors/model.safetensors"), "export"),
+    "the first byte": ("safetensors", lambda at: flip_a_bit(at / "safetensors/model.safetensors", 0), "export"),
+    "size and time kept": (
+        "safetensors",
+        lambda at: same_size_and_time(at / "safetensors/model.safetensors"),
+        "export",
+    ),
+    "another file of that name": (
+        "safetensors",
+        lambda at: replace_by_another_file(at / "safetensors/model.safetensors"),
+        "export",
+    ),
+    "a link to other weights": ("safetensors", lambda at: link_to_other_weights(at / "safetensors"), "export"),
+    "an empty weights file": ("safetensors", lambda at: put(at / "safetensors/model.safetensors", b""), "export"),
+    "safetensors beside a pickle": ("pickle", lambda at: put(at / "pickle/model.safetensors", b"weights"), "export"),
+    "a byte of a pickle": ("pickle", lambda at: flip_a_bit(at / "pickle/pytorch_model.bin"), "export"),
+    "an index of weights": ("safetensors", lambda at: shard_a_single_file(at / "safetensors"), "export"),
+    "a byte of a shard": ("shards", lambda at: flip_a_bit(at / "shards/two.safetensors"), "export"),
+    "two shards swapped": (
+        "shards",
+        lambda at: swap(at / "shards/one.safetensors", at / "shards/two.safetensors"),
+        "export",
+    ),
+    "a shard renamed": ("shards", lambda at: rename_a_shard(at / "shards"), "export"),
+    "the index of shards": (
+        "shards",
+        lambda at: put(
+            at / "shards/model.safetensors.index.json",
+            b'{"weight_map": {"b": "one.safetensors", "a": "two.safetensors"}}',
+        ),
+        "export",
+    ),
+    "config.json": (
+        "safetensors",
+        lambda at: put(at / "safetensors/config.json", json.dumps({**CONFIG, "vocab_size": 9}).encode()),
+        "export calibrate validate",
+    ),
+    "the task, from config.json": (
+        "shards",
+        lambda at: put(
+            at / "shards/config.json", json.dumps({**CONFIG, "architectures": ["BertForMaskedLM"]}).encode()
+        ),
+        "export",
+    ),
+    "a generation config": ("shards", lambda at: put(at / "shards/generation_config.json", b"{}"), "export"),
+    "an adapter, which export refuses": ("pickle", lambda at: put(at / "pickle/adapter_config.json", b"{}"), "export"),
+    "a byte of the tokenizer": (
+        "safetensors",
+        lambda at: flip_a_bit(at / "safetensors/tokenizer.json"),
+        "calibrate validate",
+    ),
+    "a vocabulary": ("safetensors", lambda at: put(at / "safetensors/vocab.txt", b"a"), "calibrate validate"),
+    #
+    "a byte of code": ("code", lambda at: flip_a_bit(at / "code/modeling.py"), "export"),
+    "a byte of a helper": ("code", lambda at: flip_a_bit(at / "code/helper.py"), "export"),
+    "one more file of code": ("code", lambda at: put(at / "code/more.py", b"pass"), "export"),
+    "one file of code less": ("code", lambda at: (at / "code/helper.py").unlink(), "export"),
+    "two files of code swapped": ("code", lambda at: swap(at / "code/helper.py", at / "code/modeling.py"), "export"),
+    "a file of code renamed": ("code", lambda at: (at / "code/helper.py").rename(at / "code/tools.py"), "export"),
+    #
+    "another commit as main": ("hub", lambda at: put(at / HUB / "refs/main", b"c2"), "export"),
+    "another commit as v2": ("branch", lambda at: put(at / HUB / "refs/v2", b"c2"), "export"),
+    "a byte in a snapshot": ("hub", lambda at: flip_a_bit(at / HUB / "snapshots/c1/model.safetensors"), "export"),
+    "a folder of the hub id's name": ("hub", lambda at: shutil.copytree(at / "other", at / "org/name"), "export"),
+    #
+    "the graph": ("onnx", lambda at: edit_graph(at / "onnx/model.onnx"), "optimize validate"),
+    "a byte of external data": ("onnx", lambda at: flip_a_bit(at / "onnx/two.data"), "optimize validate"),
+    "two files of external data swapped": (
+        "onnx",
+        lambda at: swap(at / "onnx/one.data", at / "onnx/two.data"),
+        "optimize validate",
+    ),
+    "external data renamed": ("onnx", lambda at: rename_external_data(at / "onnx"), "optimize validate"),
+    "a compiled model's binary": ("compiled", lambda at: flip_a_bit(at / "compiled/model.bin"), "finalize"),
+    #
+    "a byte of a text": ("safetensors", lambda at: flip_a_bit(at / "data.txt"), "calibrate validate"),
+    "a byte of a sample": ("onnx", lambda at: flip_a_bit(at / "data/a.npz"), "calibrate validate"),
+    "two samples swapped": ("onnx", lambda at: swap(at / "data/a.npz", at / "data/b.npz"), "calibrate validate"),
+    "one more sample": ("onnx", lambda at: put(at / "data/c.npz", b"c.npz"), "calibrate validate"),
+    "one more sample, further down": ("onnx", lambda at: put(at / "data/d/e.npz", b"e"), "calibrate validate"),
+    "one sample less": ("onnx", lambda at: (at / "data/b.npz").unlink(), "calibrate validate"),
+    "the same sample twice": (
+        "onnx",
+        lambda at: shutil.copyfile(at / "data/a.npz", at / "data/c.npz"),
+        "calibrate validate",
+    ),
+    "a sample renamed: they are read in order": (
+        "onnx",
+        lambda at: (at / "data/a.npz").rename(at / "data/z.npz"),
+        "calibrate validate",
+    ),
+    "an array renamed: it is called as its input": (
+        "npy",
+        lambda at: rename_in_recipe(at, "x.npy", "y.npy"),
+        "calibrate validate",
+    ),
+    "a byte of an option's file": ("option file", lambda at: flip_a_bit(at / "affinity.json"), "compile"),
+}
+
+MUST_NOT_CHANGE: dict[str, tuple[str, Change]] = {
+    "another time": ("safetensors", lambda at: [os.utime(path, (1, 1)) for path in at.rglob("*")]),
+    "the same written again": ("onnx", lambda at: [put(path, path.read_bytes()) for path in (at / "data").iterdir()]),
+    "the same in other files": ("shards", lambda at: put_back_from_copy(at / "shards")),
+    "a readme, a picture, a licence": (
+        "safetensors",
+        lambda at: [put(at / "safetensors" / name, b"new") for name in ("README.md", "picture.png", "LICENSE")],
+    ),
+    "weights of another framework": ("safetensors", lambda at: put(at / "safetensors/flax_model.msgpack", b"new")),
+    "a pickle beside safetensors": ("safetensors", lambda at: put(at / "safetensors/pytorch_model.bin", b"new")),
+    "a tokenizer where there is no text": ("pickle", lambda at: put(at / "pickle/tokenizer.json", b"new")),
+    "a shard that is in no index": ("shards", lambda at: put(at / "shards/three.safetensors", b"new")),
+    "code that is not trusted": ("untrusted code", lambda at: flip_a_bit(at / "code/modeling.py")),
+    "code where there is none": ("safetensors", lambda at: put(at / "safetensors/modeling.py", b"new")),
+    "main, of a commit with the same files": ("hub", lambda at: put(at / HUB / "refs/main", b"c3")),
+    "main, where a branch is named": ("branch", lambda at: put(at / HUB / "refs/main", b"c2")),
+    "another branch": ("hub", lambda at: put(at / HUB / "refs/v2", b"c2")),
+    "other commits": ("hub", lambda at: flip_a_bit(at / HUB / "snapshots/c2/model.safetensors")),
+    "the model folder renamed": ("shards", lambda at: rename_in_recipe(at, "shards", "renamed")),
+    "the ONNX file renamed": ("onnx", lambda at: rename_in_recipe(at, "onnx/model.onnx", "onnx/renamed.onnx")),
+    "the ONNX file's folder renamed": ("onnx", lambda at: rename_in_recipe(at, "onnx", "renamed")),
+    "a data file beside an ONNX file": ("onnx", lambda at: put(at / "onnx/three.data", b"new")),
+    "a text renamed": ("safetensors", lambda at: rename_in_recipe(at, "data.txt", "texts.txt")),
+    "a folder of samples renamed": ("onnx", lambda at: rename_in_recipe(at, "data", "samples", '"')),
+    "what is no sample among samples": ("onnx", lambda at: put(at / "data/notes.md", b"new")),
+    "an empty folder among samples": ("onnx", lambda at: (at / "data/empty").mkdir()),
+    "an option's file renamed": ("option file", lambda at: rename_in_recipe(at, "affinity.json", "my affinity.json")),
+    "files beside the recipe": ("onnx", lambda at: put(at / "notes.txt", b"new")),
+}
+
+
+def put_back_from_copy(folder: Path) -> None:
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    put_back(folder, copy)
+
+
+@pytest.fixture
+def files(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_files(project)
+    monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return project
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("mutation", [*MUST_CHANGE, *MUST_NOT_CHANGE])
+def test_a_change_of_files_reaches_exactly_what_reads_them(files: Path, tmp_path: Path, mutation: str) -> None:
+    name, change, expected = MUST_CHANGE[mutation] if mutation in MUST_CHANGE else (*MUST_NOT_CHANGE[mutation], "")
+    warm = Warm(files, RECIPES[name])
+    before = warm.stages()
+    assert warm.stands()
+    shutil.copytree(files, tmp_path / "copy", symlinks=True)
+    change(files)
+    after = warm.stages()
+    assert reached(before, after) == set(expected.split())
+    assert keys(warm.cold()) == keys(after)
+    put_back(files, tmp_path / "copy")
+    assert keys(warm.stages()) == keys(before)

@@ -1,0 +1,27 @@
+"""What a recipe calls calibration data is, under the names that stages see, what they can read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.pipeline.sources import calibration_source
+from winml_dag.stages.samples import read_samples
+
+INPUT = InputSpec("input_ids", "int32", (1, 4))
+
+
+@pytest.mark.parametrize("name", ["input_ids.npy", "any name.npz"])
+def test_a_single_file_of_arrays_can_be_read(tmp_path: Path, name: str) -> None:
+    arrays = np.arange(12, dtype=np.int32).reshape(3, 4)
+    path = tmp_path / name
+    np.save(path, arrays) if path.suffix == ".npy" else np.savez(path, input_ids=arrays)
+    placed = tmp_path / "input"
+    placed.mkdir()
+    for file in calibration_source(path).files:
+        shutil.copy(file.path, placed / file.name)
+    assert [feed["input_ids"].tolist() for feed in read_samples(placed, [INPUT], None)] == arrays[:, None].tolist()
