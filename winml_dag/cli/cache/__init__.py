@@ -1,0 +1,24 @@
+"""``winml-dag cache``: what is in the cache, whether it is sound, keeping it small, and emptying it."""
+
+from __future__ import annotations
+
+import click
+
+from winml_dag.cli.cache import contents, size, soundness
+
+
+@click.group(name="cache")
+def command() -> None:
+    """Look after the cache."""
+
+
+for _inner in (
+    contents.info,
+    contents.list_,
+    contents.show,
+    size.gc,
+    size.limit,
+    soundness.verify,
+    size.clear,
+):
+    command.add_command(_inner)

@@ -1,0 +1,34 @@
+"""What all commands about the cache share: where it is, and how they write times."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.cli.options import FILE
+
+if TYPE_CHECKING:
+    from winml_dag.store.local import LocalStore
+
+cache_dir_option = click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
+
+
+def opened(cache_dir: Path | None) -> LocalStore:
+    from winml_dag.store.local import LocalStore
+    from winml_dag.store.location import default_cache_dir
+
+    return LocalStore(cache_dir or default_cache_dir())
+
+
+def print_object(value: object) -> None:
+    """Exactly one JSON object on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def time_of(seconds: float) -> str:
+    """A moment in the form in which records have it: ``2026-11-21T08:32:51+00:00``."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,199 @@
+"""``cache info``, ``cache list`` and ``cache show``: what is in the cache, as a whole and record by record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.cli.cache.common import cache_dir_option, opened, print_object, time_of
+from winml_dag.cli.options import format_option
+
+if TYPE_CHECKING:
+    from winml_dag.canonical import JsonObject, JsonValue
+    from winml_dag.store.artifact import FileEntry
+    from winml_dag.store.catalog import Entry
+    from winml_dag.store.statistics import Statistics
+
+_KEY_DIGITS = 12
+_LARGEST = 5
+_LOG_LINES = 20
+
+
+@click.command()
+@cache_dir_option
+@format_option
+def info(cache_dir: Path | None, format_: str) -> int:
+    """Say where the cache is, what is in it, and what it has saved."""
+    from winml_dag.store import upkeep
+    from winml_dag.store.catalog import entries
+    from winml_dag.store.limit import configured_limit, limit_text
+    from winml_dag.store.quantities import size_text
+    from winml_dag.store.statistics import read_statistics
+
+    store = opened(cache_dir)
+    limit = configured_limit(store.folder)
+    found = upkeep.info(store)
+    statistics = read_statistics(store.folder, store.locks)
+    largest = sorted(entries(store), key=lambda entry: (-entry.size, entry.key))[:_LARGEST]
+    if format_ == "json":
+        print_object(
+            {
+                "cache_dir": str(store.folder),
+                **asdict(found),
+                "limit_bytes": limit,
+                "builds": statistics.builds,
+                "reused": statistics.reused,
+                "ran": statistics.ran,
+                "hit_ratio": statistics.hit_ratio,
+                "seconds_saved": statistics.seconds_saved,
+                "since": None if statistics.since is None else time_of(statistics.since),
+                "largest": [{"stage": entry.stage, "key": entry.key, "bytes": entry.size} for entry in largest],
+            }
+        )
+        return 0
+    click.echo(f"cache folder   {store.folder}")
+    click.echo(f"records        {found.records}")
+    click.echo(f"blobs          {found.blobs}")
+    click.echo(f"unique bytes   {size_text(found.unique_bytes)}")
+    click.echo(f"apparent bytes {size_text(found.apparent_bytes)}  (outputs of all records, shared ones each time)")
+    click.echo(f"limit          {limit_text(store.folder) or 'none'}")
+    click.echo(f"index          {size_text(found.index_bytes)}")
+    click.echo(f"scratch        {size_text(found.scratch_bytes)}")
+    click.echo(f"quarantine     {size_text(found.quarantine_bytes)}")
+    for line in _saved(statistics):
+        click.echo(line)
+    if largest:
+        click.echo("largest records")
+        for entry in largest:
+            click.echo(f"  {size_text(entry.size):>10}  {entry.stage:<10}  {entry.key[:_KEY_DIGITS]}")
+    return 0
+
+
+def _leaves(value: JsonObject, path: str = "") -> Iterator[tuple[str, JsonValue]]:
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _leaves(inner, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", inner
+
+
+def _section(title: str, values: Iterable[tuple[str, JsonValue]]) -> None:
+    click.echo(title)
+    for name, value in values:
+        click.echo(f"  {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+
+
+def _saved(statistics: Statistics) -> list[str]:
+    from winml_dag.store.quantities import duration_text
+
+    if statistics.hit_ratio is None or statistics.since is None:
+        return ["hit ratio      no builds yet"]
+    stages = statistics.reused + statistics.ran
+    counted = f"{statistics.reused} of {stages} stages in {statistics.builds} builds since {time_of(statistics.since)}"
+    return [
+        f"hit ratio      {statistics.hit_ratio:.0%}  ({counted})",
+        f"time saved     {duration_text(statistics.seconds_saved)}  (what the reused stages took when they ran)",
+    ]
+
+
+@click.command(name="list")
+@cache_dir_option
+@click.option("--stage", help="Records of this stage only.")
+@click.option(
+    "--sort",
+    type=click.Choice(["size", "used", "made"]),
+    default="used",
+    help="Largest first, or last used or made first [used].",
+)
+@format_option
+def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) -> int:
+    """List the records: key, stage, size, when made and when last used."""
+    from winml_dag.store.catalog import entries
+    from winml_dag.store.quantities import size_text
+
+    found = sorted(entries(opened(cache_dir), stage), key=_ORDER[sort], reverse=True)
+    if format_ == "json":
+        print_object({"records": [_listed(entry) for entry in found]})
+        return 0
+    width = max([len("stage"), *(len(entry.stage) for entry in found)])
+    click.echo(f"{'key':<{_KEY_DIGITS}}  {'stage':<{width}}  {'size':>10}  {'made':<25}  last used")
+    for entry in found:
+        used = time_of(entry.used_ns / 10**9)
+        click.echo(
+            f"{entry.key[:_KEY_DIGITS]}  {entry.stage:<{width}}  {size_text(entry.size):>10}  "
+            f"{entry.record.made_at:<25}  {used}"
+        )
+    return 0
+
+
+_ORDER: dict[str, Callable[[Entry], tuple[int | str, str]]] = {
+    "size": lambda entry: (entry.size, entry.key),
+    "used": lambda entry: (entry.used_ns, entry.key),
+    "made": lambda entry: (entry.record.made_at, entry.key),
+}
+
+
+def _listed(entry: Entry) -> JsonObject:
+    return {
+        "key": entry.key,
+        "stage": entry.stage,
+        "bytes": entry.size,
+        "made_at": entry.record.made_at,
+        "used_at": time_of(entry.used_ns / 10**9),
+        "elapsed_seconds": entry.record.elapsed_seconds,
+    }
+
+
+@click.command()
+@click.argument("key")
+@cache_dir_option
+@format_option
+def show(key: str, cache_dir: Path | None, format_: str) -> int:
+    """Show one record: what its key was made from, what came out, and the end of its log.
+
+    KEY is the key or as much of its beginning as no other key has.
+    """
+    from winml_dag.store.catalog import find, log_text
+
+    store = opened(cache_dir)
+    entry = find(store, key)
+    missing = store.missing(entry.record.files())
+    log = log_text(store, entry.record)
+    if format_ == "json":
+        print_object(
+            {**entry.record.to_json(), **_listed(entry), "missing": [file.name for file in missing], "log_text": log}
+        )
+        return 0
+    _print_record(entry, missing)
+    if entry.record.log is not None:
+        lines = ["its blob is missing or damaged"] if log is None else log.splitlines()
+        click.echo("log" if len(lines) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(lines)} lines)")
+        for line in lines[-_LOG_LINES:]:
+            click.echo(f"  | {line}")
+    return 0
+
+
+def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
+    from winml_dag.store.quantities import size_text
+
+    record = entry.record
+    made = record.ingredients
+    click.echo(f"key        {record.cache_key}")
+    click.echo(f"stage      {made.stage}, version {made.version}")
+    click.echo(f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")
+    click.echo(f"last used  {time_of(entry.used_ns / 10**9)}")
+    click.echo(f"size       {size_text(entry.size)}")
+    _section("config", _leaves(made.config))
+    _section("inputs", made.inputs.items())
+    _section("toolchain", made.toolchain.items())
+    click.echo("outputs")
+    for slot, artifact in record.outputs.items():
+        for file in artifact.files:
+            gone = "  MISSING or damaged" if file in missing else ""
+            click.echo(f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}")
+    _section("metrics", _leaves(record.metrics))

@@ -1,0 +1,103 @@
+"""``cache gc``, ``cache limit`` and ``cache clear``: what makes the cache smaller."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
+from winml_dag.cli.options import format_option
+
+if TYPE_CHECKING:
+    from winml_dag.store.collect import Collected
+
+
+@click.command()
+@cache_dir_option
+@click.option("--max-size", metavar="SIZE", help="What records and blobs may take, such as 10GiB [the limit, if set].")
+@click.option("--older-than", metavar="TIME", help="Remove what was not used for so long, such as 30d or 12h.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@format_option
+def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, dry_run: bool, format_: str) -> int:
+    """Remove what was used longest ago, what no record needs, and what was left lying. Builds may go on meanwhile."""
+    from winml_dag.store.collect import Limits, collect
+    from winml_dag.store.limit import configured_limit
+    from winml_dag.store.quantities import parse_duration, parse_size
+
+    most = None if max_size is None else parse_size(max_size, "--max-size")
+    age = None if older_than is None else parse_duration(older_than, "--older-than")
+    store = opened(cache_dir)
+    if most is None and age is None:
+        most = configured_limit(store.folder)
+    done = collect(store, Limits(most, age), dry_run=dry_run)
+    assert done is not None, "it waits"
+    if format_ == "json":
+        print_object({"dry_run": dry_run, **asdict(done)})
+        return 0
+    for line in _sentences(done, most, dry_run):
+        click.echo(line)
+    return 0
+
+
+def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
+    from winml_dag.store.quantities import size_text
+
+    verb, left = ("Would remove", "would be left") if dry_run else ("Removed", "are left")
+    lines = [
+        f"{verb} {done.records} records, {done.blobs} blobs and {done.leftovers} leftovers, "
+        f"{size_text(done.freed_bytes)}; {size_text(done.left_bytes)} {left}."
+    ]
+    if done.records_in_use or done.blobs_in_use:
+        lines.append(f"Kept {done.records_in_use} records and {done.blobs_in_use} blobs that are in use.")
+    if most is not None and done.left_bytes > most:
+        lines.append(f"That is more than {size_text(most)}: collect again when no build runs.")
+    return lines
+
+
+@click.command()
+@click.argument("size", required=False)
+@cache_dir_option
+@format_option
+def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
+    """Keep the cache to SIZE (such as 50GiB) from now on, or with `none` to no size; without SIZE say what it is.
+
+    After a build that ran something and made the cache larger than that, what was used longest ago is removed, down to
+    80 % of it. WINML_DAG_CACHE_MAX_SIZE takes the place of what was set.
+    """
+    import os
+
+    from winml_dag.store.limit import VARIABLE, configured_limit, limit_text, parse_limit, set_limit
+
+    if size is not None:
+        parse_limit(size, "the limit")
+    store = opened(cache_dir)
+    if size is not None:
+        set_limit(store.folder, size)
+    if format_ == "json":
+        print_object({"limit_bytes": configured_limit(store.folder)})
+        return 0
+    configured_limit(store.folder)
+    text = limit_text(store.folder)
+    by = f", by {VARIABLE}" if os.environ.get(VARIABLE) else ""
+    click.echo(f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}.")
+    return 0
+
+
+@click.command()
+@cache_dir_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def clear(cache_dir: Path | None, yes: bool) -> int:
+    """Take everything out of the cache, logs of failures included. Output folders are not touched."""
+    from winml_dag.store import upkeep
+    from winml_dag.store.quantities import size_text
+
+    store = opened(cache_dir)
+    if not yes and not click.confirm(f"Remove everything in {store.folder}?"):
+        click.echo("Nothing was removed.")
+        return 0
+    cleared = upkeep.clear(store)
+    click.echo(f"Removed {cleared.records} records and {cleared.blobs} blobs, {size_text(cleared.freed_bytes)}.")
+    return 0

@@ -1,0 +1,52 @@
+"""``cache verify``: whether everything in the cache is sound, and mending what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
+from winml_dag.cli.options import format_option
+
+if TYPE_CHECKING:
+    from winml_dag.store.upkeep import VerifyReport
+
+
+@click.command()
+@cache_dir_option
+@click.option("--repair", is_flag=True, help="Remove records that lack a blob, and make the index anew.")
+@format_option
+def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
+    """Read everything in the cache again; what is damaged goes to quarantine and is made anew when needed."""
+    from winml_dag.store import upkeep
+
+    store = opened(cache_dir)
+    report = upkeep.repair(store) if repair else upkeep.verify(store)
+    is_well = report.repaired if repair else report.clean
+    if format_ == "json":
+        print_object({"clean": report.clean, **({"repaired": report.repaired} if repair else {}), **asdict(report)})
+    else:
+        for line in _findings(report):
+            click.echo(line)
+        lacking = len(report.incomplete) - len(report.removed)
+        click.echo(f"{report.records} records and {report.blobs} blobs are sound; {lacking} records lack a blob.")
+    return 0 if is_well else 1
+
+
+def _findings(report: VerifyReport) -> Iterator[str]:
+    for digest in report.damaged:
+        yield f"damaged blob, now in quarantine: {digest}"
+    for key in report.unreadable:
+        yield f"damaged record, now in quarantine: {key}"
+    for key in report.incomplete:
+        yield f"record that lacks a blob, {'removed' if key in report.removed else 'counts as not built'}: {key}"
+    for digest in report.restamped:
+        yield f"sound blob whose time was changed, set right: {digest}"
+    for key in report.rows:
+        yield f"row of the index that was not as its record is, made anew: {key}"
+    for name in report.foreign:
+        yield f"not of this cache, left alone: {name}"
