@@ -81,7 +81,7 @@ def _build(
 
     store = LocalStore(cache_dir)
     planned = plan_request(request, store, download=True, standing=standing)
-    with progress(quiet=quiet, to_stderr=format_ == "json") as observer:
+    with progress(quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes)) as observer:
         result = build(planned, store, how, observer=observer)
     if format_ == "json":
         print_json([result], result.elapsed_seconds)

@@ -1,9 +1,14 @@
-"""What is going on, while it goes on: a live table on a terminal, plain lines everywhere else."""
+"""What is going on, while it goes on: a live table on a terminal, plain lines everywhere else.
+
+Among thousands of stages the few that matter must not drown: then the table has only those that run or have failed,
+and the lines leave out what is reused.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,43 +23,55 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# As many as a terminal shows without scrolling.
+_FEW = 40
+
+
 @contextmanager
-def progress(*, quiet: bool, to_stderr: bool) -> Iterator[Observer]:
-    """An observer for one run. *to_stderr* keeps stdout free for a JSON result."""
+def progress(*, quiet: bool, to_stderr: bool, stages: int = 0) -> Iterator[Observer]:
+    """An observer for one run of so many *stages*. *to_stderr* keeps stdout free for a JSON result."""
     stream = sys.stderr if to_stderr else sys.stdout
     if quiet:
         yield Silent()
     elif stream is not None and stream.isatty():  # None when it is closed, or for a program without a console
-        table = LiveTable(to_stderr=to_stderr)
+        table = LiveTable(to_stderr=to_stderr, few=stages <= _FEW)
         try:
             yield table
         finally:
             table.stop()
     else:
-        yield Lines(to_stderr=to_stderr)
+        yield Lines(to_stderr=to_stderr, few=stages <= _FEW)
 
 
 class Lines:
     """A line when a stage begins and one when it ends, for logs and CI."""
 
-    def __init__(self, *, to_stderr: bool) -> None:
+    def __init__(self, *, to_stderr: bool, few: bool = True) -> None:
         self._to_stderr = to_stderr
+        self._few = few
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None:
         expected = "" if estimate_seconds is None else f" (took {estimate_seconds:.1f} s last time)"
         click.echo(f"{node.id:<12} running{expected}: {reason}", err=self._to_stderr)
 
     def finished(self, result: StageResult) -> None:
+        if result.status is Status.REUSED and not self._few:
+            return
         took = f" in {result.elapsed_seconds:.1f} s" if result.status is Status.RAN else ""
         why = result.error if result.status is Status.FAILED else str(result.reason)
         click.echo(f"{result.node.id:<12} {result.status}{took}: {why}", err=self._to_stderr)
 
 
 class LiveTable:
-    """One row for each stage, redrawn while stages run. rich is imported when the first stage starts, not before."""
+    """One row for each stage, redrawn while stages run. rich is imported when the first stage starts, not before.
 
-    def __init__(self, *, to_stderr: bool) -> None:
+    Of more than a *few* stages, those that are done become numbers.
+    """
+
+    def __init__(self, *, to_stderr: bool, few: bool = True) -> None:
         self._to_stderr = to_stderr
+        self._few = few
+        self._done: Counter[str] = Counter()
         self._rows: dict[str, _Row] = {}
         self._live: object | None = None
 
@@ -65,7 +82,11 @@ class LiveTable:
     def finished(self, result: StageResult) -> None:
         why = result.error if result.status is Status.FAILED else str(result.reason)
         elapsed = result.elapsed_seconds if result.status in (Status.RAN, Status.FAILED) else None
-        self._rows[result.node.id] = _Row(str(result.status), why, None, elapsed)
+        if self._few or result.status is Status.FAILED:
+            self._rows[result.node.id] = _Row(str(result.status), why, None, elapsed)
+        else:
+            self._rows.pop(result.node.id, None)
+            self._done[str(result.status)] += 1
         if self._live is not None:
             self._show()
 
@@ -87,10 +108,15 @@ class LiveTable:
 
     def _table(self) -> Table:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table("stage", "status", "time", "reason", box=None, header_style="bold", pad_edge=False)
-        for node_id, row in self._rows.items():
-            table.add_row(node_id, f"[{_COLOURS.get(row.status, 'white')}]{row.status}", row.time(), row.reason)
+        for node_id, row in tuple(self._rows.items()):  # drawn from a thread of its own
+            # Brackets in a reason are a list of its recipe, not markup.
+            status = Text(row.status, style=_COLOURS.get(row.status, "white"))
+            table.add_row(node_id, status, row.time(), Text(row.reason))
+        if self._done:
+            table.add_row("", ", ".join(f"{number} {status}" for status, number in sorted(self._done.items())))
         return table
 
 

@@ -102,11 +102,13 @@ def summary(result: BuildResult) -> str:
     build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
     counted = counts(result)
     if result.failed:
-        return f"Failed after {seconds}: {counted}. {build.output_dir} is as it was."
+        left = "What had finished is in place" if build.origin == "stages" else f"{build.output_dir} is as it was"
+        return f"Failed after {seconds}: {counted}. {left}."
     if any(view.status is Status.RAN for view in result.stages):
         return f"Built {build.headline} in {seconds}: {counted}."
     if result.materialised.changed:
-        return f"Put together {build.headline} from the cache in {seconds}: nothing ran."
+        done = "Put files in place of" if build.origin == "stages" else "Put together"
+        return f"{done} {build.headline} from the cache in {seconds}: nothing ran."
     return f"{build.up_to_date}, checked in {seconds}."
 
 

@@ -29,8 +29,9 @@ class BuildSummary:
         origin: ``hf`` for a PyTorch model, ``onnx`` for one that is ONNX already, ``stages`` for a build without a
             model, of a recipe's own stages; what tells of a model is None then.
         execution_provider: the full name, as onnxruntime has it; ``ep`` is the one that users write.
-        output_dir: where the manifest and, of a model, all files go; stages of a recipe's own put theirs where they say.
+        output_dir: where the manifest goes, and all files of a model; a recipe's own stages put theirs where they say.
         settings: the recipe with everything decided, as ``winml_build_config.json`` shows it.
+        declared: how many stages of its own the recipe has.
         notices: what the user should know before relying on the result, one sentence each.
     """
 
@@ -44,6 +45,7 @@ class BuildSummary:
     output_dir: Path
     settings: JsonObject
     notices: tuple[str, ...]
+    declared: int = 0
 
     @property
     def scope(self) -> str:
@@ -53,6 +55,8 @@ class BuildSummary:
     @property
     def headline(self) -> str:
         """What is built, for the line that sums up a run."""
+        if self.origin == "stages":
+            return "1 stage" if self.declared == 1 else f"{self.declared} stages"
         where = self.ep if self.ep == self.device else f"{self.ep} {self.device}"
         return f"{self.output_dir / MODEL} ({self.precision}, {where})"
 

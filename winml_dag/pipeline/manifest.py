@@ -3,12 +3,16 @@
 The fields are those that winml-cli's Python API writes, plus, for every stage, its key, its inputs and outputs by
 digest, and why it ran. A manifest is only written anew when something about the build or its files has changed: times
 are no change.
+
+Each stage, source and file has a line of its own, so that a build of some of 4000 stages can replace those lines alone
+(:func:`with_part`).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +20,20 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import config_hash
+from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.record import Record
 
 SCHEMA_VERSION = 1
 
 # What tells how a run went rather than what was built: two manifests that differ in these only say the same.
 _OF_THE_RUN = frozenset({"timestamp", "elapsed_seconds"})
 _OF_THE_STAGE_RUN = frozenset({"cached", "reason", "elapsed_seconds", "made_at", "made_by"})
+
+_LINE_BY_LINE = frozenset({"sources", "stages", "files"})
 
 # Metrics that winml-cli's manifests have beside a stage's name; all others are under ``metrics``.
 _PROMOTED = (
@@ -38,9 +46,13 @@ _PROMOTED = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as read from a folder: the files that it says are ours, and its whole text as JSON."""
+    """A manifest as read from a folder: the files that it says are ours, and its whole text as JSON.
+
+    ``files`` lie in the same folder; ``placed`` are what stages of a recipe's own put out, relative to its folder.
+    """
 
     files: tuple[FileEntry, ...]
+    placed: tuple[FileEntry, ...]
     value: JsonObject
 
     def says_the_same_as(self, other: JsonObject) -> bool:
@@ -53,8 +65,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         value = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
             return None
-        return Manifest(Artifact.from_json(value["files"]).files, value)
-    except (OSError, ValueError, KeyError, StoreError):
+        placed = [entry for stage in value["stages"] for entry in stage.get("placed", ())]
+        return Manifest(Artifact.from_json(value["files"]).files, Artifact.from_json(placed).files, value)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StoreError):
         return None
 
 
@@ -64,32 +77,93 @@ def make_manifest(
     """The manifest of a finished build; *files* are what lies in its folder, itself left out."""
     build = planned.summary
     stages = list(_stages(planned, results))
-    final = results[planned.final]
+    folder = next((node.folder for node in planned.graph.nodes if node.folder is not None), None)
     return {
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
-        "model_id": build.model_id,
-        "task": build.task,
-        "precision": build.precision,
-        "execution_provider": build.execution_provider,
-        "device": build.device,
-        "cache_key": final.cache_key,
-        "config_hash": config_hash(build.settings),
+        **({} if planned.final is None else _of_model(build, results[planned.final])),
+        "config_hash": config_hash(build.settings if planned.final is not None else _settings(stages)),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "elapsed_seconds": round(elapsed_seconds, 3),
-        "final_artifact": MODEL,
-        "analyze_iterations": 0,
-        "analyze_unsupported_node_count": 0,
-        "analyze_details": {"lint": {}, "autoconf": {}},
         "notices": list(build.notices),
+        **({} if folder is None else {"folder": _relative(folder, build.output_dir)}),
         "sources": {name: artifact.to_json() for name, artifact in sorted(planned.sources.items())},
         "stages": stages,
         "files": [entry.to_json() for entry in sorted(files)],
     }
 
 
+def _of_model(build: BuildSummary, final: StageResult) -> JsonObject:
+    return {
+        "model_id": build.model_id,
+        "task": build.task,
+        "precision": build.precision,
+        "execution_provider": build.execution_provider,
+        "device": build.device,
+        "cache_key": final.cache_key,
+        "final_artifact": MODEL,
+        "analyze_iterations": 0,
+        "analyze_unsupported_node_count": 0,
+        "analyze_details": {"lint": {}, "autoconf": {}},
+    }
+
+
+def _settings(stages: Sequence[JsonObject]) -> JsonObject:
+    """What stands for the settings of a build without a model: the hash of what each stage was told."""
+    return {str(stage["id"]): stage["config_hash"] for stage in stages}
+
+
+def _relative(folder: Path, output_dir: Path) -> str:
+    try:
+        return Path(os.path.relpath(folder, output_dir.resolve())).as_posix()
+    except ValueError:  # on Windows there is no relative path to another drive
+        return folder.as_posix()
+
+
 def manifest_text(value: JsonObject) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return ("{\n" + ",\n".join(_lines_of(name, inner) for name, inner in value.items()) + "\n}\n").encode()
+
+
+def with_part(text: bytes, part: JsonObject) -> bytes:
+    """The manifest *text* of a whole build after *part* of its stages were built anew, which *part* is the manifest of:
+    its stages and sources replace those of the same name, and the rest stays.
+    """
+    replaced = {_name_of(line): line for line in _part_lines(part)}
+    lines = []
+    for line in text.decode().split("\n"):
+        new = replaced.get(_name_of(line.removesuffix(",")))
+        lines.append(line if new is None else f"{new}," if line.endswith(",") else new)
+    return "\n".join(lines).encode()
+
+
+def _part_lines(part: JsonObject) -> Iterator[str]:
+    for name in ("timestamp", "elapsed_seconds"):
+        yield _lines_of(name, part[name])
+    for name in ("sources", "stages"):
+        yield from _item_lines(part[name])
+
+
+def _name_of(line: str) -> str:
+    """What tells one line of a manifest from all others: its first key, and the id of a stage."""
+    return line[: line.find(",")] if line.startswith('{"id": ') else line[: line.find('": ')]
+
+
+def _lines_of(name: str, value: JsonValue) -> str:
+    if name not in _LINE_BY_LINE or not value:
+        return f"{_dumped(name)}: {_dumped(value)}"
+    brackets = "{}" if isinstance(value, Mapping) else "[]"
+    return f"{_dumped(name)}: {brackets[0]}\n" + ",\n".join(_item_lines(value)) + f"\n{brackets[1]}"
+
+
+def _item_lines(value: JsonValue) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield from (f"{_dumped(name)}: {_dumped(inner)}" for name, inner in value.items())
+    elif isinstance(value, list | tuple):
+        yield from map(_dumped, value)
+
+
+def _dumped(value: JsonValue) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[JsonObject]:
@@ -107,10 +181,10 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
     return {
-        "name": node.stage.name,
         "id": node.id,
+        "name": node.stage.name,
         "status": "completed",
-        "filename": _filename(node.stage.name, record.outputs),
+        "filename": _filename("" if node.folder else node.stage.name, record.outputs),
         # How long the work took when it was done; a reuse took nothing, and `cached` says that it was one.
         "elapsed_seconds": record.elapsed_seconds,
         **promoted,
@@ -124,6 +198,7 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
             slot: {"digest": artifact.digest, "size": artifact.size, "files": artifact.to_json()}
             for slot, artifact in sorted(record.outputs.items())
         },
+        **({} if node.folder is None else {"placed": [entry.to_json() for entry in placed_files(node, record)]}),
         "toolchain": record.ingredients.toolchain,
         "metrics": metrics,
         "made_at": record.made_at,
@@ -138,10 +213,23 @@ def _filename(stage: str, outputs: Mapping[str, Artifact]) -> str | None:
     return next((file.name for artifact in outputs.values() for file in artifact.files), None)
 
 
+def placed_files(node: Node, record: Record) -> Iterator[FileEntry]:
+    """What of *record* lies in the folder of *node*, under the names that it has there."""
+    for slot, path in node.paths.items():
+        for file in record.outputs[slot].files:
+            if node.stage.works_in_place:
+                yield file  # named by its place when it was made
+            else:
+                yield FileEntry(f"{path}{file.name}" if path.endswith("/") else path, file.digest, file.size)
+
+
 def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult]) -> JsonObject:
     artifact = planned.sources.get(name)
     if artifact is not None:
         return {"from": "source", "name": name, "digest": artifact.digest, "size": artifact.size}
+    if (given := planned.given.get(name)) is not None:
+        maker_id, _, slot = name.rpartition(".")
+        return {"from": maker_id, "name": slot, "digest": given.digest, "size": given.size}
     maker = planned.graph.makers[name]
     record = results[maker.id].record
     assert record is not None

@@ -24,7 +24,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, find_model_folder
 from winml_dag.pipeline.userpaths import KEPT
-from winml_dag.pipeline.userstages import Declared
+from winml_dag.pipeline.userstages import Declared, is_ours
 from winml_dag.pipeline.variant import Build, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
@@ -87,6 +87,10 @@ def _has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
     return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()
 
 
+def _own_stages(recipe: Recipe) -> int:
+    return sum(not is_ours(entry) for entry in recipe.stages.values())
+
+
 def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> OnlyDeclared:
     summary = BuildSummary(
         model_id=None,
@@ -99,6 +103,7 @@ def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> OnlyDeclared:
         output_dir=output_dir,
         settings={},
         notices=(),
+        declared=_own_stages(loaded.recipe),
     )
     declared = _declared(loaded)
     assert declared is not None
@@ -151,6 +156,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
             output_dir=output_dir,
             settings={},
             notices=sections.notices(asked, quant),
+            declared=_own_stages(recipe),
         ),
         target=target,
         inputs=inputs,

@@ -1,0 +1,229 @@
+"""What a recipe's own stages are planned as, and how everything that is wrong with them is told: at once, by line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from winml_dag.engine.stage import Node
+from winml_dag.errors import RecipeError, UsageError
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.resolve import build_of
+from winml_dag.store.local import LocalStore
+
+Planner = Callable[..., BuildGraph]
+
+PYTHON = Path(sys.executable).as_posix()
+TIDY: dict[str, Any] = {
+    "command": [PYTHON, "tools/tidy.py", "{inputs.text}", "{outputs.clean}"],
+    "inputs": {"text": "raw/notes.txt"},
+    "outputs": {"clean": "build/notes.txt"},
+}
+COUNT: dict[str, Any] = {
+    "command": [PYTHON, "-c", "pass", "{inputs.text}", "{outputs.n}"],
+    "inputs": {"text": "tidy.clean"},
+    "outputs": {"n": "build/count.txt"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in (("raw/notes.txt", "b\na\n"), ("raw/more/list.txt", "x\n"), ("tools/tidy.py", "print(1)\n")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def planned(folder: Path) -> Iterator[Planner]:
+    """Plan a recipe of stages, given as a mapping or as text."""
+    store = LocalStore(folder / "cache")
+
+    def plan(stages: Any = None, *, text: str = "", **more: Any) -> BuildGraph:
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(text or yaml.safe_dump({"stages": stages, **more}, sort_keys=False), encoding="utf-8")
+        return plan_build(build_of(Request(recipe, Overrides()), store.folder, download=False), store.fingerprints)
+
+    yield plan
+    store.close()
+
+
+def problems(planned: Planner, stages: Any = None, **more: Any) -> str:
+    with pytest.raises(RecipeError) as caught:
+        planned(stages, **more)
+    return "\n".join(caught.value.problems)
+
+
+def node(planned: BuildGraph, name: str) -> Node:
+    return planned.graph.node(name)
+
+
+def test_stages_become_nodes_that_read_each_other_and_files(planned: Planner, folder: Path) -> None:
+    found = planned({"count": COUNT, "tidy": TIDY})
+    assert [step.id for step in found.steps] == ["tidy", "count"]
+    tidy, count = node(found, "tidy"), node(found, "count")
+    assert tidy.inputs == {"text": "raw/notes.txt", "tools/tidy.py": "tools/tidy.py"}
+    assert count.inputs == {"text": "tidy.clean"}
+    assert tidy.folder == folder.resolve()
+    assert tidy.paths == {"clean": "build/notes.txt"}
+    assert tidy.toolchain["program"].startswith("xxh3-128:")
+    assert found.final is None
+    assert found.summary.origin == "stages"
+
+
+def test_the_name_of_a_stage_and_its_timeout_are_in_no_key(planned: Planner) -> None:
+    before = node(planned({"tidy": TIDY}), "tidy")
+    after = node(planned({"other-name": {**TIDY, "timeout": 5}}), "other-name")
+    assert (before.stage.name, before.config, before.inputs, before.toolchain) == (
+        after.stage.name,
+        after.config,
+        after.inputs,
+        after.toolchain,
+    )
+    assert after.stage.timeout_seconds == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": {"LANG": "C"}},
+        {"config": {"limit": 10}},
+        {"outputs": {"clean": "build/other.txt"}},
+        {"command": [*TIDY["command"], "--fast"]},
+    ],
+)
+def test_what_the_work_depends_on_is_in_the_config(planned: Planner, change: dict[str, Any]) -> None:
+    assert node(planned({"tidy": TIDY}), "tidy").config != node(planned({"tidy": {**TIDY, **change}}), "tidy").config
+
+
+def test_a_folder_is_all_files_in_it_under_their_names_from_the_recipes_folder(planned: Planner) -> None:
+    found = planned({"tidy": {**TIDY, "inputs": {"text": "raw/"}}})
+    assert [file.name for file in found.sources["raw/"].files] == ["raw/more/list.txt", "raw/notes.txt"]
+
+
+def test_files_that_a_shell_text_names_are_inputs(planned: Planner) -> None:
+    command = [PYTHON, "-c", "x && cat 'raw/notes.txt' raw/more/list.txt>{outputs.clean};--opt=tools/tidy.py"]
+    found = node(planned({"tidy": {**TIDY, "inputs": {}, "command": command}}), "tidy")
+    assert sorted(found.inputs) == ["raw/more/list.txt", "raw/notes.txt", "tools/tidy.py"]
+
+
+def test_a_file_outside_of_the_folder_is_known_by_its_own_name(
+    planned: Planner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "data.txt"
+    elsewhere.write_text("x", encoding="utf-8")
+    found = planned({"tidy": {**TIDY, "inputs": {"text": str(elsewhere)}}})
+    (source,) = [source for source in found.graph.sources.values() if source.files[0].path == elsewhere]
+    assert source.files[0].name == "data.txt"
+    assert str(elsewhere) not in str(node(found, "tidy").config)
+
+
+def test_every_problem_is_told_at_once_with_its_line(planned: Planner) -> None:
+    text = """\
+stages:
+  tidy:
+    command: [no-such-program-here, "{inputs.txt}", "{outputs.clean}"]
+    inputs: {text: raw/note.txt}
+    outputs: {clean: ../notes.txt}
+  count:
+    command: [tools/none.py]
+    inputs: {text: tidi.clean, more: tidy.claen}
+    outputs: {n: build/con}
+"""
+    found = problems(planned, text=text).replace("\\", "/")
+    for line, what in (
+        (3, "no-such-program-here: not found on PATH"),
+        (3, "{inputs.txt} stands for nothing; did you mean 'text'?"),
+        (4, "there is no file raw/note.txt; did you mean 'notes.txt'?"),
+        (5, "../notes.txt leaves the recipe's folder"),
+        (7, "there is no program tools/none.py in the recipe's folder"),
+        (8, "there is no file tidi.clean"),
+        (8, "tidy has no output 'claen'"),
+        (9, "'con' is a name that not every system can have"),
+    ):
+        assert any(f"recipe.yaml:{line}: " in told and what in told for told in found.splitlines()), (what, found)
+
+
+@pytest.mark.parametrize(
+    ("count", "complaint"),
+    [
+        ({"outputs": {"n": "build/notes.txt"}}, "build/notes.txt is also where 'clean' of 'tidy' goes"),
+        ({"outputs": {"n": "build/NOTES.txt"}}, "build/NOTES.txt is also where 'clean' of 'tidy' goes"),
+        ({"outputs": {"n": "build/notes.txt/n"}}, "build/notes.txt/n lies in build/notes.txt"),
+        ({"outputs": {"n": "build/"}}, "build/notes.txt lies in build/, which is 'n' of 'count'"),
+        ({"outputs": {"n": "recipe.yaml"}}, "recipe.yaml is the recipe itself"),
+        ({"outputs": {"n": "./"}}, "the recipe's own folder cannot be an output"),
+        ({"outputs": {"n": "/tmp/n"}}, "/tmp/n leaves the recipe's folder"),
+        ({"outputs": {"n": ".winml-dag/n"}}, ".winml-dag is where manifests are kept"),
+        ({"outputs": {"n.m": "n"}}, "a name has letters, digits, - and _ only"),
+        ({"inputs": {"text": "build/notes.txt"}}, "is what 'tidy' puts out; read it as tidy.clean"),
+        ({"inputs": {"text": "./"}}, "has outputs of stages in it"),
+        ({"inputs": {"text": "raw"}}, "raw is a folder; write raw/"),
+        ({"inputs": {"text": "raw/notes.txt/"}}, "raw/notes.txt/ is a file"),
+        ({"inputs": {}, "command": [PYTHON, "-c", "cat build/notes.txt"]}, "make tidy.clean one of its inputs"),
+        ({"command": []}, "needs a program to run"),
+        ({"command": [PYTHON, "{config.x}"], "inputs": {}}, "{config.x} stands for nothing; it declares none"),
+        ({"run": "a:b"}, "there is command as well; keep one of the two"),
+        ({"command": None}, "needs one of command, run and uses"),
+        ({"command": None, "run": "tools.tidy"}, "is not of the form package.module:function"),
+        ({"command": None, "run": "tools.none:f"}, "there is no module tools.none"),
+        ({"command": None, "run": "tools.tidy:f"}, "tidy.py has no function 'f'"),
+        ({"command": None, "uses": "nothing"}, "there is no plug-in 'nothing'"),
+        ({"env": {"A=B": "1"}}, "is no name of a variable"),
+        ({"inputs": {"text": "quantize.model"}}, "quantize.model is not made in this build: the recipe names no model"),
+    ],
+)
+def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], complaint: str) -> None:
+    found = problems(planned, {"tidy": TIDY, "count": {**COUNT, **count}})
+    assert complaint in found
+
+
+def test_an_output_that_is_a_source_is_refused(planned: Planner) -> None:
+    found = problems(planned, {"tidy": {**TIDY, "outputs": {"clean": "raw/notes.txt"}}})
+    assert "raw/notes.txt is what 'tidy' puts out" in found
+
+
+@pytest.mark.parametrize("name", ["a.b", "a b", "", "é"])
+def test_names_of_stages_are_plain(planned: Planner, name: str) -> None:
+    assert "the name of a stage has letters, digits, - and _ only" in problems(planned, {name: TIDY})
+
+
+def test_a_stage_named_like_one_of_ours_needs_another_name(planned: Planner) -> None:
+    assert "quantize is one of our stages; choose another name" in problems(planned, {"quantize": TIDY})
+
+
+def test_stages_that_wait_for_each_other_are_named_with_their_line(planned: Planner) -> None:
+    text = "stages:\n" + "".join(
+        f"  {name}:\n    command: ['{PYTHON}']\n    inputs: {{x: {other}.x}}\n    outputs: {{x: {name}.txt}}\n"
+        for name, other in (("one", "two"), ("two", "one"))
+    )
+    found = problems(planned, text=text)
+    assert "recipe.yaml:2: stages.one: these stages wait for each other" in found
+    assert "one -> two -> one" in found or "two -> one -> two" in found
+
+
+def test_a_stage_that_reads_itself_is_refused(planned: Planner) -> None:
+    assert "wait for each other: tidy -> tidy" in problems(
+        planned, {"tidy": {**TIDY, "inputs": {"text": "tidy.clean"}}}
+    )
+
+
+def test_stages_beside_words_of_a_model_need_a_model(planned: Planner) -> None:
+    with pytest.raises(UsageError, match="No model is named"):
+        planned({"tidy": TIDY}, quant={}, output_dir="out")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Planner, folder: Path) -> None:
+    (folder / "raw/a:b.txt").write_text("x", encoding="utf-8")
+    assert "'a:b.txt' is a name that not every system can have" in problems(
+        planned, {"tidy": {**TIDY, "inputs": {"text": "raw/"}}}
+    )
