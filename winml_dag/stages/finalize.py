@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +40,10 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:  # noqa: AR
     before = inspect_model(source)
     if before.is_compiled:
         # Its nodes refer to the binaries by name and its provider may check them: nothing inside may change.
-        _copy(source, before, destination)
+        _move(source, before, destination)
     elif not before.external_data and before.weight_size < EXTERNAL_DATA_THRESHOLD:
-        shutil.copyfile(source, destination)
+        # The input is this run's own copy: it is moved, and so not written once more.
+        source.replace(destination)
     else:
         from winml_dag.onnxmodel.files import resave
 
@@ -55,11 +55,11 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:  # noqa: AR
     return {"size_bytes": size, "external_data": bool(after.external_data)}
 
 
-def _copy(source: Path, summary: ModelSummary, destination: Path) -> None:
-    shutil.copyfile(source, destination)
+def _move(source: Path, summary: ModelSummary, destination: Path) -> None:
+    source.replace(destination)
     for name in summary.files[1:]:
-        copy = destination.parent / name
-        if copy == destination:
+        target = destination.parent / name
+        if target == destination:
             raise StageError(f"{source.name} refers to a file {name!r}, the name that the model itself must get.")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source.parent / name, copy)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (source.parent / name).replace(target)
