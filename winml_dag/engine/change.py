@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, TypeAlias, Union
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.record import Ingredients, Record
 
@@ -34,6 +35,26 @@ class Unset(Enum):
 
 UNSET = Unset.UNSET
 Value: TypeAlias = Union[JsonValue, Unset]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a stage would read: the artifact of each slot, and the source of each that no stage makes."""
+
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    def changes(self, slot: str, before: Artifact | None) -> tuple[FileChange, ...]:
+        """File by file against what *slot* had *before*; none when either is not known."""
+        after = self.artifacts.get(slot)
+        if before is None or after is None:
+            return ()
+        source = self.sources.get(slot)
+        own_names = {} if source is None else {file.name: _own_name(file) for file in source.files}
+        return tuple(change.called(own_names) for change in file_changes(before, after))
+
+
+NOT_KNOWN = Inputs()
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,9 @@ class FileChange:
                 return f"{self.name} and {self.other} swapped"
             case _:
                 return f"{self.name} {self.how}"
+
+    def called(self, names: Mapping[str, str]) -> FileChange:
+        return replace(self, name=names.get(self.name, self.name), other=names.get(self.other, self.other))
 
     def to_json(self) -> JsonObject:
         other = {"other": self.other} if self.other else {}
@@ -113,8 +137,8 @@ class Change:
         return f"{self.name}{':' if self.kind == 'config' else ''} {old} -> {new}"
 
 
-def changes_between(old: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> tuple[Change, ...]:
-    """What differs between a recorded run and the one that *new* would be the key of; *inputs* are its artifacts."""
+def changes_between(old: Record, new: Ingredients, inputs: Inputs) -> tuple[Change, ...]:
+    """What differs between a recorded run and the one with the ingredients *new*, which reads *inputs*."""
     return tuple(_changes(old, new, inputs))
 
 
@@ -142,7 +166,7 @@ def tool_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Cha
             yield Change("toolchain", name, old.get(name, UNSET), new.get(name, UNSET))
 
 
-def _changes(record: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> Iterator[Change]:
+def _changes(record: Record, new: Ingredients, inputs: Inputs) -> Iterator[Change]:
     old = record.ingredients
     if old.stage != new.stage:
         yield Change("stage", "stage", old.stage, new.stage)
@@ -152,9 +176,7 @@ def _changes(record: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -
     for slot in sorted(old.inputs.keys() | new.inputs.keys()):
         before, after = old.inputs.get(slot, UNSET), new.inputs.get(slot, UNSET)
         if before != after:
-            had, has = record.input_artifact(slot), inputs.get(slot)
-            files = () if had is None or has is None else file_changes(had, has)
-            yield Change("input", slot, before, after, files)
+            yield Change("input", slot, before, after, inputs.changes(slot, record.input_artifact(slot)))
     yield from tool_changes(old.toolchain, new.toolchain)
 
 
@@ -187,6 +209,11 @@ def _file_changes(old_files: Artifact, new_files: Artifact) -> Iterator[FileChan
             yield FileChange("removed", name, old=old)
     for new, names in added.items():
         yield from (FileChange("added", name, new=new) for name in names)
+
+
+def _own_name(file: SourceFile) -> str:
+    """What the user calls *file*: a stage may see it under a fixed name, so that the user's is in no key."""
+    return file.name if file.path.as_posix().endswith(f"/{file.name}") else file.path.name
 
 
 def _same(old: Value, new: Value) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from winml_dag.engine import reason
+from winml_dag.engine.change import NOT_KNOWN, Inputs
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.reason import Reason
-from winml_dag.store.artifact import Artifact
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import Store
 
@@ -37,13 +35,13 @@ def decide(
     ingredients: Ingredients,
     store: Store,
     *,
-    inputs: Mapping[str, Artifact] = MappingProxyType({}),
+    inputs: Inputs = NOT_KNOWN,
     rebuild: bool = False,
 ) -> Reuse | Run:
     """Reuse the recorded result for *ingredients*, or say why it must run.
 
-    *name* is what the result is remembered under: a reason compares with what stood there before. *inputs* are the
-    artifacts by slot: with them a reason can name files.
+    *name* is what the result is remembered under: a reason compares with what stood there before. With *inputs*, it
+    can name files.
     """
     key = cache_key(ingredients)
     record = store.record(key)

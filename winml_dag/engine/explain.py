@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from winml_dag.engine import reason
-from winml_dag.engine.change import changes_between, summed_up
+from winml_dag.engine.change import NOT_KNOWN, changes_between, summed_up
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
@@ -51,7 +51,7 @@ def _roots(waits_for: Iterable[str], roots: Mapping[str, tuple[str, ...]]) -> tu
 
 def _waiting(node: Node, why: Reason, roots: tuple[str, ...], last: Record | None) -> Reason:
     # What differs whatever the inputs will be.
-    changes = () if last is None else changes_between(last, ingredients_of(node, last.ingredients.inputs), {})
+    changes = () if last is None else changes_between(last, ingredients_of(node, last.ingredients.inputs), NOT_KNOWN)
     text = f"{why.text}; {summed_up(changes)}" if changes else why.text
     return replace(why, text=text, changes=changes, roots=roots)
 
@@ -59,7 +59,7 @@ def _waiting(node: Node, why: Reason, roots: tuple[str, ...], last: Record | Non
 def _compared(node: Node, why: Reason, known: Known, near: NearRecords, last: Record | None) -> Reason:
     ingredients = known.ingredients(node)
     assert ingredients is not None, "it has been decided, so its inputs are known"
-    nearest = near.nearest(ingredients, known.inputs(node), last)
+    nearest = near.nearest(ingredients, known.inputs_and_sources(node), last)
     if nearest is None:
         return why
     return reason.never_like_this(nearest) if last is None else replace(why, nearest=nearest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from winml_dag.engine.change import Inputs
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
 from winml_dag.engine.stage import Node, Source
@@ -44,6 +45,11 @@ class Known:
     def inputs(self, node: Node) -> dict[str, Artifact]:
         """The inputs of *node* that are known, by slot."""
         return {slot: self.artifacts[name] for slot, name in node.inputs.items() if name in self.artifacts}
+
+    def inputs_and_sources(self, node: Node) -> Inputs:
+        """The same with the sources, which say what the user calls a file."""
+        sources = {slot: self.graph.sources[name] for slot, name in node.inputs.items() if name in self.graph.sources}
+        return Inputs(self.inputs(node), sources)
 
     def settle(self, node: Node, record: Record) -> None:
         self.records[node.id] = record

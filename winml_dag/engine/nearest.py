@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
-from winml_dag.engine.change import Change, changes_between, summed_up
-from winml_dag.store.artifact import Artifact
+from winml_dag.engine.change import Change, Inputs, changes_between, summed_up
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import Store
 
@@ -48,7 +47,7 @@ class NearRecords:
         self._store = store
         self._by_stage: dict[str, tuple[_Candidate, ...]] = {}
 
-    def nearest(self, wanted: Ingredients, inputs: Mapping[str, Artifact], last: Record | None) -> Nearest | None:
+    def nearest(self, wanted: Ingredients, inputs: Inputs, last: Record | None) -> Nearest | None:
         """The record of the same stage that differs in the fewest ingredients; of equals that with more inputs in
         common, then the newest. None when none is nearer than *last*, or there is none.
         """

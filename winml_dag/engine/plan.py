@@ -39,7 +39,7 @@ def _planned(node: Node, known: Known, store: Store, scope: str, rebuild: bool) 
         estimate = None if last is None else last.elapsed_seconds
         why = reason.REBUILD if rebuild else reason.waits(known.unknown_needs(node))
         return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
-    decision = decide(name, ingredients, store, inputs=known.inputs(node), rebuild=rebuild)
+    decision = decide(name, ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
         known.settle(node, decision.record)
         return StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record)

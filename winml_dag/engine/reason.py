@@ -4,13 +4,13 @@ manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.change import Change, changes_between, summed_up
+from winml_dag.engine.change import Change, Inputs, changes_between, summed_up
 from winml_dag.engine.nearest import Nearest
-from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.artifact import FileEntry
 from winml_dag.store.record import Ingredients, Record
 
 
@@ -57,8 +57,8 @@ def found(made_at: str) -> Reason:
     return Reason("found", f"found in the cache, made {made_at}" if made_at else "found in the cache")
 
 
-def changed(last: Record, new: Ingredients, inputs: Mapping[str, Artifact]) -> Reason:
-    """What differs between the last run under this name and this one, whose input artifacts are *inputs*."""
+def changed(last: Record, new: Ingredients, inputs: Inputs) -> Reason:
+    """What differs between the last run under this name and this one, which reads *inputs*."""
     changes = changes_between(last, new, inputs)
     # None that has a name: a newer version of this program has a field that says nothing yet, or another key format.
     return Reason("changed", summed_up(changes) or "its key is made in another way now", changes)

@@ -103,9 +103,8 @@ class Scheduler:
                 continue
             self._undecided.discard(node.id)
             name = remembered_name(self._options.scope, node)
-            decision = decide(
-                name, ingredients, self._store, inputs=self._known.inputs(node), rebuild=self._options.rebuild
-            )
+            inputs = self._known.inputs_and_sources(node)
+            decision = decide(name, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Reuse):
                 self._settle_reuse(node, decision)
             else:

@@ -162,6 +162,14 @@ def test_a_sample_that_changed_is_named_with_both_digests(built: Project) -> Non
     assert line == f"input data: b.npz changed ({old[:17]} -> {new.partition(':')[2][:8]})"
 
 
+def test_a_model_that_changed_is_named_as_its_owner_calls_it(built: Project) -> None:
+    model = onnx.load("tiny.onnx")
+    model.producer_name = "somebody else"
+    onnx.save(model, "tiny.onnx")
+    (line,) = built.why("optimize.0")
+    assert line.startswith("input model: tiny.onnx changed (xxh3-128:")
+
+
 def test_samples_that_came_went_or_swapped_are_named_each(built: Project) -> None:
     (built.data / "a.npz").rename(built.data / "t")
     (built.data / "b.npz").rename(built.data / "a.npz")

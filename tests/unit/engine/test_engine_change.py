@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.engine.change import Change, changes_between, field_changes, file_changes, summed_up
+from winml_dag.engine.change import Change, Inputs, changes_between, field_changes, file_changes, summed_up
 from winml_dag.engine.keys import cache_key
+from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Ingredients, Record
@@ -154,7 +156,7 @@ OLD = Ingredients("compile", 1, {"a": 1}, {}, {"qnn library libQnnHtp.so": "xxh3
 
 def test_tools_are_named_with_versions_and_libraries_with_the_beginning_of_their_digests() -> None:
     new = replace(OLD, version=2, toolchain={"qnn library libQnnHtp.so": "xxh3-128:" + "f" * 32})
-    changes = changes_between(Record("k", "c", OLD, {}), new, {})
+    changes = changes_between(Record("k", "c", OLD, {}), new, Inputs())
     assert summed_up(changes) == (
         "stage version 1 -> 2; numpy 2.0 -> not set; qnn library libQnnHtp.so xxh3-128:00000000 -> xxh3-128:ffffffff"
     )
@@ -178,6 +180,17 @@ def test_many_files_are_counted() -> None:
     ]
 
 
+def test_a_file_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
+    old, new = files(data="1", rest="2"), files(data="2", rest="1")
+    own = [SourceFile("data.npz", tmp_path / "mine.npz"), SourceFile("rest.npz", tmp_path / "deep" / "rest.npz")]
+    seen = Inputs({"data": new}, {"data": Source("data", "kind", tuple(own))})
+    assert [str(change) for change in seen.changes("data", old)] == ["mine.npz and rest.npz swapped"]
+    deep = replace(own[1], name="deep/rest.npz")
+    one, other = (Artifact((FileEntry("deep/rest.npz", f"xxh3-128:{'0' * 31}{end}", 1),)) for end in "12")
+    seen = Inputs({"data": other}, {"data": Source("data", "kind", (deep,))})
+    assert [change.name for change in seen.changes("data", one)] == ["deep/rest.npz"]
+
+
 @pytest.mark.parametrize(
     "noted",
     [
@@ -192,6 +205,6 @@ def test_files_that_were_not_noted_soundly_are_not_spoken_of(noted: Mapping[str,
     old, new = files(a="1"), files(a="2")
     made = Ingredients("calibrate", 1, {}, {"data": old.digest}, {})
     record = Record(cache_key(made), "c", made, {}, input_files=noted)
-    changes = changes_between(record, replace(made, inputs={"data": new.digest}), {"data": new})
+    changes = changes_between(record, replace(made, inputs={"data": new.digest}), Inputs({"data": new}))
     assert summed_up(changes) == "input data changed"
     assert Record.from_json(record.to_json()) == record

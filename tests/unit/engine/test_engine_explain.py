@@ -31,7 +31,7 @@ def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:
     reason = explain(bench, LINE, [bench.source("weights", "new")])["export"].reason
     old, new = (digest_bytes(text, "xxh3-128") for text in (b"old", b"new"))
     shown = f"{old[:17]} -> {new.partition(':')[2][:8]}"
-    assert str(reason) == f"input in0: source.txt changed ({shown})"
+    assert str(reason) == f"input in0: weights.txt changed ({shown})"
     (change,) = reason.changes
     assert [(file.old, file.new) for file in change.files] == [(old, new)]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.change import changes_between
+from winml_dag.engine.change import Inputs, changes_between
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.nearest import MOST_RECORDS, Nearest, NearRecords
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -52,7 +52,7 @@ def keep(store: LocalStore | MemoryStore) -> Keep:
 
 
 def nearest(store: LocalStore | MemoryStore, last: Record | None = None) -> Nearest | None:
-    return NearRecords(store).nearest(WANTED, {"model": MODEL}, last)
+    return NearRecords(store).nearest(WANTED, Inputs({"model": MODEL}), last)
 
 
 def config(**changes: object) -> JsonObject:
@@ -147,6 +147,6 @@ def test_no_record_differs_in_fewer_ways_than_the_nearest(wanted: JsonObject, re
     goal = replace(WANTED, config=wanted)
     others = [replace(WANTED, config=made) for made in records if made != wanted]
     kept = [store.publish(Record(cache_key(made), config_hash(made.config), made, {}), {}) for made in others]
-    found = NearRecords(store).nearest(goal, {}, None)
-    fewest = min((len(changes_between(record, goal, {})) for record in kept), default=None)
+    found = NearRecords(store).nearest(goal, Inputs(), None)
+    fewest = min((len(changes_between(record, goal, Inputs())) for record in kept), default=None)
     assert fewest == (None if found is None else len(found.changes))
