@@ -1,5 +1,6 @@
 """Locks between processes and threads, by name; the operating system lets go of them when their owner dies.
 
+Locks of keys are bytes of one file where the system can do that (see ``ranges``), all others are files of their own.
 A lock file stays when its lock is released, so there is one for each key that ever ran here, until
 :meth:`Locks.remove_free` takes those away that nobody holds. It may: who has opened a file that is removed before the
 lock on it is gained sees that it has no name any more and begins anew (filelock checks that), so two that
@@ -8,13 +9,16 @@ hold locks on two files of one name cannot be. Windows removes no file that anyb
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import Interrupted, StoreError
+from winml_dag.store import ranges
 from winml_dag.store.files import in_words
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".lock"
 _GATE = "gate"
+_KEYS = "keys"
+# How long who waits for a key sleeps between two looks: first hardly, later long enough to cost nothing.
+_SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 
 def never() -> bool:
@@ -34,6 +41,28 @@ class Locks:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._keys = ranges.Ranges(folder / _KEYS) if ranges.AVAILABLE else None
+
+    @contextmanager
+    def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
+        """Hold a cache *key* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
+        if self._keys is None:
+            with self.hold_in_use(key, gives_up):
+                yield
+            return
+        # Two keys of one number would only wait for each other; nobody holds one and waits for another.
+        number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+        nap = _SHORTEST_NAP
+        with in_words(f"Cannot lock {key}"):
+            while not self._keys.acquire(number):
+                if gives_up():
+                    raise Interrupted(f"Waiting for {key} was given up.")
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP)
+        try:
+            yield
+        finally:
+            self._keys.release(number)
 
     @contextmanager
     def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
@@ -75,7 +104,7 @@ class Locks:
         """Hold *name* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
         with self.hold(name, gives_up):
             # Passed through, not kept: who is already in is seen by its lock, who comes later waits here.
-            with self.hold(_GATE):
+            with self.hold(_GATE, gives_up):
                 pass
             yield
 
@@ -92,8 +121,22 @@ class Locks:
                     continue
                 with self.try_hold(file.stem) as free:
                     if not free:
-                        raise StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
+                        raise _in_use()
+            with self._all_keys():
+                yield
+
+    @contextmanager
+    def _all_keys(self) -> Iterator[None]:
+        if self._keys is None:
             yield
+            return
+        with in_words("Cannot lock all keys"):
+            if not self._keys.acquire_all():
+                raise _in_use()
+        try:
+            yield
+        finally:
+            self._keys.release_all()
 
     def remove_free(self) -> int:
         """Remove the files of all locks that nobody holds; returns how many."""
@@ -122,3 +165,7 @@ class Locks:
             self._folder.mkdir(parents=True, exist_ok=True)
         # A new object each time, so that threads exclude each other as processes do.
         return FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)
+
+
+def _in_use() -> StoreError:
+    return StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
