@@ -24,6 +24,7 @@ COMMANDS = {
     "why": ("winml_dag.cli.why", "Explain one stage of a build."),
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
     "graph": ("winml_dag.cli.graph", "Print the graph of a build (mermaid or dot)."),
+    "clean": ("winml_dag.cli.clean", "Remove what a build put into its output folder."),
     "cache": ("winml_dag.cli.cache", "Look after the cache."),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
 from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
-from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder, refuse_file
+from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
@@ -234,7 +233,7 @@ def _materialise(
     if not is_changing(build.output_dir) and _output_folder(planned, store).is_as_wanted(files, texts):
         return Materialised()
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
-    with store.claim(_folder_key(build)):
+    with store.claim(folder_key(build.output_dir)):
         # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
         finish_change(build.output_dir)
         # Whose they are may also have changed while we waited for a build that began together with this one.
@@ -272,11 +271,6 @@ def _output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
     previous = read_manifest(folder)
     owned = () if previous is None else _owned(previous, planned)
     return OutputFolder(folder, owned, store, store.fingerprints)
-
-
-def _folder_key(build: BuildSummary) -> str:
-    """What two builds of one output folder hold against each other while they write to it."""
-    return hashlib.sha256(f"output folder\n{build.scope}".encode()).hexdigest()
 
 
 def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,11 @@ class OutputFolder:
             return (self._folder / entry.name).lstat().st_nlink > 1
         except FileNotFoundError:
             return False
+
+
+def folder_key(folder: Path) -> str:
+    """What all who write to one output folder hold against each other while they do."""
+    return hashlib.sha256(f"output folder\n{folder.resolve()}".encode()).hexdigest()
 
 
 def _holds(path: Path, data: bytes) -> bool:

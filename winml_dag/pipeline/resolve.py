@@ -52,6 +52,17 @@ def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder:
     return resolve(loaded, request.overrides, folder, download=download)
 
 
+def output_dir_of(request: Request, cache_dir: Path) -> Path:
+    """Where the build that *request* means puts its results; the model that it is about need not be there.
+
+    Raises:
+        UsageError: when no output folder is named.
+        RecipeError: for a recipe that says something impossible.
+    """
+    recipe = request.recipe
+    return _output_dir(request, load_recipe(recipe) if isinstance(recipe, Path) else recipe, cache_dir, needed=True)
+
+
 def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
     if request.use_cache:
         if request.output_dir is not None:
