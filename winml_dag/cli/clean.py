@@ -1,0 +1,84 @@
+"""``winml-dag clean``: take a build's results away from its output folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.cli.options import FILE, format_option
+from winml_dag.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.clean import Cleaned
+
+
+@click.command(name="clean")
+@click.option("-c", "--config", "recipe", type=FILE, help="The recipe whose results are to go.")
+@click.option("-o", "--output-dir", type=FILE, help="The folder, where the recipe does not say it.")
+@click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@format_option
+def command(
+    *, recipe: Path | None, output_dir: Path | None, cache_dir: Path | None, dry_run: bool, format_: str
+) -> int:
+    """Remove what a build put into its output folder, and nothing else; the cache stays.
+
+    Only files go that build_manifest.json says are ours and that nobody has edited. With a recipe that has stages of
+    its own, what they put beside it goes too.
+    """
+    from winml_dag.pipeline.clean import clean
+    from winml_dag.store.local import LocalStore
+    from winml_dag.store.location import default_cache_dir
+
+    cache = cache_dir or default_cache_dir()
+    folder = _folder(recipe, output_dir, cache)
+    done = clean(folder, LocalStore(cache), recipe_folder=None if recipe is None else recipe.parent, dry_run=dry_run)
+    if format_ == "json":
+        _print_json(folder, done, dry_run)
+    else:
+        _print_text(folder, done, dry_run)
+    return 0
+
+
+def _folder(recipe: Path | None, output_dir: Path | None, cache: Path) -> Path:
+    if recipe is None:
+        if output_dir is None:
+            raise UsageError("There is nothing to clean.", advice="Give a recipe with -c, or an output folder with -o.")
+        return output_dir
+    from winml_dag.pipeline.request import Overrides, Request
+    from winml_dag.pipeline.resolve import output_dir_of
+
+    return output_dir_of(Request(recipe, Overrides(), output_dir), cache)
+
+
+def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
+    import json
+
+    value = {
+        "output_dir": str(folder),
+        "dry_run": dry_run,
+        "found": done.found,
+        "removed": [str(path) for path in done.removed],
+        "edited": [str(path) for path in done.edited],
+        "unplaced": list(done.unplaced),
+    }
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
+    from winml_dag.pipeline.layout import MANIFEST
+
+    if not done.found:
+        click.echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
+        return
+    if dry_run:
+        for path in done.removed:
+            click.echo(f"would remove {path}")
+    for path in done.edited:
+        click.echo(f"kept, edited since it was built: {path}")
+    if done.unplaced:
+        click.echo(f"kept, give the recipe with -c to remove them too: {', '.join(done.unplaced)}")
+    verb = "Would remove" if dry_run else "Removed"
+    click.echo(f"{verb} {len(done.removed)} files from {folder}. The cache has them still.")

@@ -1,0 +1,130 @@
+"""Take a build's results away again: exactly the files that its manifest says are ours and that nobody has edited.
+
+The manifest goes last: stopped half-way, the rest is still known to be ours, and cleaning again removes it. What was
+edited stays and belongs to whoever edited it; without a manifest no build will replace it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.engine.keys import config_hash
+from winml_dag.pipeline.commit import finish_change
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
+from winml_dag.pipeline.manifest import Manifest, read_manifest
+from winml_dag.pipeline.outputs import folder_key
+from winml_dag.pipeline.userpaths import KEPT
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.files import in_words, make_writable
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What was done, or would be.
+
+    Attributes:
+        removed: files, in the order in which they went.
+        edited: files of ours that somebody has changed since; they stay.
+        unplaced: names of files that stages of a recipe put beside it; where that is has not been said, so they stay.
+        found: whether there was a manifest at all.
+    """
+
+    removed: tuple[Path, ...] = ()
+    edited: tuple[Path, ...] = ()
+    unplaced: tuple[str, ...] = ()
+    found: bool = True
+
+
+def clean(folder: Path, store: LocalStore, *, recipe_folder: Path | None = None, dry_run: bool = False) -> Cleaned:
+    """Remove what the last build left in *folder*, and what its recipe's own stages put into *recipe_folder*.
+
+    Waits for a build that is writing there. The cache stays as it is.
+
+    Raises:
+        StoreError: when a file cannot be removed; the manifest is still there then.
+    """
+    if dry_run:
+        return _clean(folder, recipe_folder, store, dry_run=True)
+    if not folder.is_dir():
+        return Cleaned(found=False)
+    with store.claim(folder_key(folder)):
+        # A killed build may have put some files, and no manifest yet.
+        finish_change(folder)
+        return _clean(folder, recipe_folder, store, dry_run=False)
+
+
+def _clean(folder: Path, recipe_folder: Path | None, store: LocalStore, *, dry_run: bool) -> Cleaned:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return Cleaned(found=False)
+    ours, edited = [], []
+    for path, is_ours in _judged(folder, recipe_folder, manifest, store.fingerprints):
+        (ours if is_ours else edited).append(path)
+    removed = (*ours, folder / MANIFEST)
+    if not dry_run:
+        for path in removed:
+            with in_words(f"Cannot remove {path}"):
+                _remove(path)
+        top = folder.parent.parent if folder.parent.name == KEPT else folder.parent
+        _remove_empty_folders(removed, {top, recipe_folder, Path.cwd()})
+    unplaced = () if recipe_folder else tuple(entry.name for entry in manifest.placed)
+    return Cleaned(removed, tuple(edited), unplaced)
+
+
+def _judged(
+    folder: Path, recipe_folder: Path | None, manifest: Manifest, fingerprints: Fingerprints
+) -> Iterator[tuple[Path, bool]]:
+    """Every file of ours that is there, and whether it is as we left it."""
+    places = [(folder, entry) for entry in manifest.files]
+    if recipe_folder is not None:
+        places += [(recipe_folder, entry) for entry in manifest.placed]
+    for root, entry in places:
+        path = root / entry.name
+        if path.is_symlink() or path.exists():
+            yield path, _is_inside(path, root) and _has_bytes(path, entry, fingerprints)
+    # The settings are written together with the manifest, which has their hash in place of an entry.
+    settings = folder / BUILD_CONFIG
+    if settings.is_symlink() or settings.exists():
+        yield settings, _is_inside(settings, folder) and _is_settings_of(settings, manifest)
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Whether *path* is a file of its own right where it seems to be: we write no links, and follow none to remove."""
+    return path.is_file() and not path.is_symlink() and path.parent.resolve().is_relative_to(root.resolve())
+
+
+def _has_bytes(path: Path, entry: FileEntry, fingerprints: Fingerprints) -> bool:
+    return path.stat().st_size == entry.size and fingerprints.unchanged(path, entry.digest)
+
+
+def _is_settings_of(path: Path, manifest: Manifest) -> bool:
+    try:
+        return config_hash(json.loads(path.read_text(encoding="utf-8"))) == manifest.value.get("config_hash")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        # Windows removes no read-only file.
+        make_writable(path)
+        path.unlink()
+
+
+def _remove_empty_folders(removed: Iterable[Path], stays: set[Path | None]) -> None:
+    """Remove the folders that *removed* have left empty, up to those that are in *stays*."""
+    for path in removed:
+        for parent in path.parents:
+            if parent in stays:
+                break
+            try:
+                parent.rmdir()
+            except OSError:  # not empty
+                break
