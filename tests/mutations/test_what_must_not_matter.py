@@ -1,0 +1,247 @@
+"""What must change no key: where, when, by whom and how loudly a build is planned, and how a recipe is spelled.
+
+Surroundings are real: the command runs in them, against a cache that has a result for every key. A key that differed
+would be missed there, and so be told apart from all others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_files import RECIPES, make_files
+from planned_keys import NO_OPTIONS, Stages, keys, make_project, pretend_built, stages_of
+from reach import BASES, edited
+
+from winml_dag.cli.build import command as build_command
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.store.local import LocalStore
+
+RECIPE: Mapping[str, Any] = {
+    **RECIPES["safetensors"],
+    "loader": {"task": "text-classification"},
+    "quant": {"calibration_data": "data.txt", "samples": 20, "nodes_to_exclude": ["/a", "/b"]},
+    "compile": {"provider_options": {"op_affinity": "affinity.json", "soc_model": "57"}},
+    "validate": {"min_cosine": 0.5},
+}
+
+# The same recipe: other order, other format, comments, an anchor, other spellings.
+AS_YAML = """
+# A comment
+validate: {min_cosine: 5.0e-1}   # another
+compile:
+  provider_options: {soc_model: '57', op_affinity: affinity.json}
+quant:
+  nodes_to_exclude: &nodes
+    - "/b"
+    - "/a"
+  calibration_samples: 20
+  calibration_data: ./data.txt
+ep: QNN
+loader:
+  task: >-
+    text-classification
+model: safetensors/../safetensors
+"""
+
+ELSEWHERE = "somebody else's Prüfstand 模型/a/b c"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """How the command is called: *arguments* in place of the usual ones, in *folder*, for the project *at*.
+
+    ``options``: which options of the command this is about.
+    """
+
+    arguments: tuple[str, ...] = ("plan", "-c", "recipe.json", "-o", "out")
+    at: str = "project"
+    folder: str = ""
+    cache: str = "cache"
+    environment: Mapping[str, str] | None = None
+    umask: int = -1
+    options: tuple[str, ...] = ()
+
+
+_PLAN = ("plan", "-c", "recipe.json")
+SURROUNDINGS: Mapping[str, Surroundings] = {
+    "first": Surroundings(),
+    "another user, locale, time zone, hash order, terminal": Surroundings(
+        environment={
+            **dict.fromkeys(("USER", "LOGNAME", "USERNAME"), "somebody"),
+            "PYTHONHASHSEED": "7",
+            "TZ": "Asia/Tokyo",
+            "LC_ALL": "C",
+            "LANG": "tr_TR.UTF-8",
+            "LC_NUMERIC": "de_DE",
+            "HOSTNAME": "elsewhere",
+            "COMPUTERNAME": "elsewhere",
+            "COLUMNS": "20",
+            "TERM": "dumb",
+            "NO_COLOR": "1",
+        }
+    ),
+    "another home": Surroundings(environment={"HOME": "home", "USERPROFILE": "home", "PYTHONHASHSEED": "1"}),
+    "strict permissions for new files": Surroundings(umask=0o077, arguments=(*_PLAN, "-o", "strict")),
+    "threads of others": Surroundings(environment={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}),
+    "YAML, other order, comments": Surroundings(("plan", "-c", "recipe.yaml", "-o", "out"), options=("recipe",)),
+    "another current folder": Surroundings(("plan", "-c", "../recipe.json", "-o", "out"), folder="org"),
+    "the recipe by its whole path": Surroundings(("plan", "-c", "{project}/recipe.json", "-o", "{project}/out")),
+    "the project elsewhere": Surroundings(at=ELSEWHERE),
+    "the cache elsewhere": Surroundings(cache=f"{ELSEWHERE} cache"),
+    "the cache named": Surroundings(
+        (*_PLAN, "-o", "out", "--cache-dir", "{cache}"), cache="other cache", options=("cache_dir",)
+    ),
+    "another output folder": Surroundings((*_PLAN, "-o", "{project}/out/of/the way"), options=("output_dir",)),
+    "output in the cache": Surroundings((*_PLAN, "--use-cache"), options=("use_cache",)),
+    "an option that says what the recipe says": Surroundings((*_PLAN, "-o", "out", "--ep", "Qnn", "-d", "NPU")),
+    "a quiet build": Surroundings(
+        ("build", "-c", "recipe.json", "-o", "quiet", "-q", "-j", "1", "--stage-timeout", "7.5"),
+        options=("quiet", "jobs", "stage_timeout", "format_"),
+    ),
+    "a loud build": Surroundings(
+        ("build", "-c", "recipe.json", "-o", "loud", "-v", "-j", "7", "-k", "--link"),
+        options=("verbose", "jobs", "keep_going", "link"),
+    ),
+}
+
+
+@pytest.mark.slow
+def test_surroundings_reach_nothing(tmp_path: Path) -> None:
+    """All at once: the command takes half a second each time."""
+    project = tmp_path / "project"
+    make_project(project)
+    make_files(project)
+    (project / "org").mkdir()
+    (project / "recipe.json").write_text(json.dumps(RECIPE), encoding="utf-8")
+    (project / "recipe.yaml").write_text(AS_YAML, encoding="utf-8")
+    for at in {each.at for each in SURROUNDINGS.values()} - {"project"}:
+        shutil.copytree(project, tmp_path / at)
+    keys_of_nodes = fill_cache(project, tmp_path / "cache", tmp_path / "scratch")
+    for cache in {each.cache for each in SURROUNDINGS.values()} - {"cache"}:
+        shutil.copytree(tmp_path / "cache", tmp_path / cache)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(
+            zip(SURROUNDINGS, pool.map(lambda each: run_in(tmp_path, each), SURROUNDINGS.values()), strict=True)
+        )
+    assert len(keys_of_nodes) == 7
+    assert found == dict.fromkeys(SURROUNDINGS, {node: ("reused", key) for node, key in keys_of_nodes.items()})
+
+
+def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
+    store = LocalStore(cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(project / "packages")
+        planned = plan_request(Request(project / "recipe.json", NO_OPTIONS, project / "out"), store, download=False)
+    filled = pretend_built(planned, store, scratch)
+    store.close()
+    return filled
+
+
+def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | str:
+    """The status and key of every stage; or what the command said when it failed."""
+    project, cache = folder / wanted.at, folder / wanted.cache
+    arguments = [argument.format(project=project, cache=cache) for argument in wanted.arguments]
+    named = "--cache-dir" in arguments
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(project / "packages"), *filter(None, sys.path)]),
+        "WINML_DAG_CACHE_DIR": str(folder / "never" if named else cache),
+        **(wanted.environment or {}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "winml_dag", *arguments, "--format", "json"],
+        cwd=project / wanted.folder,
+        env=environment,
+        umask=wanted.umask if os.name == "posix" else -1,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if done.returncode:
+        return done.stderr
+    stages = json.loads(done.stdout)["builds"][0]["stages"]
+    return {stage["id"]: (stage["status"], stage["cache_key"]) for stage in stages if stage["cache_key"]}
+
+
+def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
+    """``--rebuild`` runs every stage under the key that it has, which tests of the engine show."""
+    tried = {name for each in SURROUNDINGS.values() for name in each.options}
+    about_keys = {field.name for field in fields(Overrides)}
+    assert {option.name for option in build_command.params} - about_keys - {"rebuild"} == tried
+
+
+# Base, and two ways to say the same.
+SPELLINGS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    "case of a provider": ("static", {"ep": "QNN"}, {"ep": "qnn"}),
+    "a provider's whole name": ("static", {"ep": "QNNExecutionProvider"}, {"ep": "qnn"}),
+    "another alias": ("static", {"ep": "ov"}, {"ep": "OpenVINO"}),
+    "a precision and its sections": ("static", {"precision": "w8a16"}, {"quant.activation_type": "uint16"}),
+    "an old name of a mode": ("static", {"quant.mode": "qdq"}, {"quant.mode": "static"}),
+    "an old name of a field": ("static", {"quant.calibration_samples": 7}, {"quant.samples": 7}),
+    "null for a list": ("static", {"quant.nodes_to_exclude": None}, {"quant.nodes_to_exclude": []}),
+    "a name twice": ("static", {"quant.nodes_to_exclude": ["b", "a", "b"]}, {"quant.nodes_to_exclude": ["a", "b"]}),
+    "order of operators": (
+        "static",
+        {"quant.op_types_to_quantize": ["b", "a"]},
+        {"quant.op_types_to_quantize": ["a", "b"]},
+    ),
+    "order of blocked operators": (
+        "fp16",
+        {"quant.fp16_op_block_list": ["b", "a"]},
+        {"quant.fp16_op_block_list": ["a", "b"]},
+    ),
+    "order of flags": (
+        "static",
+        {"optim": {"gelu_fusion": True, "layer_norm_fusion": True}},
+        {"optim": {"layer_norm_fusion": True, "gelu_fusion": True}},
+    ),
+    "order of options": (
+        "static",
+        {"compile.provider_options": {"vtcm_mb": "4", "soc_model": "57"}},
+        {"compile.provider_options": {"soc_model": "57", "vtcm_mb": "4"}},
+    ),
+    "options that go together": (
+        "static",
+        {"compile.provider_options": {"htp_arch": "75"}},
+        {"compile.provider_options": {"soc_model": "57"}},
+    ),
+    "the device as an option": ("static", {"compile.provider_options": {"device_type": "NPU"}}, {}),
+    "a nested section": (
+        "static",
+        {"compile": {"ep_config": {"embed_context": True}}},
+        {"compile": {"embed_context": True}},
+    ),
+    "a section in another place": ("float", {"quant": {"samples": 7}}, {"compile.quant_config": {"samples": 7}}),
+    "a whole number for another": ("static", {"validate.min_cosine": 1}, {"validate.min_cosine": 1.0}),
+    "random weights in short": ("static", {"loader.random_weights": True}, {"loader.random_weights": {"seed": 0}}),
+    "an order of architecture settings": (
+        "static",
+        {"loader.random_weights.config": {"a": 1, "b": 2}},
+        {"loader.random_weights.config": {"b": 2, "a": 1}},
+    ),
+    "a path with detours": ("folder", {"model": "./other/../other"}, {"model": "other"}),
+    "a default that is written": ("static", {"quant.samples": 10}, {}),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_two_spellings_of_one_thing_have_one_key(project: Path, name: str) -> None:
+    base, one, other = SPELLINGS[name]
+    found: list[Stages] = []
+    for changes in (one, other):
+        recipe: Mapping[str, Any] = BASES[base]
+        for field, value in changes.items():
+            recipe = edited(recipe, field, value)
+        found.append(stages_of(recipe, project))
+    assert keys(found[0]) == keys(found[1])
