@@ -25,8 +25,8 @@ def command(
 ) -> int:
     """Remove what a build put into its output folder, and nothing else; the cache stays.
 
-    Only files go that build_manifest.json says are ours and that nobody has edited. With a recipe that has stages of
-    its own, what they put beside it goes too.
+    Only files go that build_manifest.json says are ours and that nobody has edited; of a recipe with stages of its
+    own, also what these put beside it.
     """
     from winml_dag.pipeline.clean import clean
     from winml_dag.store.local import LocalStore
@@ -34,7 +34,7 @@ def command(
 
     cache = cache_dir or default_cache_dir()
     folder = _folder(recipe, output_dir, cache)
-    done = clean(folder, LocalStore(cache), recipe_folder=None if recipe is None else recipe.parent, dry_run=dry_run)
+    done = clean(folder, LocalStore(cache), dry_run=dry_run)
     if format_ == "json":
         _print_json(folder, done, dry_run)
     else:
@@ -62,13 +62,13 @@ def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
         "found": done.found,
         "removed": [str(path) for path in done.removed],
         "edited": [str(path) for path in done.edited],
-        "unplaced": list(done.unplaced),
     }
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
     from winml_dag.pipeline.layout import MANIFEST
+    from winml_dag.store.quantities import counted
 
     if not done.found:
         click.echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
@@ -78,7 +78,5 @@ def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
             click.echo(f"would remove {path}")
     for path in done.edited:
         click.echo(f"kept, edited since it was built: {path}")
-    if done.unplaced:
-        click.echo(f"kept, give the recipe with -c to remove them too: {', '.join(done.unplaced)}")
     verb = "Would remove" if dry_run else "Removed"
-    click.echo(f"{verb} {len(done.removed)} files from {folder}. The cache has them still.")
+    click.echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. What stages made is in the cache still.")

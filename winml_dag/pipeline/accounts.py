@@ -38,7 +38,7 @@ def _size(record: Record) -> int:
 def _kept_to_limit(store: LocalStore) -> str:
     # Imported here: nothing of it is needed by a build that runs nothing.
     from winml_dag.store.limit import keep_to_limit, limit_text
-    from winml_dag.store.quantities import size_text
+    from winml_dag.store.quantities import counted, size_text
 
     try:
         done = keep_to_limit(store)
@@ -47,7 +47,7 @@ def _kept_to_limit(store: LocalStore) -> str:
     if done is None:
         return ""
     return (
-        f"The cache had outgrown its limit of {limit_text(store.folder)}: {done.records} records and {done.blobs} "
-        f"blobs that were used longest ago were removed, {size_text(done.freed_bytes)}; {size_text(done.left_bytes)} "
-        "are left."
+        f"The cache had outgrown its limit of {limit_text(store.folder)}, so {counted(done.records, 'record')} and "
+        f"{counted(done.blobs, 'blob')} that were used longest ago were removed, {size_text(done.freed_bytes)}; "
+        f"{size_text(done.left_bytes)} are left."
     )

@@ -7,6 +7,7 @@ edited stays and belongs to whoever edited it; without a manifest no build will 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,18 +31,16 @@ class Cleaned:
     Attributes:
         removed: files, in the order in which they went.
         edited: files of ours that somebody has changed since; they stay.
-        unplaced: names of files that stages of a recipe put beside it; where that is has not been said, so they stay.
         found: whether there was a manifest at all.
     """
 
     removed: tuple[Path, ...] = ()
     edited: tuple[Path, ...] = ()
-    unplaced: tuple[str, ...] = ()
     found: bool = True
 
 
-def clean(folder: Path, store: LocalStore, *, recipe_folder: Path | None = None, dry_run: bool = False) -> Cleaned:
-    """Remove what the last build left in *folder*, and what its recipe's own stages put into *recipe_folder*.
+def clean(folder: Path, store: LocalStore, *, dry_run: bool = False) -> Cleaned:
+    """Remove what the last build left in *folder*, and what its recipe's own stages put into the recipe's folder.
 
     Waits for a build that is writing there. The cache stays as it is.
 
@@ -49,20 +48,22 @@ def clean(folder: Path, store: LocalStore, *, recipe_folder: Path | None = None,
         StoreError: when a file cannot be removed; the manifest is still there then.
     """
     if dry_run:
-        return _clean(folder, recipe_folder, store, dry_run=True)
+        return _clean(folder, store, dry_run=True)
     if not folder.is_dir():
         return Cleaned(found=False)
     with store.claim(folder_key(folder)):
         # A killed build may have put some files, and no manifest yet.
         finish_change(folder)
-        return _clean(folder, recipe_folder, store, dry_run=False)
+        return _clean(folder, store, dry_run=False)
 
 
-def _clean(folder: Path, recipe_folder: Path | None, store: LocalStore, *, dry_run: bool) -> Cleaned:
+def _clean(folder: Path, store: LocalStore, *, dry_run: bool) -> Cleaned:
     manifest = read_manifest(folder)
     if manifest is None:
         return Cleaned(found=False)
-    ours, edited = [], []
+    recipe_folder = _recipe_folder(folder, manifest)
+    ours: list[Path] = []
+    edited: list[Path] = []
     for path, is_ours in _judged(folder, recipe_folder, manifest, store.fingerprints):
         (ours if is_ours else edited).append(path)
     removed = (*ours, folder / MANIFEST)
@@ -72,8 +73,7 @@ def _clean(folder: Path, recipe_folder: Path | None, store: LocalStore, *, dry_r
                 _remove(path)
         top = folder.parent.parent if folder.parent.name == KEPT else folder.parent
         _remove_empty_folders(removed, {top, recipe_folder, Path.cwd()})
-    unplaced = () if recipe_folder else tuple(entry.name for entry in manifest.placed)
-    return Cleaned(removed, tuple(edited), unplaced)
+    return Cleaned(removed, tuple(edited))
 
 
 def _judged(
@@ -82,7 +82,7 @@ def _judged(
     """Every file of ours that is there, and whether it is as we left it."""
     places = [(folder, entry) for entry in manifest.files]
     if recipe_folder is not None:
-        places += [(recipe_folder, entry) for entry in manifest.placed]
+        places += [(recipe_folder, entry) for entries in manifest.placed.values() for entry in entries]
     for root, entry in places:
         path = root / entry.name
         if path.is_symlink() or path.exists():
@@ -91,6 +91,12 @@ def _judged(
     settings = folder / BUILD_CONFIG
     if settings.is_symlink() or settings.exists():
         yield settings, _is_inside(settings, folder) and _is_settings_of(settings, manifest)
+
+
+def _recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
+    """The folder of the recipe, as its manifest has it: seen from its own."""
+    text = manifest.value.get("folder")
+    return Path(os.path.normpath(folder / text)) if isinstance(text, str) else None
 
 
 def _is_inside(path: Path, root: Path) -> bool:

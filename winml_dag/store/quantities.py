@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, ``10GiB`` and ``30d``: read strictly, and written."""
+"""Sizes, durations and numbers as people write them, ``10GiB`` and ``30d``: read strictly, and written."""
 
 from __future__ import annotations
 
@@ -69,3 +69,8 @@ def duration_text(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 record``, ``2 records``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -43,15 +43,17 @@ def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, dry
 
 
 def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
-    from winml_dag.store.quantities import size_text
+    from winml_dag.store.quantities import counted, size_text
 
     verb, left = ("Would remove", "would be left") if dry_run else ("Removed", "are left")
     lines = [
-        f"{verb} {done.records} records, {done.blobs} blobs and {done.leftovers} leftovers, "
+        f"{verb} {counted(done.records, 'record')}, {counted(done.blobs, 'blob')} and "
+        f"{counted(done.leftovers, 'leftover')}, "
         f"{size_text(done.freed_bytes)}; {size_text(done.left_bytes)} {left}."
     ]
     if done.records_in_use or done.blobs_in_use:
-        lines.append(f"Kept {done.records_in_use} records and {done.blobs_in_use} blobs that are in use.")
+        in_use = f"{counted(done.records_in_use, 'record')} and {counted(done.blobs_in_use, 'blob')}"
+        lines.append(f"Kept {in_use} that a running build uses or that were stored just now.")
     if most is not None and done.left_bytes > most:
         lines.append(f"That is more than {size_text(most)}: collect again when no build runs.")
     return lines
@@ -92,12 +94,13 @@ def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
 def clear(cache_dir: Path | None, yes: bool) -> int:
     """Take everything out of the cache, logs of failures included. Output folders are not touched."""
     from winml_dag.store import upkeep
-    from winml_dag.store.quantities import size_text
+    from winml_dag.store.quantities import counted, size_text
 
     store = opened(cache_dir)
     if not yes and not click.confirm(f"Remove everything in {store.folder}?"):
         click.echo("Nothing was removed.")
         return 0
     cleared = upkeep.clear(store)
-    click.echo(f"Removed {cleared.records} records and {cleared.blobs} blobs, {size_text(cleared.freed_bytes)}.")
+    gone = f"{counted(cleared.records, 'record')} and {counted(cleared.blobs, 'blob')}"
+    click.echo(f"Removed {gone}, {size_text(cleared.freed_bytes)}.")
     return 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
     """Read everything in the cache again; what is damaged goes to quarantine and is made anew when needed."""
     from winml_dag.store import upkeep
+    from winml_dag.store.quantities import counted
 
     store = opened(cache_dir)
     report = upkeep.repair(store) if repair else upkeep.verify(store)
@@ -33,7 +34,9 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
         for line in _findings(report):
             click.echo(line)
         lacking = len(report.incomplete) - len(report.removed)
-        click.echo(f"{report.records} records and {report.blobs} blobs are sound; {lacking} records lack a blob.")
+        sound = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
+        lack = "lacks" if lacking == 1 else "lack"
+        click.echo(f"Sound: {sound}. {counted(lacking, 'record')} {lack} a blob.")
     return 0 if is_well else 1
 
 
