@@ -51,9 +51,10 @@ def command(
         from winml_dag.pipeline.reproduce import ReproduceOptions, reproduce
 
         how = ReproduceOptions(runs, jobs or os.cpu_count() or 1, stage_timeout)
+        planned, store = planned_build(options)
         # What goes on is told on stderr: stdout has the result and nothing else.
-        with progress(quiet=quiet, to_stderr=True) as observer:
-            found = reproduce(*planned_build(options), stages, how, observer=observer)
+        with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
+            found = reproduce(planned, store, stages, how, observer=observer)
     if format_ == "json":
         click.echo(json.dumps(_json(found), ensure_ascii=False))
     else:
