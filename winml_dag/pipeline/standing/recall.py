@@ -39,8 +39,9 @@ def text_of(path: Path) -> str:
     return str(path.absolute())
 
 
-def recall(standing: Standing, store: LocalStore) -> BuildGraph:
-    """The graph that was noted, with what its sources hold now.
+def recall(standing: Standing, store: LocalStore, *, part: bool = False) -> BuildGraph:
+    """The graph that was noted, with what its sources hold now; with *part* no more of it than can have anything to do,
+    where that can be told.
 
     Raises:
         InputError: for a source that cannot be read.
@@ -50,6 +51,9 @@ def recall(standing: Standing, store: LocalStore) -> BuildGraph:
     data = [place for place in changed if place < groups.steering + groups.data]
     entries = store.fingerprints.entries([(Path(note.paths[place]), "") for place in data])
     plan = StandingPlan(note, dict(zip(data, entries, strict=True)))
+    # What a blob is needed for is not noted: when one has gone, all are decided.
+    if part and changed and note.header.complete and plan.is_divisible and changed[-1] < groups.hashed:
+        return replace(plan.behind(changed), standing=standing)
     return replace(plan.whole(), standing=standing)
 
 
@@ -75,7 +79,7 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
         "uses": [[source_places[name] for name in node.inputs.values() if name in source_places] for node in nodes],
         "gives": [_gives(node, made.get(node.id), place_of) for node in nodes],
     }
-    return "\n".join([_text(head), *lines]).encode()
+    return "\n".join([_text(head), _text(planned.summary.settings), *lines]).encode()
 
 
 class StandingPlan:
@@ -84,26 +88,33 @@ class StandingPlan:
     def __init__(self, note: Note, fresh: Mapping[int, FileEntry] | None = None) -> None:
         self._note = note
         self._fresh = fresh or {}
-        self.lines = note.plan.split(b"\n")
-        self._head: Any = json.loads(self.lines.pop(0))
+        head, self._settings, *self._lines = note.plan.split(b"\n")
+        self._head: Any = json.loads(head)
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether every stage puts its outputs where its user finds them, so that a part can be brought up to date. The
+        output folder of a model is changed as a whole.
+        """
+        return bool(self._head["summary"]["origin"] == "stages")
 
     def whole(self) -> BuildGraph:
         """The plan as it was noted, with what its sources held then."""
-        return self._graph(range(len(self.lines)))
+        return self._graph(range(len(self._lines)), json.loads(self._settings))
 
     def behind(self, changed: Sequence[int]) -> BuildGraph:
         """The nodes that read, or put out, the paths at the places *changed*, and all that depend on them."""
-        return self._graph(sorted(self._reached(set(changed))))
+        return self._graph(sorted(self._reached(set(changed))), {})
 
     def text_with(self, made: Mapping[str, Made]) -> tuple[bytes, list[str]]:
         """The text of the plan with *made* in place of what those nodes gave before, and the keys of all nodes."""
-        lines = list(self.lines)
+        lines = list(self._lines)
         for place, node_id in enumerate(self._head["ids"]):
             if node_id in made:
                 value = {**json.loads(lines[place]), "made": _made_json(made[node_id])}
                 lines[place] = _text(value).encode()
                 self._head["keys"][place] = made[node_id].cache_key
-        return b"\n".join([_text(self._head).encode(), *lines]), list(self._head["keys"])
+        return b"\n".join([_text(self._head).encode(), self._settings, *lines]), list(self._head["keys"])
 
     def _reached(self, changed: set[int]) -> set[int]:
         head = self._head
@@ -127,10 +138,10 @@ class StandingPlan:
                 waiting.extend(readers.get(node, ()))
         return reached
 
-    def _graph(self, chosen: Iterable[int]) -> BuildGraph:
+    def _graph(self, chosen: Iterable[int], settings: JsonObject) -> BuildGraph:
         head, places = self._head, list(chosen)
         stages = [_stage(value) for value in head["stages"]]
-        parsed = {place: json.loads(self.lines[place]) for place in places}
+        parsed = {place: json.loads(self._lines[place]) for place in places}
         nodes = [_node(value, stages) for value in parsed.values()]
         used = sorted({source for place in places for source in head["uses"][place]})
         sources = [self._source(place) for place in used]
@@ -138,13 +149,13 @@ class StandingPlan:
         graph = Graph.of(nodes, (source for source, _ in sources), {name: kind for name, (kind, _) in given.items()})
         ids = {node.id for node in nodes}
         return BuildGraph(
-            summary=_summary(head["summary"]),
+            summary=_summary(head["summary"], settings),
             graph=graph,
             steps=tuple(Step(*step) for step in head["steps"] if step[2] is not None or step[0] in ids),
             sources={source.name: artifact for source, artifact in sources},
             final=head["final"],
             given={name: artifact for name, (_, artifact) in given.items()},
-            others=len(self.lines) - len(nodes),
+            others=len(self._lines) - len(nodes),
         )
 
     def _source(self, place: int) -> tuple[Source, Artifact]:
@@ -164,7 +175,7 @@ class StandingPlan:
         inside = set(places)
         makers = {maker for place in places for maker in self._head["reads"][place]} - inside
         for maker in sorted(makers):
-            value = json.loads(self.lines[maker])
+            value = json.loads(self._lines[maker])
             node = _node(value, [_stage(stage) for stage in self._head["stages"]])
             made = _made(value)
             for slot, artifact in made.outputs.items():
@@ -255,11 +266,12 @@ def _stage(value: Any) -> Stage:
 
 def _summary_json(summary: BuildSummary) -> JsonObject:
     values = {field.name: getattr(summary, field.name) for field in fields(summary)}
-    return {**values, "output_dir": str(summary.output_dir), "notices": list(summary.notices)}
+    return {**values, "output_dir": str(summary.output_dir), "notices": list(summary.notices), "settings": {}}
 
 
-def _summary(value: Any) -> BuildSummary:
-    return BuildSummary(**{**value, "output_dir": Path(value["output_dir"]), "notices": tuple(value["notices"])})
+def _summary(value: Any, settings: JsonObject) -> BuildSummary:
+    folder, notices = Path(value["output_dir"]), tuple(value["notices"])
+    return BuildSummary(**{**value, "output_dir": folder, "notices": notices, "settings": settings})
 
 
 def _text(value: JsonValue) -> str:

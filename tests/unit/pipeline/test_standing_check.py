@@ -1,0 +1,157 @@
+"""A build that has nothing to do sees so by one stat for each file, and never takes what is not so for so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.api import build_onnx_model
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.standing import check as module
+from winml_dag.pipeline.standing.check import Standing, check
+from winml_dag.store import changetime
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a finished build: ``m.onnx``, ``out`` and ``cache``."""
+    project = tmp_path_factory.mktemp("project")
+    weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, project / "m.onnx")
+    build(project)
+    return project
+
+
+def build(project: Path) -> list[str]:
+    """The stages that ran."""
+    old = Path.cwd()
+    os.chdir(project)
+    try:
+        result = build_onnx_model("m.onnx", "out", precision="fp32", ep="cpu", cache_dir="cache")
+    finally:
+        os.chdir(old)
+    return [view.stage for view in result.stages if view.status == "ran"]
+
+
+@pytest.fixture
+def project(built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project, brought up to date, and the current folder."""
+    monkeypatch.chdir(built)
+    build(built)
+    standing = stands()
+    assert standing is not None
+    assert standing.is_up_to_date
+    return built
+
+
+REQUEST = Request(None, Overrides(onnx=Path("m.onnx"), precision="fp32", ep="cpu"), Path("out"))
+
+
+def stands() -> Standing | None:
+    return check(str(Path("cache").absolute()), str(REQUEST.words))
+
+
+def is_up_to_date() -> bool:
+    standing = stands()
+    return standing is not None and standing.is_up_to_date
+
+
+def blobs() -> list[Path]:
+    return sorted(path for path in Path("cache/blobs").rglob("*") if path.is_file())
+
+
+def same_size_and_time(path: Path) -> None:
+    """An edit that ordinary tools do not see."""
+    before = path.stat()
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+EDITS: dict[str, Callable[[], None]] = {
+    "an output is edited": lambda: same_size_and_time(Path("out/model.onnx")),
+    "an output is deleted": lambda: Path("out/optimized.onnx").unlink(),
+    "the manifest is edited": lambda: Path("out/build_manifest.json").write_text("{}"),
+    "the output folder is gone": lambda: Path("out").rename("away"),
+    "a blob is deleted": lambda: blobs()[0].unlink(),
+    "the model is edited": lambda: same_size_and_time(Path("m.onnx")),
+    "the model is gone": lambda: Path("m.onnx").unlink(),
+    "the cache has another format": lambda: Path("cache/FORMAT").write_text("9\n"),
+    "the note is gone": lambda: next(Path("cache/standing").glob("*.note")).unlink(),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_every_edit_is_noticed(project: Path, edit: str) -> None:
+    keep = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    EDITS[edit]()
+    try:
+        assert not is_up_to_date()
+    finally:
+        if Path("away").exists():
+            Path("away").rename("out")
+        for path, data in keep.items():
+            if not path.exists() or path.read_bytes() != data:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                path.write_bytes(data)
+
+
+def test_what_is_touched_is_read_once_and_still_up_to_date(project: Path) -> None:
+    for path in ("m.onnx", "out/model.onnx", "out/build_manifest.json"):
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    assert is_up_to_date()
+    assert build(project) == []
+
+
+@pytest.mark.usefixtures("project")
+def test_a_young_file_is_read_whatever_its_times_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write within one step of the file system's clock shows in no time at all."""
+    monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
+    os.utime("out/model.onnx")
+    assert is_up_to_date()  # and notes that this file is young
+    standing = stands()
+    assert standing is not None
+    seen = standing.seen
+    data = Path("out/model.onnx").read_bytes()
+    same_size_and_time(Path("out/model.onnx"))
+    monkeypatch.setattr(module, "look", lambda paths: seen if len(list(paths)) > 1 else seen[:0])
+    assert not is_up_to_date()
+    Path("out/model.onnx").write_bytes(data)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_cache_that_cannot_be_written_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr("winml_dag.store.files.write_whole", refuse)
+    os.utime("out/model.onnx")
+    assert is_up_to_date()
+    assert is_up_to_date()
+
+
+@pytest.mark.usefixtures("project")
+def test_other_builds_on_the_same_cache_change_nothing() -> None:
+    build_onnx_model("m.onnx", "other", precision="fp16", ep="cpu", cache_dir="cache")
+    assert is_up_to_date()
+
+
+def test_a_build_after_each_edit_leaves_it_up_to_date(project: Path) -> None:
+    Path("out/model.onnx").unlink()
+    assert build(project) == []
+    assert is_up_to_date()
+    Path("out/model.onnx").write_bytes(b"edited")
+    assert build(project) == []
+    assert is_up_to_date()
