@@ -131,11 +131,10 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "cache", tmp_path / cache)
 
     with ThreadPoolExecutor(2) as pool:
-        found = dict(
-            zip(SURROUNDINGS, pool.map(lambda each: run_in(tmp_path, each), SURROUNDINGS.values()), strict=True)
-        )
-    assert len(keys_of_nodes) == 7
-    assert found == dict.fromkeys(SURROUNDINGS, {node: ("reused", key) for node, key in keys_of_nodes.items()})
+        found = list(pool.map(lambda each: run_in(tmp_path, each), SURROUNDINGS.values()))
+    expected = {node: ("reused", key) for node, key in keys_of_nodes.items()}
+    assert len(expected) == 7
+    assert dict(zip(SURROUNDINGS, found, strict=True)) == dict.fromkeys(SURROUNDINGS, expected)
 
 
 def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
