@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from winml_dag.engine import reason
-from winml_dag.engine.change import NOT_KNOWN, changes_between, summed_up
+from winml_dag.engine.change import Change, changes_between, summed_up
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
@@ -36,7 +36,10 @@ def explained(
             known.settle(node, result.record)
         elif why.kind == "waits":
             roots[node.id] = _roots(why.names, roots)
-            why = _waiting(node, why, roots[node.id], store.latest(remembered_name(scope, node)))
+            last = store.latest(remembered_name(scope, node))
+            changes = () if last is None else _changes_so_far(node, known, last)
+            text = f"{why.text}; {summed_up(changes)}" if changes else why.text
+            why = replace(why, text=text, changes=changes, roots=roots[node.id])
         elif why.kind in ("first build", "changed"):
             why = _compared(node, why, known, near, store.latest(remembered_name(scope, node)))
         results.append(replace(result, reason=why))
@@ -49,11 +52,12 @@ def _roots(waits_for: Iterable[str], roots: Mapping[str, tuple[str, ...]]) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def _waiting(node: Node, why: Reason, roots: tuple[str, ...], last: Record | None) -> Reason:
-    # What differs whatever the inputs will be.
-    changes = () if last is None else changes_between(last, ingredients_of(node, last.ingredients.inputs), NOT_KNOWN)
-    text = f"{why.text}; {summed_up(changes)}" if changes else why.text
-    return replace(why, text=text, changes=changes, roots=roots)
+def _changes_so_far(node: Node, known: Known, last: Record) -> tuple[Change, ...]:
+    """What differs from *last* whatever the inputs that are not known yet will be."""
+    inputs = known.inputs_and_sources(node)
+    digests = {slot: artifact.digest for slot, artifact in inputs.artifacts.items()}
+    as_before = {slot: digest for slot, digest in last.ingredients.inputs.items() if slot in node.inputs}
+    return changes_between(last, ingredients_of(node, {**as_before, **digests}), inputs)
 
 
 def _compared(node: Node, why: Reason, known: Known, near: NearRecords, last: Record | None) -> Reason:

@@ -67,6 +67,17 @@ def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_alre
     assert str(found["compile"].reason) == "depends on what quantize will give; text.salt: 0 -> 2"
 
 
+def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench: Bench) -> None:
+    line = (node("export", "weights"), node("calibrate", "export.out", "data"))
+    bench.run(line, [bench.source("weights", "w"), bench.source("data", "old")])
+    sources = [bench.source("weights", "other"), bench.source("data", "new")]
+    reason = explain(bench, line, sources)["calibrate"].reason
+    assert str(reason).startswith("depends on what export will give; input in1: data.txt changed (xxh3-128:")
+    other_way_round = (line[0], node("calibrate", "export.out"))
+    reason = explain(bench, other_way_round, sources)["calibrate"].reason
+    assert str(reason) == "depends on what export will give; input in1 is gone"
+
+
 def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
     nodes = (
         node("left", "weights"),
