@@ -1,0 +1,219 @@
+"""``make bench``: measures what the documentation claims, side by side with others, and writes ``docs/benchmarks.md``.
+
+``python bench.py --tools-folder DIR [--folder DIR] [--quick]``: *tools-folder* has the programs of the other build
+tools. Every program is a whole process, every figure a median of several, and every claim a ratio against something
+that was measured in the same minutes. ``--quick`` measures less, to try it out; nothing is written then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tables import bytes_table, machine_table, miss_table, peers_table, start_table
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
+_BESIDE = Path(sys.executable).parent
+# With a thousand chains these would take from five minutes to half an hour to build once.
+_FAST = "winml-dag,make,ninja,doit"
+_SLOW = "winml-dag,snakemake,dvc"
+
+
+def seconds_of(command: list[str], runs: int, environment: dict[str, str] | None = None) -> float:
+    """The median of *runs* whole processes."""
+    found = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def start(folder: Path, runs: int) -> dict[str, float]:
+    """Starting Python, asking for help, and a build of one model that has nothing to do."""
+    model = folder / "model.onnx"
+    subprocess.run([sys.executable, "-c", _ONE_MODEL, str(model)], check=True)
+    environment = {**os.environ, "WINML_DAG_CACHE_DIR": str(folder / "cache")}
+    program = str(_BESIDE / "winml-dag")
+    build = [program, "build", "--onnx", str(model), "-o", str(folder / "out"), "--precision", "w8a8", "--ep", "cpu"]
+    for _ in range(2):
+        subprocess.run([*build, "-q"], env=environment, stdout=subprocess.DEVNULL, check=True)
+    # The second build read again what was too young; from here on one stat for each file is enough.
+    found = {
+        "python": seconds_of([sys.executable, "-c", "pass"], runs),
+        "help": seconds_of([program, "--help"], runs),
+        "up_to_date": seconds_of(build, runs, environment),
+    }
+    return {name: round(seconds, 4) for name, seconds in found.items()}
+
+
+_ONE_MODEL = """
+import sys, numpy, onnx
+from onnx import TensorProto, helper, numpy_helper
+weights = numpy_helper.from_array(numpy.ones((512, 512), numpy.float32), "w")
+value = lambda name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 512])
+graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [value("x")], [value("y")], [weights])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), sys.argv[1])
+"""
+
+
+def run_program(name: str, *arguments: str) -> Any:
+    """What one of the programs beside this one prints: a JSON object."""
+    command = [sys.executable, str(HERE / name), *arguments]
+    print("running", " ".join(command[1:]), file=sys.stderr, flush=True)
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def peers(folder: Path, tools_folder: str, chains: int, tools: str, runs: int) -> Any:
+    return run_program(
+        "peers_bench.py", "--folder", str(folder), "--chains", str(chains), "--runs", str(runs), "--tools", tools,
+        "--tools-folder", tools_folder,
+    )  # fmt: skip
+
+
+def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
+    """Everything, by the name of its table."""
+    runs = 3 if quick else 9
+    return {
+        "start": start(folder, runs * 3),
+        "peers": peers(folder, tools_folder, 50 if quick else 1000, _FAST, runs),
+        "slow_peers": peers(folder, tools_folder, 10 if quick else 100, _SLOW, 3),
+        "large": peers(folder, tools_folder, 100 if quick else 10000, "winml-dag", 5),
+        "bytes": run_program("bytes_bench.py", "--size-mib", "64" if quick else "2048", "--folder", str(folder)),
+        "miss": run_program(
+            "miss_bench.py", "--folder", str(folder), "--runs", "1" if quick else "3", "--size",
+            "small" if quick else "full",
+        ),
+    }  # fmt: skip
+
+
+def machine(tools_folder: Path) -> dict[str, str]:
+    """What it was measured on, and with what."""
+    named = {"system": f"{platform.system()} {platform.release()}, {platform.machine()}"}
+    named["processors"] = f"{os.cpu_count()}, {_processor()}"
+    named["Python"] = platform.python_version()
+    packages = ("winml_dag", "torch", "transformers", "onnx", "onnxruntime", "onnxruntime-qnn", "xxhash", "click")
+    named |= {name: version(name) for name in packages}
+    for tool in ("make", "ninja", "doit", "snakemake", "dvc"):
+        program = tools_folder / tool if (tools_folder / tool).exists() else Path(tool)
+        shown = subprocess.run([str(program), "--version"], stdout=subprocess.PIPE, text=True, check=False).stdout
+        named[tool] = next(iter(shown.splitlines()), "")
+    return named
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def page(found: dict[str, Any], where: dict[str, str]) -> str:
+    """The text of the page, around its tables."""
+    return _PAGE.format(
+        day=date.today().isoformat(),
+        start=start_table(found["start"]),
+        peers=peers_table(found["peers"]),
+        slow_peers=peers_table(found["slow_peers"]),
+        large=peers_table(found["large"]),
+        bytes=bytes_table(found["bytes"]),
+        miss=miss_table(found["miss"]),
+        machine=machine_table(where),
+    )
+
+
+_PAGE = """# Benchmarks
+
+Written by `make bench` on {day}. Every figure is the median of several whole processes, in seconds where nothing else
+is said. Machines differ and are seldom quiet, so read the ratios: each is against something that was measured in the
+same minutes.
+
+## Nothing to do
+
+One model of 1 MB, w8a8, everything up to date: what one waits for is Python starting and importing.
+
+{start}
+
+## Chains of small stages
+
+Every chain is four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`. "full"
+is a build from nothing with two jobs, "null" a build that has nothing to do, "edit" one after a line was appended to one
+input, so that four stages run. 1000 chains, 4000 stages:
+
+{peers}
+
+100 chains, 400 stages, for tools that would take from minutes to half an hour for more:
+
+{slow_peers}
+
+10000 chains, 40000 stages:
+
+{large}
+
+What the tools do is not the same. make and ninja compare times: they miss an edit that keeps the time, rebuild after one
+that changes nothing, and put nothing back. doit, dvc and winml-dag compare contents; dvc and winml-dag also put back what
+was deleted, and find again what was built before. Only winml-dag puts a digest of the program and of every file that a
+command names into the key.
+
+## The price of bytes
+
+{bytes}
+
+## The price of a miss
+
+ResNet-50 with random weights, 224 x 224, w8a8, compiled for QNN, built with an empty cache; beside it, in turns, a
+script that calls the same functions with the same settings in as many processes, on plain folders.
+
+{miss}
+
+## Where it was measured
+
+{machine}
+
+## Measure it yourself
+
+```sh
+make bench
+```
+
+It installs the other tools into an environment of its own (`.venv-bench`), takes about half an hour, and writes this page.
+The programs are in `tests/benchmarks/`.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tools-folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="winml-dag-bench-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        found = measure(folder, str(asked.tools_folder), quick=asked.quick)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    text = page(found, machine(asked.tools_folder))
+    if asked.quick:
+        print(text)
+    else:
+        PAGE.write_text(text)
+        print(f"Wrote {PAGE}.")
+
+
+if __name__ == "__main__":
+    main()

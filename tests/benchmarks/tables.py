@@ -1,0 +1,84 @@
+"""The tables of the benchmark page, from what the programs beside this one measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_OURS = "winml-dag"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown; the first column is text, the others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def start_table(found: Mapping[str, float]) -> str:
+    python = found["python"]
+    rows = [
+        ("`python -c pass`", python, 1),
+        ("`winml-dag --help`", found["help"], _ratio(found["help"], python)),
+        ("`winml-dag build`, one model, up to date", found["up_to_date"], _ratio(found["up_to_date"], python)),
+    ]
+    return table(["command", "seconds", "times Python's start"], rows)
+
+
+def peers_table(found: Mapping[str, Any]) -> str:
+    """*found* by tool; ratios are to ours, so that 2 means: takes twice as long as winml-dag."""
+    head = ["tool", "full", "null (min-max)", "edit (min-max)", "full to ours", "null to ours", "edit to ours"]
+    ours = found[_OURS]
+    rows = [
+        (
+            tool,
+            one["full"],
+            _spread(one["null"]),
+            _spread(one["edit"]),
+            _ratio(one["full"], ours["full"]),
+            _ratio(one["null"]["median"], ours["null"]["median"]),
+            _ratio(one["edit"]["median"], ours["edit"]["median"]),
+        )
+        for tool, one in found.items()
+    ]
+    wrong = [tool for tool, one in found.items() if one["wrong"]]
+    return table(head, rows) + (f"\n\nWrong outputs after an edit: {', '.join(wrong)}." if wrong else "")
+
+
+def bytes_table(found: Mapping[str, Any]) -> str:
+    hashing, store, small = found["hash"], found["store"], found["small_files"]
+    rows = [
+        (f"hash {found['size_mib']} MiB, GB/s", hashing["gb_per_second"]),
+        ("... speed to xxhash over 1 MiB reads of the same file", hashing["speed_to_plain_read"]),
+        ("... speed to xxhash over the same file mapped", hashing["speed_to_plain_mmap"]),
+        (f"restore {found['size_mib']} MiB, checked, seconds", store["restore_seconds"]),
+        ("... `cp` of the same file, seconds", store["cp_seconds"]),
+        ("... time to `cp`", store["restore_to_cp"]),
+        ("restore as a hard link (`--link`), milliseconds", store["link_ms"]),
+        ("peak memory of storing and restoring it, MiB more than before", found["peak_memory_mib"]),
+        ("store a file of 4 KiB, microseconds", small["adopt_us"]),
+        ("restore a file of 4 KiB, microseconds", small["fetch_us"]),
+        ("... write and rename such a file by hand, microseconds", small["plain_write_rename_us"]),
+    ]
+    return table(["what", "figure"], rows)
+
+
+def miss_table(found: Mapping[str, Any]) -> str:
+    rows = [
+        ("script", ", ".join(map(str, found["script_seconds"]))),
+        ("winml-dag build", ", ".join(map(str, found["build_seconds"]))),
+        ("ratio of medians", found["ratio"]),
+        *((f"... {stage}", seconds) for stage, seconds in found["stage_seconds"].items()),
+    ]
+    return table(["what", "seconds, run by run"], rows)
+
+
+def machine_table(named: Mapping[str, str]) -> str:
+    return table(["what", "which"], ((name, value) for name, value in named.items() if value))
+
+
+def _ratio(one: float, other: float) -> str:
+    return f"{one / other:.2f}"
+
+
+def _spread(found: Mapping[str, float]) -> str:
+    return f"{found['median']:.3f} ({found['min']:.3f}-{found['max']:.3f})"
