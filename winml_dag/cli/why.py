@@ -60,11 +60,12 @@ def _explanation(
         yield f"  {view.reason}"
         return
     reason, record = view.result.reason, view.result.record
+    if reason.kind == "waits":
+        further = all_are_shown and not set(reason.roots) <= set(reason.names)
+        yield f"  {waits(reason.names)}" + (f", and that on {', '.join(reason.roots)}" if further else "")
+        if not all_are_shown:
+            yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
     yield from (f"  {line}" for line in _reason_lines(reason))
-    if all_are_shown and not set(reason.roots) <= set(reason.names):
-        yield f"  and that on what {', '.join(reason.roots)} will give"
-    elif not all_are_shown:
-        yield from (f"  {root} would run: {by_id[root].reason}" for root in reason.roots)
     yield from (f"  {line}" for line in _origins(view.result, by_id, graph))
     if reason.nearest is not None and reason.kind == "changed":
         yield f"  nearer than the last build here is {reason.nearest}"
@@ -80,9 +81,7 @@ def _reason_lines(reason: Reason) -> Iterator[str]:
         yield f"never built like this; nearest is {reason.nearest.name}:"
         yield from (f"  {line}" for change in reason.nearest.changes for line in change.lines(_MOST_FILES))
         return
-    if reason.kind == "waits":
-        yield str(waits(reason.names))
-    elif not reason.changes:
+    if not reason.changes and reason.kind != "waits":
         yield str(reason)
     for change in reason.changes:
         yield from change.lines(_MOST_FILES)
