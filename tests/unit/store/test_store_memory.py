@@ -1,0 +1,56 @@
+"""Memory does not grow with the size of what is stored and restored."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from winml_dag.store.files import remove_tree
+
+BYTES = 1 << 30
+LIMIT = 64 << 20
+
+# The peak of the program alone; that of getrusage starts with what the parent had when it started us.
+STORE_AND_RESTORE = """
+    from pathlib import Path
+    from winml_dag.store.clone import clone_file
+    from winml_dag.store.local import LocalStore
+    from winml_dag.store.record import Ingredients, Record
+
+    def peak():
+        lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) * 1024
+
+    store = LocalStore(Path("cache"))
+    record = Record("0" * 64, "c", Ingredients("export", 1, {}, {}, {}), {})
+    before = peak()
+    digest = clone_file(Path("source"), Path("output/model.onnx.data"))
+    artifact = store.publish(record, {"model": Path("output")}).outputs["model"]
+    store.fetch(artifact, Path("fetched"))
+    assert store.fingerprints.digest(Path("fetched/model.onnx.data")) == artifact.files[0].digest == digest
+    print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_storing_and_restoring_a_gibibyte_takes_a_few_mebibytes_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    with open(tmp_path / "source", "wb") as source:
+        source.truncate(BYTES)
+    finished = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STORE_AND_RESTORE)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    # The files are read and written, so some growth there must be, or nothing was measured.
+    assert 0 < int(finished.stdout) < LIMIT
+    # pytest keeps the folders of the last three runs.
+    remove_tree(tmp_path)
