@@ -17,8 +17,9 @@ from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
-from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest
+from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, placed_files, read_manifest
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key, prepare_folder, refuse_file
+from winml_dag.pipeline.userfolder import UserFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
@@ -46,8 +47,8 @@ class BuildResult:
 
     @property
     def final_artifact(self) -> Path | None:
-        """The model to ship; None when the build did not get that far."""
-        return None if self.failed else self.build.output_dir / MODEL
+        """The model to ship; None when the build did not get that far, or is of stages without a model."""
+        return None if self.failed or self.build.origin == "stages" else self.build.output_dir / MODEL
 
     @property
     def failed(self) -> bool:
@@ -111,7 +112,8 @@ def build(
 ) -> BuildResult:
     """Bring the output folder of a build up to date, running only what is not already known.
 
-    A stage that fails is in the result, not raised; then the output folder is as it was.
+    A stage that fails is in the result, not raised; then the output folder is as it was, and what stages of the
+    recipe's own had finished is in its place.
 
     Raises:
         UsageError: when a file of somebody else's is in the way, before anything has run.
@@ -122,7 +124,7 @@ def build(
     wanted = planned.summary
     refuse_file(wanted.output_dir)
     if not is_changing(wanted.output_dir):  # else another build is at it; who owns what is asked again at the end
-        _output_folder(planned, store).refuse_foreign(RESERVED)
+        _output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
 
     for attempt in range(_TRIES):
         results = _run(planned, store, replace(options, rebuild=options.rebuild and attempt == 0), observer, executor)
@@ -181,6 +183,8 @@ def _run(
 ) -> tuple[StageResult, ...]:
     scope = planned.summary.scope
     foreseen = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=options.rebuild)
+    if own := _user_folder(planned, store):
+        own.refuse_foreign(foreseen)
     if all(result.status is Status.REUSED for result in foreseen):
         # Nothing to run: no scratch folder, no threads, no process.
         store.used(result.cache_key for result in foreseen if result.cache_key)
@@ -224,20 +228,48 @@ def _materialise(
 ) -> Materialised:
     build = planned.summary
     files = visible_files(results)
-    settings = (json.dumps(build.settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    own = _materialise_own(planned, results, store)
     value = make_manifest(planned, results, files, elapsed_seconds)
     before = read_manifest(build.output_dir)
     same = before is not None and before.says_the_same_as(value)
     manifest = manifest_text(before.value if same and before is not None else value)
-    texts = {BUILD_CONFIG: settings, MANIFEST: manifest}
+    texts = {**_settings(planned), MANIFEST: manifest}
     if not is_changing(build.output_dir) and _output_folder(planned, store).is_as_wanted(files, texts):
-        return Materialised()
+        return own
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
     with store.claim(folder_key(build.output_dir)):
         # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
         finish_change(build.output_dir)
         # Whose they are may also have changed while we waited for a build that began together with this one.
-        return _output_folder(planned, store).materialise(files, texts, link=link)
+        return own.and_then(_output_folder(planned, store).materialise(files, texts, link=link))
+
+
+def _materialise_own(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> Materialised:
+    """Put what the recipe's own stages have made into its folder: before the manifest, which says that it is ours."""
+    own = _user_folder(planned, store)
+    if own is None or (not is_changing(own.folder) and own.is_as_wanted(results.values())):
+        return Materialised()
+    with store.claim(folder_key(own.folder)):
+        finish_change(own.folder)
+        return own.materialise(results.values())
+
+
+def _user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:
+    folder = planned.folder
+    if folder is None:
+        return None
+    previous = read_manifest(planned.summary.output_dir)
+    if previous is not None and previous.value.get("folder") != folder_in(folder, planned.summary.output_dir):
+        previous = None  # of another recipe, or moved: its files are not here
+    return UserFolder(folder, planned, previous, store, store.fingerprints)
+
+
+def _settings(planned: BuildGraph) -> dict[str, bytes]:
+    """The settings as a file of the output folder. Without a model nothing was left to decide."""
+    if planned.final is None:
+        return {}
+    text = json.dumps(planned.summary.settings, indent=2, sort_keys=True, ensure_ascii=False)
+    return {BUILD_CONFIG: f"{text}\n".encode()}
 
 
 def _note(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> None:
@@ -256,7 +288,11 @@ def _note(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalS
         made[name] = Made(result.record.cache_key, result.record.outputs)
     for entry in visible_files(results):
         outputs[str(folder / entry.name)] = entry.digest
-    for name in (MANIFEST, BUILD_CONFIG):
+    for result in results.values():
+        if planned.folder is not None and result.node.folder is not None and result.record is not None:
+            placed = placed_files(result.node, result.record)
+            outputs.update((str(planned.folder / entry.name), entry.digest) for entry in placed)
+    for name in (MANIFEST, *_settings(planned)):
         outputs[str(folder / name)] = digest_file(folder / name)
     seconds = sum(result.record.elapsed_seconds for result in results.values() if result.record is not None)
     finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, seconds)
@@ -282,7 +318,7 @@ def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
     found: dict[str, FileEntry] = {}
     for result in results.values():
         assert result.record is not None
-        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()):
+        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()) if result.node.folder is None else ():
             for entry in result.record.outputs[slot].files:
                 if found.setdefault(entry.name, entry) != entry:
                     raise StoreError(f"Two stages put out different files named {entry.name}.")

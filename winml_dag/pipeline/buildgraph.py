@@ -111,3 +111,8 @@ class BuildGraph:
     others: int = 0
     origin: Origin | None = None
     standing: Standing | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The recipe's folder, in which stages of its own work; None when it has none."""
+        return next((node.folder for node in self.graph.nodes if node.folder is not None), None)

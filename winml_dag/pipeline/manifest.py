@@ -48,11 +48,11 @@ _PROMOTED = (
 class Manifest:
     """A manifest as read from a folder: the files that it says are ours, and its whole text as JSON.
 
-    ``files`` lie in the same folder; ``placed`` are what stages of a recipe's own put out, relative to its folder.
+    ``files`` lie in the same folder; ``placed`` are, by stage, what a recipe's own stages put into its folder.
     """
 
     files: tuple[FileEntry, ...]
-    placed: tuple[FileEntry, ...]
+    placed: Mapping[str, tuple[FileEntry, ...]]
     value: JsonObject
 
     def says_the_same_as(self, other: JsonObject) -> bool:
@@ -65,8 +65,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         value = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
             return None
-        placed = [entry for stage in value["stages"] for entry in stage.get("placed", ())]
-        return Manifest(Artifact.from_json(value["files"]).files, Artifact.from_json(placed).files, value)
+        stages = (stage for stage in value["stages"] if "placed" in stage)
+        placed = {str(stage["id"]): Artifact.from_json(stage["placed"]).files for stage in stages}
+        return Manifest(Artifact.from_json(value["files"]).files, placed, value)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StoreError):
         return None
 
@@ -77,7 +78,7 @@ def make_manifest(
     """The manifest of a finished build; *files* are what lies in its folder, itself left out."""
     build = planned.summary
     stages = list(_stages(planned, results))
-    folder = next((node.folder for node in planned.graph.nodes if node.folder is not None), None)
+    folder = planned.folder
     return {
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
@@ -86,7 +87,7 @@ def make_manifest(
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "elapsed_seconds": round(elapsed_seconds, 3),
         "notices": list(build.notices),
-        **({} if folder is None else {"folder": _relative(folder, build.output_dir)}),
+        **({} if folder is None else {"folder": folder_in(folder, build.output_dir)}),
         "sources": {name: artifact.to_json() for name, artifact in sorted(planned.sources.items())},
         "stages": stages,
         "files": [entry.to_json() for entry in sorted(files)],
@@ -113,7 +114,8 @@ def _settings(stages: Sequence[JsonObject]) -> JsonObject:
     return {str(stage["id"]): stage["config_hash"] for stage in stages}
 
 
-def _relative(folder: Path, output_dir: Path) -> str:
+def folder_in(folder: Path, output_dir: Path) -> str:
+    """*folder* as the manifest in *output_dir* has it."""
     try:
         return Path(os.path.relpath(folder, output_dir.resolve())).as_posix()
     except ValueError:  # on Windows there is no relative path to another drive

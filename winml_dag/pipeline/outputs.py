@@ -31,6 +31,15 @@ class Materialised:
     def changed(self) -> bool:
         return bool(self.written or self.restored or self.removed)
 
+    def and_then(self, other: Materialised) -> Materialised:
+        """What both did."""
+        return Materialised(
+            self.written + other.written,
+            self.restored + other.restored,
+            self.removed + other.removed,
+            self.not_linked + other.not_linked,
+        )
+
 
 class OutputFolder:
     """A folder that builds write to. *owned* are the files that the last build of ours put there, as its manifest has
