@@ -1,16 +1,19 @@
 # Every target sets up all that it needs in .venv; nothing has to be installed by hand but Python 3.11 or newer and make.
 PYTHON ?= python3
 VENV := .venv
+BENCH_VENV := .venv-bench
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
+BENCH_BIN := $(BENCH_VENV)/Scripts
 else
 BIN := $(VENV)/bin
+BENCH_BIN := $(BENCH_VENV)/bin
 endif
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 
-.PHONY: quickstart test test-fast lint types layers docs check cache-fixtures clean
+.PHONY: quickstart test test-fast lint types layers docs check cache-fixtures bench clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -39,8 +42,12 @@ check: lint types layers docs test
 cache-fixtures: $(VENV)/with-tests
 	$(BIN)/python tests/make_cache_fixtures.py
 
+# About half an hour on a quiet machine; the other tools live in an environment of their own.
+bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
+	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)
+
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) out build *.egg-info
 
 # torch comes first and by its exact version: nothing later can then ask for another build of it.
 $(VENV)/with-models: pyproject.toml constraints.txt
@@ -52,4 +59,9 @@ $(VENV)/with-models: pyproject.toml constraints.txt
 
 $(VENV)/with-tests: $(VENV)/with-models
 	$(PIP) --editable '.[all,dev]'
+	touch $@
+
+$(BENCH_VENV)/with-tools:
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_BIN)/python -m pip install -qq --disable-pip-version-check ninja doit snakemake dvc
 	touch $@

@@ -150,9 +150,9 @@ One model of 1 MB, w8a8, everything up to date: what one waits for is Python sta
 
 ## Chains of small stages
 
-Every chain is four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`. "full"
-is a build from nothing with two jobs, "null" a build that has nothing to do, "edit" one after a line was appended to one
-input, so that four stages run. 1000 chains, 4000 stages:
+Every chain is four stages, and every stage copies 4 KiB and appends a line: `sh -c "(cat in; echo stage1) > out"`.
+"full" is a build from nothing with two jobs, "null" a build that has nothing to do, "edit" one after a line was
+appended to one input, so that four stages run. 1000 chains, 4000 stages:
 
 {peers}
 
@@ -164,10 +164,10 @@ input, so that four stages run. 1000 chains, 4000 stages:
 
 {large}
 
-What the tools do is not the same. make and ninja compare times: they miss an edit that keeps the time, rebuild after one
-that changes nothing, and put nothing back. doit, dvc and winml-dag compare contents; dvc and winml-dag also put back what
-was deleted, and find again what was built before. Only winml-dag puts a digest of the program and of every file that a
-command names into the key.
+What the tools do is not the same. make and ninja compare times: they miss an edit that keeps the time, rebuild after
+one that changes nothing, and put nothing back. doit, dvc and winml-dag compare contents; dvc and winml-dag also put
+back what was deleted, and find again what was built before. Only winml-dag puts a digest of the program and of every
+file that a command names into the key.
 
 ## The price of bytes
 
@@ -190,8 +190,8 @@ script that calls the same functions with the same settings in as many processes
 make bench
 ```
 
-It installs the other tools into an environment of its own (`.venv-bench`), takes about half an hour, and writes this page.
-The programs are in `tests/benchmarks/`.
+It installs the other tools into an environment of its own (`.venv-bench`), takes about half an hour, and writes this
+page. The programs are in `tests/benchmarks/`.
 """
 
 

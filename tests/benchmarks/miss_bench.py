@@ -1,8 +1,8 @@
 """What a build that has everything to do costs over a script that makes the same library calls.
 
 ``python miss_bench.py --folder DIR [--runs N] [--size SMALL|FULL]`` prints one JSON object. ResNet-50 with random
-weights at 224 x 224, w8a8, compiled for QNN, is built with an empty cache; beside it, in turns, a plain script calls the
-functions of the same stages with the same settings, each in a process of its own, on plain folders: no keys, no
+weights at 224 x 224, w8a8, compiled for QNN, is built with an empty cache; beside it, in turns, a plain script calls
+the functions of the same stages with the same settings, each in a process of its own, on plain folders: no keys, no
 digests, no store, nothing that could be found again.
 """
 
