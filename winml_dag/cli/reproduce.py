@@ -69,7 +69,7 @@ def _lines(found: Reproduction) -> Iterator[str]:
         yield f"{stage.id:<{width}}  {_headline(stage)}"
         yield from (f"  {_sentence(difference)}" for difference in stage.differences)
         if stage.differences and stage.runs_agree:
-            yield "  All runs gave the same: it is the record that was made differently."
+            yield "  All runs gave the same: only the record is different."
         if stage.failure is not None:
             yield from failure_lines(stage.failure)
     yield _summary(found)
