@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
+from winml_dag.engine.placed import placed_files
 from winml_dag.engine.plan import plan_graph, remembered_name
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
-from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, placed_files, read_manifest
+from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key, prepare_folder, refuse_file
 from winml_dag.pipeline.userfolder import UserFolder
 from winml_dag.store.artifact import FileEntry

@@ -20,12 +20,11 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import config_hash
-from winml_dag.engine.stage import Node
+from winml_dag.engine.placed import placed_files
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.record import Record
 
 SCHEMA_VERSION = 1
 
@@ -213,16 +212,6 @@ def _filename(stage: str, outputs: Mapping[str, Artifact]) -> str | None:
     if name is not None:
         return name
     return next((file.name for artifact in outputs.values() for file in artifact.files), None)
-
-
-def placed_files(node: Node, record: Record) -> Iterator[FileEntry]:
-    """What of *record* lies in the folder of *node*, under the names that it has there."""
-    for slot, path in node.paths.items():
-        for file in record.outputs[slot].files:
-            if node.stage.works_in_place:
-                yield file  # named by its place when it was made
-            else:
-                yield FileEntry(f"{path}{file.name}" if path.endswith("/") else path, file.digest, file.size)
 
 
 def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult]) -> JsonObject:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.placed import placed_files
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import change_folder
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.manifest import Manifest, placed_files
+from winml_dag.pipeline.manifest import Manifest
 from winml_dag.pipeline.outputs import Materialised
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints

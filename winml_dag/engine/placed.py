@@ -1,0 +1,36 @@
+"""Which files of a record lie in the user's folder, and under which names.
+
+A stage that works in place has written them under the names that they have there. Any other stage names its files as it
+likes, and the recipe says where they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from winml_dag.engine.stage import Node
+from winml_dag.errors import UsageError
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.record import Record
+
+
+def placed_files(node: Node, record: Record) -> Iterator[FileEntry]:
+    """What of *record* lies in the folder of *node*, under the names that it has there.
+
+    Raises:
+        UsageError: when several files were put out where the recipe has room for one.
+    """
+    for slot, path in node.paths.items():
+        files = record.outputs[slot].files
+        if node.stage.works_in_place:
+            yield from files
+        elif path.endswith("/"):
+            yield from (FileEntry(path + file.name, file.digest, file.size) for file in files)
+        elif len(files) == 1:
+            yield FileEntry(path, files[0].digest, files[0].size)
+        else:
+            names = ", ".join(file.name for file in files) or "none"
+            raise UsageError(
+                f"{node.id} has put out other than one file in {slot!r}: {names}.",
+                advice=f"Give it a folder in the recipe: {slot}: {path}/",
+            )
