@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,21 @@ def test_before_any_build_there_is_nothing_to_reproduce(empty_project: Project) 
     assert finished.returncode == 1
     assert "export  cannot be reproduced: it has no record (never built before); build first" in finished.stdout
     assert not empty_project.out.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+def test_interrupted_it_ends_with_130_and_leaves_nothing(project: Project) -> None:
+    kept = stored(project)
+    process = project.start("reproduce", "export", "-c", "recipe.yaml", "-o", "out")
+    assert process.stderr is not None
+    assert "export       running" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    told, messages = process.communicate()
+    assert process.returncode == 130
+    assert "Interrupted" in messages
+    assert told == "", "a result that is not whole is none"
+    assert stored(project) == kept
+    assert list((project.cache / "scratch").iterdir()) == []
 
 
 def _exchange_a_weight(
