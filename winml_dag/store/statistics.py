@@ -1,8 +1,8 @@
 """What builds on a cache have saved, and how big it is about: the lines of ``tally``, counted up.
 
-    build <time> <reused> <ran> <seconds saved> <bytes stored>
+    build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; what builds store later comes on top
-    sum <time> <builds> <reused> <ran> <seconds saved> <bytes stored>       all builds up to there, the first at <time>
+    sum <time> <builds> <reused> <ran> <ms saved> <bytes stored>       all builds up to there, the first at <time>
 
 A line that is damaged or cut off is left out. Whoever reads a long file replaces its lines by their sum.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError
@@ -19,9 +19,11 @@ from winml_dag.store.files import write_whole
 from winml_dag.store.locks import Locks
 from winml_dag.store.tally import FILE
 
-# About 3000 builds; reading that many takes some 10 ms.
-_LONG_BYTES = 128 * 1024
+# About 500 builds, counted up in some 3 ms.
+_LONG_BYTES = 16 * 1024
 _LOCK = "statistics"
+# No cache has so many bytes, and no number that is damaged may drown all others.
+_TOO_LARGE = 10**18
 
 
 @dataclass(frozen=True)
@@ -70,29 +72,34 @@ def read_statistics(folder: Path, locks: Locks) -> Statistics:
 
 
 def _counted(lines: Iterable[str]) -> Statistics:
-    found = Statistics()
+    builds = reused = ran = saved_ms = stored = 0
+    since = size = None
     for line in lines:
-        kind, *fields = line.split()[:8] or [""]
-        with suppress(ValueError):
-            if kind == "build" and len(fields) == 5:
-                found = _with(found, fields[0], "1", *fields[1:])
-            elif kind == "sum" and len(fields) == 6:
-                found = _with(found, *fields)
-            elif kind == "size" and len(fields) == 2:
-                found = replace(found, size_bytes=_whole(fields[1]), stored_bytes=0)
-    return found
+        kind, _, rest = line.partition(" ")
+        fields = _numbers(rest)
+        if kind == "build" and len(fields) == 5:
+            fields = [fields[0], 1, *fields[1:]]
+        elif kind == "size" and len(fields) == 2:
+            size, stored = fields[1], 0
+            continue
+        elif kind != "sum" or len(fields) != 6:
+            continue
+        since = fields[0] if since is None else min(since, fields[0])
+        builds += fields[1]
+        reused += fields[2]
+        ran += fields[3]
+        saved_ms += fields[4]
+        stored += fields[5]
+    return Statistics(builds, since, reused, ran, saved_ms / 1000, size, stored)
 
 
-def _with(found: Statistics, since: str, builds: str, reused: str, ran: str, saved: str, stored: str) -> Statistics:
-    return replace(
-        found,
-        builds=found.builds + _whole(builds),
-        since=_whole(since) if found.since is None else min(found.since, _whole(since)),
-        reused=found.reused + _whole(reused),
-        ran=found.ran + _whole(ran),
-        seconds_saved=round(found.seconds_saved + _tenths(saved), 1),
-        stored_bytes=found.stored_bytes + _whole(stored),
-    )
+def _numbers(text: str) -> list[int]:
+    """The fields of a line; none when anything else is among them."""
+    try:
+        found = [int(field) for field in text.split()]
+    except ValueError:
+        return []
+    return found if all(0 <= number < _TOO_LARGE for number in found) else []
 
 
 def _compact(file: Path, found: Statistics, length: int, locks: Locks) -> None:
@@ -105,20 +112,7 @@ def _compact(file: Path, found: Statistics, length: int, locks: Locks) -> None:
 
 def _lines(found: Statistics) -> list[str]:
     """Lines that count up to *found*."""
-    counted = f"{found.since or 0} {found.builds} {found.reused} {found.ran} {found.seconds_saved:.1f}"
+    counted = f"{found.since or 0} {found.builds} {found.reused} {found.ran} {found.seconds_saved * 1000:.0f}"
     if found.size_bytes is None:
         return [f"sum {counted} {found.stored_bytes}"]
-    return [f"sum {counted} 0", f"size 0 {found.size_bytes}", f"sum {found.since or 0} 0 0 0 0.0 {found.stored_bytes}"]
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ValueError(text)
-    return int(text)
-
-
-def _tenths(text: str) -> float:
-    whole, point, tenth = text.partition(".")
-    if point != "." or len(tenth) != 1:
-        raise ValueError(text)
-    return _whole(whole) + _whole(tenth) / 10
+    return [f"sum {counted} 0", f"size 0 {found.size_bytes}", f"sum {found.since or 0} 0 0 0 0 {found.stored_bytes}"]

@@ -19,7 +19,7 @@ def note_build(
     cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
 ) -> None:
     """Note a build that ended: stages by number, the time that reused ones took when they ran, what was stored anew."""
-    _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved:.1f} {stored_bytes}")
+    _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
 
 
 def note_size(cache: str | os.PathLike[str], size: int) -> None:

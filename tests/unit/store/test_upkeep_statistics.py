@@ -1,0 +1,125 @@
+"""What builds note and what is made of it: no build fails for it, and nothing that is damaged spoils the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.store import statistics as module
+from winml_dag.store.local import LocalStore
+from winml_dag.store.statistics import Statistics, read_statistics
+from winml_dag.store.tally import FILE, note_build, note_size
+
+
+def found(store: LocalStore) -> Statistics:
+    return read_statistics(store.folder, store.locks)
+
+
+def test_a_cache_without_builds_has_no_statistics(store) -> None:
+    assert found(store) == Statistics()
+    assert found(store).hit_ratio is None
+    assert found(store).estimated_bytes is None
+
+
+def test_builds_are_counted_up(store) -> None:
+    note_build(store.folder, reused=0, ran=4, seconds_saved=0, stored_bytes=1000)
+    note_build(store.folder, reused=3, ran=1, seconds_saved=12.34, stored_bytes=200)
+    counted = found(store)
+    assert (counted.builds, counted.reused, counted.ran, counted.seconds_saved) == (2, 3, 5, 12.34)
+    assert counted.hit_ratio == 3 / 8
+    assert counted.since is not None
+
+
+def test_the_size_is_what_was_measured_last_and_what_was_stored_since(store) -> None:
+    note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=1000)
+    assert found(store).estimated_bytes is None
+    note_size(store.folder, 700)
+    note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=50)
+    assert found(store).estimated_bytes == 750
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"build 17",
+        b"\xff\xfe\x00",
+        b"build 1 2 3 4 5 6",
+        b"build 1 -2 3 4.0 5",
+        b"build 1 2 3 nan 5",
+        b"size 1 1e9",
+        b".",
+    ],
+)
+def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -> None:
+    note_build(store.folder, reused=1, ran=1, seconds_saved=1)
+    with open(store.folder / FILE, "ab") as file:
+        file.write(damage)  # cut off: no new line behind it
+    note_build(store.folder, reused=1, ran=1, seconds_saved=1)
+    assert found(store).builds == 2
+    assert found(store).seconds_saved == 2
+
+
+@given(st.binary(max_size=300))
+def test_no_file_whatever_is_in_it_is_an_error(tmp_path_factory, data) -> None:
+    store = LocalStore(tmp_path_factory.mktemp("any"))
+    (store.folder / FILE).write_bytes(data)
+    assert found(store).builds >= 0
+
+
+def test_a_long_file_is_replaced_by_its_sum(store) -> None:
+    for number in range(1000):
+        note_build(store.folder, reused=1, ran=2, seconds_saved=0.5, stored_bytes=3)
+        if number == 700:
+            note_size(store.folder, 10**6)
+    before = found(store)
+    assert (before.builds, before.estimated_bytes) == (1000, 10**6 + 299 * 3)
+    assert (store.folder / FILE).stat().st_size < 200
+    assert found(store) == before
+    note_build(store.folder, reused=1, ran=0, seconds_saved=0.5)
+    assert found(store).builds == 1001
+
+
+def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
+    monkeypatch.setattr(module, "_LONG_BYTES", 0)
+    counted = module._counted
+
+    def counted_late(lines):
+        note_build(store.folder, reused=7, ran=0, seconds_saved=0)
+        return counted(lines)
+
+    note_build(store.folder, reused=1, ran=0, seconds_saved=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_counted", counted_late)
+        found(store)
+    assert found(store).reused == 8
+
+
+def test_many_processes_may_note_at_once(store) -> None:
+    script = (
+        "import sys; from winml_dag.store.tally import note_build\n"
+        "for _ in range(300): note_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
+    )
+    crowd = [subprocess.Popen([sys.executable, "-c", script, str(store.folder)]) for _ in range(4)]
+    assert [process.wait() for process in crowd] == [0] * 4
+    assert found(store).builds == 1200
+    assert found(store).seconds_saved == 120
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
+    note_build(tmp_path / "absent", reused=1, ran=0, seconds_saved=1)
+    (tmp_path / FILE).mkdir()
+    note_build(tmp_path, reused=1, ran=0, seconds_saved=1)
+    assert list(tmp_path.iterdir()) == [tmp_path / FILE]
+
+
+def test_noting_a_build_imports_nothing_but_its_own_module() -> None:
+    script = (
+        "import sys, os, time, winml_dag.store; before = set(sys.modules)\n"
+        "import winml_dag.store.tally; print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["winml_dag.store.tally"]
