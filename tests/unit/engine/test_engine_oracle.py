@@ -1,4 +1,6 @@
-"""Whatever is edited, lost or fails between builds: a build gives what building everything anew would give."""
+"""Whatever is edited, lost or fails between builds: a build gives what building everything anew would give, and runs
+nothing whose result was there.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,26 @@ import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine_samples import Bench, Ran, StatStore, node, read, salt
+import pytest
+from engine_samples import Bench, Ran, node, read, salt
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from lossy_stores import Lossy, LossyDisk, LossyMemory
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.record import Record
 
 SOURCES = ("weights", "data")
 SLOTS = ("left", "right")
+MOST_STEPS = 8
 
 
 def output(stage: str, salt: int, inputs: list[str], slot: str) -> str:
@@ -47,19 +51,19 @@ class Step:
         return {name.partition(".")[0] for name in self.inputs} - set(SOURCES)
 
 
-class ForgetfulStore(StatStore):
-    """A store whose records can be lost."""
+@dataclass(frozen=True)
+class Work:
+    """A piece of work, by all that it depends on: what a key has to tell apart."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys: set[str] = set()
+    stage: str
+    salt: int
+    inputs: tuple[str, ...]
 
-    def record(self, key: str) -> Record | None:
-        return super().record(key) if key in self.keys else None
+    def outputs(self) -> dict[str, str]:
+        return {slot: output(self.stage, self.salt, list(self.inputs), slot) for slot in SLOTS}
 
-    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
-        self.keys.add(record.cache_key)
-        return super().publish(record, folders, log)
+    def digests(self) -> list[str]:
+        return [digest_bytes(text.encode()) for text in self.outputs().values()]
 
 
 def nth(names: Iterable[str], number: int) -> list[str]:
@@ -68,65 +72,94 @@ def nth(names: Iterable[str], number: int) -> list[str]:
     return ordered[number % len(ordered) :][:1] if ordered else []
 
 
+@dataclass(frozen=True)
+class Before:
+    """What the store had when a run began: work with a record and sound outputs, and whether anything was rotten."""
+
+    spared: frozenset[Work]
+    rotten: bool
+
+
 class Builds(RuleBasedStateMachine):
+    """Any number of builds in a row, of a graph that changes, with a store that loses things."""
+
+    make_store: Callable[[Path], Lossy]
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.store = ForgetfulStore()
-        self.bench = Bench(self.folder, self.store)
+        self.lossy = self.make_store(self.folder)
+        self.bench = Bench(self.folder, self.lossy.store)
         self.texts = dict.fromkeys(SOURCES, "a")
         self.steps: list[Step] = []
-        self.worked: list[str] = []
-        self.kept: set[str] = set()
+        self.numbers = 0
+        self.earlier: list[tuple[dict[str, str], list[Step]]] = []
+        self.worked: list[Work] = []
+        self.keys: dict[Work, str] = {}
         self.lock = threading.Lock()
 
     def teardown(self) -> None:
+        self.lossy.close()
         shutil.rmtree(self.folder)
 
-    @initialize(data=st.data(), count=st.integers(1, 7))
+    @initialize(data=st.data(), count=st.integers(1, 6))
     def draw_graph(self, data: st.DataObject, count: int) -> None:
-        for number in range(count):
-            self.steps.append(
-                Step(
-                    f"n{number}",
-                    data.draw(st.sampled_from(["one", "two"])),
-                    data.draw(st.integers(0, 1)),
-                    self.draw_inputs(data, number),
-                )
-            )
+        for _ in range(count):
+            self.add_node(data)
 
-    def draw_inputs(self, data: st.DataObject, number: int) -> tuple[str, ...]:
-        names = [*SOURCES, *(f"n{before}.{slot}" for before in range(number) for slot in SLOTS)]
+    # Kinds of change are drawn, not rules of their own: else a run would be one step in seven.
+
+    @rule(data=st.data(), kind=st.sampled_from(["add", "remove", "rewire", "setting", "source", "swap", "revert"]))
+    def edit(self, data: st.DataObject, kind: str) -> None:
+        place = data.draw(st.integers(0, len(self.steps) - 1))
+        match kind:
+            case "add" if len(self.steps) < MOST_STEPS:
+                self.add_node(data)
+            case "remove" if len(self.steps) > 1:
+                self.remove_node(place)
+            case "rewire":
+                self.steps[place] = replace(self.steps[place], inputs=self.draw_inputs(data, place))
+            case "setting":
+                self.steps[place] = replace(self.steps[place], salt=data.draw(st.integers(0, 2)))
+            case "source":
+                self.texts[data.draw(st.sampled_from(SOURCES))] = data.draw(st.sampled_from("abc"))
+            case "swap":
+                self.texts = dict(zip(SOURCES, reversed(self.texts.values()), strict=True))
+            case "revert" if self.earlier:
+                texts, steps = data.draw(st.sampled_from(self.earlier))
+                self.texts, self.steps = dict(texts), list(steps)
+
+    def add_node(self, data: st.DataObject) -> None:
+        stage, number = data.draw(st.sampled_from(["one", "two"])), data.draw(st.integers(0, 1))
+        self.steps.append(Step(f"n{self.numbers}", stage, number, self.draw_inputs(data, len(self.steps))))
+        self.numbers += 1
+
+    def remove_node(self, place: int) -> None:
+        """Who read from it reads less."""
+        gone = self.steps.pop(place).id
+        self.steps = [
+            replace(step, inputs=tuple(name for name in step.inputs if name.partition(".")[0] != gone))
+            for step in self.steps
+        ]
+
+    def draw_inputs(self, data: st.DataObject, place: int) -> tuple[str, ...]:
+        """Of the sources and the nodes before that *place*."""
+        names = [*SOURCES, *(f"{step.id}.{slot}" for step in self.steps[:place] for slot in SLOTS)]
         return tuple(data.draw(st.lists(st.sampled_from(names), max_size=3)))
 
-    @rule(name=st.sampled_from(SOURCES), text=st.sampled_from("abc"))
-    def edit_source(self, name: str, text: str) -> None:
-        self.texts[name] = text
-
-    @rule(number=st.integers(0, 6), salt=st.integers(0, 2))
-    def edit_setting(self, number: int, salt: int) -> None:
-        number %= len(self.steps)
-        self.steps[number] = replace(self.steps[number], salt=salt)
-
-    @rule(data=st.data(), number=st.integers(0, 6))
-    def rewire(self, data: st.DataObject, number: int) -> None:
-        number %= len(self.steps)
-        self.steps[number] = replace(self.steps[number], inputs=self.draw_inputs(data, number))
-
-    @rule(number=st.integers(0, 20), rots=st.booleans())
-    def lose_blob(self, number: int, rots: bool) -> None:
-        for digest in nth(self.store.blobs, number):
-            if rots:
-                self.store.blobs[digest] = b"\x00" * len(self.store.blobs[digest])
-            else:
-                del self.store.blobs[digest]
-            self.kept.clear()
-
-    @rule(number=st.integers(0, 20))
-    def lose_record(self, number: int) -> None:
-        for key in nth(self.store.keys, number):
-            self.store.keys.remove(key)
-            self.kept.clear()
+    @rule(number=st.integers(0, 20), kind=st.sampled_from(["blob", "rot", "record", "rows", "index"]))
+    def lose(self, number: int, kind: str) -> None:
+        match kind:
+            case "blob" | "rot":
+                for digest in nth(self.lossy.digests(), number):
+                    (self.lossy.rot_blob if kind == "rot" else self.lossy.lose_blob)(digest)
+            case "record":
+                for key in nth(self.lossy.keys(), number):
+                    self.lossy.lose_record(key)
+            case "rows":
+                self.lossy.lose_rows(nth(self.lossy.keys(), number))
+            case "index":
+                self.lossy.lose_index()
 
     @rule(jobs=st.integers(1, 3), rebuild=st.booleans(), scope=st.sampled_from(["here", "there"]))
     def build(self, jobs: int, rebuild: bool, scope: str) -> None:
@@ -135,11 +168,12 @@ class Builds(RuleBasedStateMachine):
         again = self.run_graph(jobs=jobs, scope=scope)
         assert again.calls == []
         assert {str(result.reason) for result in again.results.values()} == {"up to date"}
+        self.earlier.append((dict(self.texts), list(self.steps)))
 
-    @rule(data=st.data(), jobs=st.integers(1, 3), keep_going=st.booleans())
-    def build_with_failures(self, data: st.DataObject, jobs: int, keep_going: bool) -> None:
+    @rule(data=st.data(), jobs=st.integers(1, 3), keep_going=st.booleans(), too_late=st.booleans())
+    def build_with_failures(self, data: st.DataObject, jobs: int, keep_going: bool, too_late: bool) -> None:
         bad = data.draw(st.sets(st.sampled_from([step.id for step in self.steps]), min_size=1))
-        ran = self.run_graph(bad, jobs=jobs, keep_going=keep_going)
+        ran = self.run_graph(bad, too_late=too_late, jobs=jobs, keep_going=keep_going)
         failed, skipped = set(ran.of(Status.FAILED)), set(ran.of(Status.SKIPPED))
         assert failed == set(ran.calls) & bad
         for step in self.steps:
@@ -150,44 +184,85 @@ class Builds(RuleBasedStateMachine):
 
     def run_graph(
         self,
-        bad: set[str] = frozenset(),  # type: ignore[assignment]
+        bad: Iterable[str] = (),
         *,
+        too_late: bool = False,
         jobs: int,
         keep_going: bool = False,
         rebuild: bool = False,
         scope: str = "here",
     ) -> Ran:
-        def work(node: Node, workspace: Workspace) -> JsonObject:
+        """One run, in which the nodes *bad* fail: at once, or *too_late*, when they have written their outputs."""
+
+        def do(node: Node, workspace: Workspace) -> JsonObject:
+            if node.id in bad and not too_late:
+                raise StageError(f"{node.id} is bad")
+            work = Work(node.stage.name, salt(node), tuple(read(workspace)))
+            for slot, text in work.outputs().items():
+                (workspace.outputs[slot] / "text").write_text(text)
             if node.id in bad:
                 raise StageError(f"{node.id} is bad")
-            inputs = read(workspace)
             with self.lock:
-                self.worked.append(f"{node.stage.name} {salt(node)} {inputs}")
-            for slot, folder in workspace.outputs.items():
-                (folder / "text").write_text(output(node.stage.name, salt(node), inputs, slot))
+                self.worked.append(work)
             return {}
 
         self.worked.clear()
+        before = self.look()
         sources = [self.bench.source(name, text) for name, text in self.texts.items()]
         nodes = [step.node() for step in self.steps]
-        ran = self.bench.run(nodes, sources, work=work, jobs=jobs, keep_going=keep_going, rebuild=rebuild, scope=scope)
+        ran = self.bench.run(nodes, sources, work=do, jobs=jobs, keep_going=keep_going, rebuild=rebuild, scope=scope)
         self.check_outputs(ran)
+        self.check_keys(ran)
         if not rebuild:
-            assert len(self.worked) == len(set(self.worked)), "the same work was done twice"
-            assert not self.kept & set(self.worked), "work was done again whose result was there"
-        self.kept |= set(self.worked)
+            assert not before.spared & set(self.worked), "work was done again whose result was there"
+            assert before.rotten or len(self.worked) == len(set(self.worked)), "the same work was done twice"
         return ran
 
-    def check_outputs(self, ran: Ran) -> None:
-        expected = dict(self.texts)
+    def look(self) -> Before:
+        sound = {digest: self.lossy.is_sound(digest) for digest in self.lossy.digests()}
+        keys = self.lossy.keys()
+        spared = {
+            work
+            for work, key in self.keys.items()
+            if key in keys and all(sound.get(digest) for digest in work.digests())
+        }
+        return Before(frozenset(spared), not all(sound.values()))
+
+    def works(self) -> dict[str, Work]:
+        """What each step comes to when everything is made anew: the oracle."""
+        texts, works = dict(self.texts), {}
         for step in self.steps:
-            inputs = [expected[name] for name in step.inputs]
-            for slot in SLOTS:
-                expected[f"{step.id}.{slot}"] = output(step.stage, step.salt, inputs, slot)
-                if ran.results[step.id].record is not None:
-                    # The digest: rot in bytes that nobody reads is for whoever fetches them to find.
-                    assert ran.file(step.id, slot).digest == digest_bytes(expected[f"{step.id}.{slot}"].encode())
+            work = Work(step.stage, step.salt, tuple(texts[name] for name in step.inputs))
+            texts |= {f"{step.id}.{slot}": text for slot, text in work.outputs().items()}
+            works[step.id] = work
+        return works
+
+    def check_outputs(self, ran: Ran) -> None:
+        for node_id, work in self.works().items():
+            if ran.results[node_id].record is not None:
+                # The digest: rot in bytes that nobody reads is for whoever fetches them to find.
+                found = [ran.file(node_id, slot).digest for slot in SLOTS]
+                assert found == work.digests()
+
+    def check_keys(self, ran: Ran) -> None:
+        """One key for the same work, whatever its name and place; another for any other."""
+        for node_id, work in self.works().items():
+            key = ran.results[node_id].cache_key
+            if key is not None:
+                assert self.keys.setdefault(work, key) == key
+        assert len(set(self.keys.values())) == len(self.keys)
 
 
-TestBuilds = Builds.TestCase
-TestBuilds.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+class BuildsInMemory(Builds):
+    make_store = LossyMemory
+
+
+class BuildsOnDisk(Builds):
+    make_store = LossyDisk
+
+
+TestBuildsInMemory = pytest.mark.slow(BuildsInMemory.TestCase)
+TestBuildsInMemory.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+TestBuildsOnDisk = pytest.mark.slow(BuildsOnDisk.TestCase)
+TestBuildsOnDisk.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
