@@ -78,6 +78,8 @@ def _lines(found: Reproduction) -> Iterator[str]:
 def _headline(stage: StageReproduction) -> str:
     if stage.reason:
         return f"{stage.verdict}: {stage.reason}; build first"
+    if stage.failure is not None:
+        return f"{stage.verdict:<7}  after {stage.elapsed_seconds:.1f} s"
     times = "" if stage.runs == 1 else f", {stage.runs} runs"
     return f"{stage.verdict:<7}  {_files(stage.files)}, {stage.size} bytes{times} in {stage.elapsed_seconds:.1f} s"
 
