@@ -49,11 +49,13 @@ class NearRecords:
 
     def nearest(self, wanted: Ingredients, inputs: Inputs, last: Record | None) -> Nearest | None:
         """The record of the same stage that differs in the fewest ingredients; of equals that with more inputs in
-        common, then the newest. None when none is nearer than *last*, or there is none.
+        common, then the newest. None when none is nearer than *last*, or what is nearest is not much like it.
         """
         traits = _traits(wanted)
         near = min(self._of(wanted.stage), key=lambda candidate: candidate.distance(traits), default=None)
-        if near is None or (last is not None and _Candidate(last).distance(traits)[0] <= near.distance(traits)[0]):
+        if near is None or near.distance(traits)[0] > len(near.traits & traits):
+            return None
+        if last is not None and _Candidate(last).distance(traits)[0] <= near.distance(traits)[0]:
             return None
         record = near.record
         changes = changes_between(record, wanted, inputs)

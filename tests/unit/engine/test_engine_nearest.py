@@ -104,6 +104,15 @@ def test_it_has_to_be_nearer_than_the_last_build_here(store: LocalStore | Memory
     assert nearest(store, far) is not None
 
 
+def test_what_differs_in_more_than_it_shares_is_not_near(store: LocalStore | MemoryStore, keep: Keep) -> None:
+    keep(model=OTHER, config=config(samples=10, method="entropy"))
+    assert nearest(store) is not None
+    other = {"quant": {"mode": "fp16"}}
+    keep(model=OTHER, config=other)
+    goal = replace(WANTED, config={"quant": {"mode": "rtn", "bits": 4, "samples": 20}}, toolchain={})
+    assert NearRecords(store).nearest(goal, Inputs({"model": MODEL}), None) is None
+
+
 def test_an_equal_record_under_another_key_is_none(
     store: LocalStore | MemoryStore, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
