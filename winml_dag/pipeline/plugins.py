@@ -52,12 +52,14 @@ def load_plugin(name: str) -> tuple[Plugin, Stage]:
     return plugin, stage
 
 
-def plugin_config(name: str, stage: Stage, given: JsonValue) -> JsonObject:
-    """Every field of the plug-in's config, defaults included.
+def plugin_config(name: str, stage: Stage, given: JsonObject) -> JsonObject:
+    """Every field of the plug-in's config, defaults included; as given, when it declares no class for it.
 
     Raises:
         PluginProblem: for a field that is missing or unknown, or that the config itself refuses.
     """
+    if not stage.config:
+        return given
     kind = _attribute(name, stage.config)
     if not isinstance(kind, type):
         raise PluginProblem(f"{stage.config} is not a class")

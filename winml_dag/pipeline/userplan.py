@@ -27,7 +27,7 @@ from winml_dag.store.fingerprints import Fingerprints
 
 _ANY = InputSlot(None)
 _COMMAND = Stage("command", 1, "", "", {}, {}, works_in_place=True)
-_FUNCTION = Stage("function", 1, "winml_dag.engine.function:run", "", {}, {}, works_in_place=True)
+_FUNCTION = Stage("function", 1, "winml_dag.engine.function:call", "", {}, {}, works_in_place=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""Stages that an installed package brings: found by its entry points, run in a worker, known by its version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from user_project import UserProject
+
+_DECLARATION = """\
+from dataclasses import dataclass
+
+from winml_dag.engine.stage import InputSlot, Stage
+
+
+@dataclass(frozen=True)
+class SortConfig:
+    reverse: bool = False
+
+
+SORT = Stage(
+    name="sort-lines",
+    version=1,
+    work="tidy_plugin.work:run",
+    config="tidy_plugin:SortConfig",
+    inputs={"text": InputSlot(frozenset({"text"}))},
+    outputs={"sorted": "text"},
+)
+"""
+_WORK = """\
+def run(config, workspace):
+    lines = workspace.input_file("text", ".txt").read_text().splitlines()
+    (workspace.outputs["sorted"] / "sorted.txt").write_text("\\n".join(sorted(lines, reverse=config.reverse)))
+    return {"lines": len(lines)}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> UserProject:
+    """A project with a recipe that uses a plug-in, which is installed in a folder of its own."""
+    made = UserProject(tmp_path / "project")
+    made.write("raw/notes.txt", "b\na\nc\n")
+    made.recipe = {
+        "stages": {
+            "sort": {
+                "uses": "sort-lines",
+                "inputs": {"text": "raw/notes.txt"},
+                "outputs": {"sorted": "build/notes.txt"},
+            }
+        }
+    }
+    site = tmp_path / "site"
+    made.search_path = str(site)
+    (site / "tidy_plugin").mkdir(parents=True)
+    (site / "tidy_plugin/__init__.py").write_text(_DECLARATION, encoding="utf-8")
+    (site / "tidy_plugin/work.py").write_text(_WORK, encoding="utf-8")
+    install(site, "1.0")
+    return made
+
+
+def install(site: Path, version: str) -> None:
+    for old in site.glob("*.dist-info"):
+        for file in old.iterdir():
+            file.unlink()
+        old.rmdir()
+    metadata = site / f"tidy_plugin-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tidy-plugin\nVersion: {version}\n")
+    (metadata / "entry_points.txt").write_text(
+        "[console_scripts]\nsort-lines = tidy_plugin:main\n\n[winml_dag.stages]\nsort-lines = tidy_plugin:SORT\n"
+    )
+
+
+def test_a_plugin_runs_and_its_output_lies_where_the_recipe_says(project: UserProject) -> None:
+    result = project.build()
+    assert result.code == 0, result.messages
+    assert project.read("build/notes.txt") == "a\nb\nc"
+    assert not (project.folder / "sorted.txt").exists()
+    assert project.build().ran == []
+
+
+def test_its_config_and_its_version_are_in_the_key(project: UserProject) -> None:
+    project.build()
+    project.recipe["stages"]["sort"]["config"] = {"reverse": False}
+    assert project.build().ran == [], "that is its default"
+    project.recipe["stages"]["sort"]["config"] = {"reverse": True}
+    assert project.build().ran == ["sort"]
+    assert project.read("build/notes.txt") == "c\nb\na"
+    install(Path(project.search_path), "1.1")
+    result = project.build()
+    assert result.ran == ["sort"]
+    assert "1.0 -> 1.1" in result.stages["sort"]["reason"]
+
+
+def test_another_place_for_its_output_runs_nothing(project: UserProject) -> None:
+    project.build()
+    project.recipe["stages"]["sort"]["outputs"]["sorted"] = "build/sorted/"
+    assert project.build().ran == []
+    assert project.read("build/sorted/sorted.txt") == "a\nb\nc"
+    assert not (project.folder / "build/notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"uses": "sort-line"}, "stages.sort.uses: there is no plug-in 'sort-line'; did you mean 'sort-lines'?"),
+        ({"config": {"revers": True}}, "stages.sort.config: SortConfig has no field revers"),
+        ({"inputs": {"txt": "raw/notes.txt"}}, "stages.sort.inputs.txt: sort-lines has no input 'txt'"),
+        ({"outputs": {}}, "stages.sort: sort-lines puts out 'sorted': say in outputs where it goes"),
+        ({"env": {"A": "1"}}, "stages.sort.env: sort-lines is a plug-in, which gets no variables"),
+    ],
+)
+def test_what_a_plugin_does_not_know_is_refused(
+    project: UserProject, change: dict[str, object], complaint: str
+) -> None:
+    project.recipe["stages"]["sort"].update(change)
+    result = project.build()
+    assert result.code == 2
+    assert complaint in result.messages
+
+
+def test_a_plugin_that_cannot_be_imported_is_named(project: UserProject) -> None:
+    (Path(project.search_path) / "tidy_plugin/__init__.py").write_text("import no_such_module\n", encoding="utf-8")
+    result = project.build()
+    assert result.code == 2
+    assert "tidy_plugin:SORT cannot be imported: No module named 'no_such_module'" in result.messages

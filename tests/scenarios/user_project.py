@@ -1,0 +1,92 @@
+"""A project with stages of its own, and the command line in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command said."""
+
+    code: int
+    value: dict[str, Any]
+    messages: str
+
+    @property
+    def stages(self) -> dict[str, dict[str, Any]]:
+        return {stage["id"]: stage for stage in self.value["builds"][0]["stages"]}
+
+    def with_status(self, status: str) -> list[str]:
+        return [name for name, stage in self.stages.items() if stage["status"] == status]
+
+    @property
+    def ran(self) -> list[str]:
+        return self.with_status("ran")
+
+
+class UserProject:
+    """A folder with a recipe, a cache beside it, and the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = folder.parent / "cache"
+        self.recipe: dict[str, Any] = {}
+        self.search_path = ""
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+        return path
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def save(self) -> None:
+        """Write the recipe as it is now."""
+        self.write("recipe.yaml", yaml.safe_dump(self.recipe, sort_keys=False))
+
+    def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=cwd or self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "winml_dag", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        search = os.pathsep.join(filter(None, [self.search_path, os.environ.get("PYTHONPATH", "")]))
+        return {**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), "PYTHONPATH": search}
+
+    def build(self, *arguments: str) -> Result:
+        self.save()
+        finished = self.run("build", "-c", "recipe.yaml", "--format", "json", *arguments)
+        return Result(finished.returncode, json.loads(finished.stdout), finished.stderr)
+
+    def manifest(self, folder: str = ".winml-dag/recipe") -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.read(f"{folder}/build_manifest.json"))
+        return value
