@@ -139,10 +139,12 @@ def reproduce(
             rebuild=True,
             timeout_seconds=options.stage_timeout_seconds,
         )
-        reruns = run_again(able, runner, runs=options.runs, jobs=options.jobs, observer=observer)
+        reruns: dict[str, list[Rerun]] = {one.node.id: [] for one in able}
+        for rerun in run_again(able, runner, runs=options.runs, jobs=options.jobs, observer=observer):
+            reruns[rerun.recorded.node.id].append(rerun)
         comparison = _Comparison(store, witness, scratch / "recorded")
         stages = tuple(
-            comparison.stage(found, [rerun for rerun in reruns if rerun.recorded is found])
+            comparison.stage(found, reruns[node.id])
             if isinstance(found := looked_up[node.id], Recorded)
             else StageReproduction(node.id, Verdict.NOT_RUN, reason=found)
             for node in nodes
