@@ -172,7 +172,9 @@ def _checked_record(store: LocalStore, key: str) -> Record | None:
     except FileNotFoundError:
         # The index alone has it: somebody deleted the file. Written again, so that both tell the same.
         record = store.records.read(key)
-        if record is not None:
+        if record is None:
+            store.records.remove(key)
+        else:
             store.records.write(record)
         return record
     except (OSError, StoreError):

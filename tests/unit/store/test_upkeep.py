@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 
 import pytest
@@ -8,7 +9,8 @@ from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import StoreError
 from winml_dag.store.blobs import STAMP_NS
-from winml_dag.store.upkeep import Cleared, clear, info, verify
+from winml_dag.store.local import LocalStore
+from winml_dag.store.upkeep import Cleared, clear, info, repair, verify
 
 WEIGHTS = b"weights" * 100
 
@@ -130,3 +132,105 @@ def test_clear_refuses_while_somebody_uses_the_store(store, two_records, use) ->
         clear(store)
     assert store.record(KEY) == two_records[0]
     assert store.missing(two_records[0].files()) == []
+
+
+def test_clear_removes_logs_of_failures_too(store) -> None:
+    store.failures.mkdir()
+    (store.failures / "quantize-1.log").write_text("no")
+    clear(store)
+    assert contents(store.failures) == {}
+
+
+def test_verify_sets_right_the_time_of_a_blob_that_was_copied_without_it_and_says_so(store, two_records) -> None:
+    moved = two_records[0].files()[0]
+    os.utime(store.blobs.path(moved.digest))
+    report = verify(store)
+    assert report.clean
+    assert report.restamped == (moved.digest,)
+    assert verify(store).restamped == ()
+
+
+@pytest.mark.usefixtures("two_records")
+def test_a_sound_store_has_nothing_to_repair(store) -> None:
+    report = repair(store)
+    assert report.clean
+    assert report.repaired
+    assert report == verify(store)
+
+
+def test_repair_takes_out_records_that_lack_a_blob_and_names_them(store, two_records) -> None:
+    lost = two_records[0].files()[0]
+    store.blobs.path(lost.digest).unlink()
+    report = repair(store)
+    assert report.removed == report.incomplete == (KEY,)
+    assert report.records == 1
+    assert report.repaired
+    assert store.record(KEY) is None
+    assert store.record(OTHER_KEY) == two_records[1]
+    assert verify(store).clean
+
+
+def test_repair_follows_up_on_a_blob_that_was_damaged(store, two_records) -> None:
+    rotten = two_records[0].files()[0]
+    change(store.blobs.path(rotten.digest), b"onf")
+    report = repair(store)
+    assert (report.damaged, report.removed) == ((rotten.digest,), (KEY,))
+    assert not report.clean
+    assert report.repaired
+    assert verify(store).clean
+
+
+@pytest.mark.usefixtures("two_records")
+def test_repair_leaves_a_record_alone_while_somebody_makes_it_whole(store) -> None:
+    lost = store.record(KEY).files()[0]
+    store.blobs.path(lost.digest).unlink()
+    with LocalStore(store.folder).claim(KEY):
+        report = repair(store)
+    assert report.incomplete == (KEY,)
+    assert report.removed == ()
+    assert not report.repaired
+    assert store.record(KEY) is not None
+
+
+def test_repair_makes_the_index_anew_from_the_files_of_records(store, two_records) -> None:
+    other = {**two_records[0].to_json(), "elapsed_seconds": 99}
+    unknown = "f" * 64
+    store.index.write("record", {KEY: other})
+    store.index.remove("record", [OTHER_KEY])
+    store.index.write("record", {unknown: {"odd": 1}})
+    store.index.write("latest", {"name": KEY})
+    report = repair(store)
+    assert report.rows == (KEY, OTHER_KEY)
+    assert report.unreadable == (unknown,)
+    assert store.index.read("record", [KEY])[KEY] == store.records.read_file(KEY).to_json()
+    assert store.index.names("record") == sorted([KEY, OTHER_KEY])
+    assert store.records_of("export", 5) != []
+    assert store.latest("name") == two_records[0]
+    assert repair(store).rows == ()
+
+
+@pytest.mark.usefixtures("two_records")
+def test_repair_forgets_rows_that_are_no_rows_of_ours(store) -> None:
+    store.index.write("latest", {"name": KEY})
+    with sqlite3.connect(store.folder / "index" / "cache.db") as database:
+        database.execute("UPDATE Cache SET value = '[\"0000000000000000\",1]' WHERE key = 'latest:name'")
+        database.execute("UPDATE Cache SET mode = 4 WHERE key = ?", (f"record:{KEY}",))
+        count = database.execute("SELECT COUNT(*) FROM Cache").fetchone()[0]
+    database.close()
+    assert repair(store).rows == (KEY,)
+    assert store.index.names("latest") == []
+    with sqlite3.connect(store.folder / "index" / "cache.db") as database:
+        assert database.execute("SELECT COUNT(*) FROM Cache").fetchone()[0] == count - 1
+    database.close()
+
+
+def test_repair_of_a_store_with_a_damaged_index_begins_it_afresh(store, two_records) -> None:
+    store.close()
+    database = store.folder / "index" / "cache.db"
+    database.write_bytes(database.read_bytes()[:5000])
+    again = LocalStore(store.folder)
+    report = repair(again)
+    assert report.repaired
+    assert again.index.names("record") == sorted([KEY, OTHER_KEY])
+    assert again.record(KEY) == two_records[0]
+    again.close()
