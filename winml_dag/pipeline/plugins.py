@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json, read_config
 from winml_dag.engine.stage import Stage
 from winml_dag.recipe.spelling import known_instead
