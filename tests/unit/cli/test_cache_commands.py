@@ -1,0 +1,245 @@
+"""The commands of the cache, as a user types them: what they say, in text and in JSON, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from winml_dag.cli.cache import command
+from winml_dag.cli.main import run
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.tally import note_build
+
+FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
+KEYS = {name: digit * 64 for name, digit in (("export", "a"), ("optimize", "b"), ("quantize", "c"))}
+MADE = {"export": "2026-01-03", "optimize": "2026-01-01", "quantize": "2026-01-02"}
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE", raising=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """Three records, used long ago in the order of their stages."""
+    store = LocalStore(tmp_path / "cache")
+    for number, (stage, key) in enumerate(KEYS.items()):
+        folder = tmp_path / "out"
+        folder.mkdir()
+        (folder / f"{stage}.onnx").write_bytes(stage.encode() * 1000 * (3 - number))
+        log = tmp_path / "log.txt"
+        log.write_text("".join(f"line {line} of {stage}\n" for line in range(30)))
+        made = Ingredients(stage, 1, {stage: {"opset": 21}}, {"model": "sha256:" + "0" * 64}, {"onnx": "1.23.2"})
+        record = Record(
+            key, "c" * 64, made, {}, {"nodes": 7}, 2.5, made_at=f"{MADE[stage]}T00:00:00+00:00", made_by="tests"
+        )
+        store.publish(record, {"model": folder}, log)
+        os.utime(store.records.path(key), (10**9 + number, 10**9 + number))
+        shutil.rmtree(folder)
+    store.close()
+    # What was stored in the same step of the file system's clock as a collection begins counts as in use.
+    probe = tmp_path / "probe"
+    probe.touch()
+    stored = probe.stat().st_mtime_ns
+    while probe.stat().st_mtime_ns == stored:
+        probe.touch()
+    return store
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def says(*arguments: str, code: int = 0) -> str:
+        assert run(["cache", *arguments]) == code
+        out, errors = capsys.readouterr()
+        return out if code != 2 else errors
+
+    return says
+
+
+@pytest.fixture
+def tells(says: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+    def tells(*arguments: str, code: int = 0) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(says(*arguments, "--format", "json", code=code))
+        return value
+
+    return tells
+
+
+def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None:
+    assert "no builds yet" in says("info")
+    note_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
+    text = says("info")
+    assert "records        3\n" in text
+    assert "hit ratio      75%  (3 of 4 stages in 1 builds since 20" in text
+    assert "time saved     1 min" in text
+    assert "limit          none" in text
+    assert [line.split()[2:] for line in text.splitlines()[-3:]] == [[stage, KEYS[stage][:12]] for stage in KEYS]
+    found = tells("info")
+    assert (found["records"], found["hit_ratio"], found["seconds_saved"], found["builds"]) == (3, 0.75, 75, 1)
+    assert found["largest"][0]["stage"] == "export"
+    assert found["limit_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("size", ["export", "optimize", "quantize"]),
+        ("used", ["quantize", "optimize", "export"]),
+        ("made", ["export", "quantize", "optimize"]),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_list_sorts_by_what_is_asked_for(says, tells, sort, order) -> None:
+    assert [record["stage"] for record in tells("list", "--sort", sort)["records"]] == order
+    assert [line.split()[1] for line in says("list", "--sort", sort).splitlines()[1:]] == order
+
+
+@pytest.mark.usefixtures("store")
+def test_list_can_be_of_one_stage(tells) -> None:
+    (record,) = tells("list", "--stage", "optimize")["records"]
+    assert record["key"] == KEYS["optimize"]
+    assert record["used_at"] == "2001-09-09T01:46:41+00:00"
+    assert tells("list", "--stage", "compile")["records"] == []
+
+
+@pytest.mark.usefixtures("store")
+def test_show_needs_no_more_of_a_key_than_no_other_has(says, tells) -> None:
+    text = says("show", "b")
+    assert text.startswith(f"key        {KEYS['optimize']}\nstage      optimize, version 1\n")
+    assert "  optimize.opset: 21\n" in text
+    assert "  onnx: 1.23.2\n" in text
+    assert "  model: optimize.onnx  15.6 KiB  xxh3-128:" in text
+    assert "  nodes: 7\n" in text
+    assert "log (the last 20 of 30 lines)\n  | line 10 of optimize\n" in text
+    found = tells("show", KEYS["optimize"].upper())
+    assert found["cache_key"] == KEYS["optimize"]
+    assert found["missing"] == []
+    assert len(found["log_text"].splitlines()) == 30
+
+
+def test_show_says_what_is_missing(store, says, tells) -> None:
+    record = store.record(KEYS["export"])
+    assert record is not None
+    assert record.log is not None
+    store.blobs.path(record.files()[0].digest).unlink()
+    store.blobs.path(record.log.digest).unlink()
+    assert tells("show", "a")["missing"] == ["export.onnx"]
+    text = says("show", "a")
+    assert "MISSING" in text
+    assert "its blob is missing or damaged" in text
+
+
+def test_show_names_those_that_a_prefix_could_mean(store, says) -> None:
+    assert "No record in" in says("show", "f", code=2)
+    for number in range(7):
+        record = store.record(KEYS["export"])
+        store.records.write(Record(f"d{number:063x}", "c", record.ingredients, record.outputs))
+    errors = says("show", "d", code=2)
+    assert "7 keys begin with 'd': d000000000000000 (export), d" in errors
+    assert "and 2 more" in errors
+    assert "Give more of the one that you mean" in errors
+
+
+def test_gc_says_what_it_freed(store, says, tells) -> None:
+    foreseen = tells("gc", "--max-size", "0", "--dry-run")
+    assert (foreseen["dry_run"], foreseen["records"], foreseen["left_bytes"]) == (True, 3, 0)
+    assert says("gc", "--older-than", "1d", "--dry-run").startswith("Would remove 3 records, 6 blobs and 0 leftovers, ")
+    assert len(store.records.keys()) == 3
+    assert says("gc", "--max-size", "20KB").startswith("Removed 2 records, 4 blobs and 0 leftovers, ")
+    assert store.records.keys() == [KEYS["quantize"]]
+
+
+def test_gc_without_limits_keeps_to_the_one_that_was_set(store, says) -> None:
+    says("gc")
+    assert len(store.records.keys()) == 3
+    says("limit", "20KB")
+    says("gc")
+    assert store.records.keys() == [KEYS["quantize"]]
+
+
+def test_gc_says_what_it_kept_because_it_is_in_use(store, says) -> None:
+    with store.scratch.open():
+        store.used([KEYS["export"]])
+        text = says("gc", "--max-size", "0")
+    assert "Kept 1 record and " in text
+    assert "That is more than 0 B: collect again when no build runs." in text
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gc", "--max-size", "10"), "--max-size: '10' is not a size"),
+        (("gc", "--older-than", "a week"), "--older-than: 'a week' is not a duration"),
+        (("limit", "big"), "the limit: 'big' is not a size"),
+    ],
+)
+def test_what_is_no_size_or_duration_is_refused(says, arguments, words) -> None:
+    assert words in says(*arguments, code=2)
+
+
+def test_limit_is_set_told_and_removed(store, says, tells, monkeypatch) -> None:
+    assert says("limit") == "The cache has no limit.\n"
+    assert says("limit", "50GiB") == f"The cache in {store.folder} is kept to 50GiB.\n"
+    assert tells("limit") == {"limit_bytes": 50 * 2**30}
+    assert "limit          50GiB\n" in says("info")
+    monkeypatch.setenv("WINML_DAG_CACHE_MAX_SIZE", "1GB")
+    assert says("limit") == f"The cache in {store.folder} is kept to 1GB, by WINML_DAG_CACHE_MAX_SIZE.\n"
+    monkeypatch.setenv("WINML_DAG_CACHE_MAX_SIZE", "none")
+    assert says("limit") == "The cache has no limit, by WINML_DAG_CACHE_MAX_SIZE.\n"
+    monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE")
+    assert says("limit", "none") == "The cache has no limit.\n"
+
+
+def test_verify_ends_with_1_for_damage_and_with_0_when_it_could_be_repaired(store, says, tells) -> None:
+    assert says("verify") == "Sound: 3 records and 6 blobs. 0 records lack a blob.\n"
+    (file,) = store.record(KEYS["export"]).files()
+    store.blobs.path(file.digest).unlink()
+    text = says("verify", code=1)
+    assert f"record that lacks a blob, counts as not built: {KEYS['export']}\n" in text
+    assert text.endswith("Sound: 3 records and 5 blobs. 1 record lacks a blob.\n")
+    found = tells("verify", "--repair")
+    assert (found["clean"], found["repaired"], found["removed"]) == (False, True, [KEYS["export"]])
+    assert says("verify", "--repair") == "Sound: 2 records and 5 blobs. 0 records lack a blob.\n"
+
+
+def test_clear_empties_it(store, says) -> None:
+    assert says("clear", "-y").startswith("Removed 3 records and 6 blobs, ")
+    assert store.records.keys() == []
+
+
+EVERY = {
+    "info": ("info",),
+    "list": ("list",),
+    "show": ("show", "a"),
+    "gc": ("gc", "--max-size", "0"),
+    "limit": ("limit", "1GB"),
+    "verify": ("verify", "--repair"),
+    "clear": ("clear", "-y"),
+}
+
+
+@pytest.mark.parametrize("arguments", EVERY.values(), ids=EVERY)
+def test_a_cache_of_an_unknown_format_is_refused_by_every_command_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    shutil.copytree(FIXTURES / "format-1-unknown-format", tmp_path / "cache")
+    before = sorted(path for path in (tmp_path / "cache").rglob("*"))
+    assert run(["cache", *arguments]) == 1
+    errors = capsys.readouterr().err
+    assert "has format '999', and this version knows 1 only" in errors
+    assert "choose another folder" in errors
+    assert sorted(path for path in (tmp_path / "cache").rglob("*")) == before
+
+
+def test_every_command_of_the_cache_is_tried_with_an_unknown_format() -> None:
+    assert command.commands.keys() == EVERY.keys()
