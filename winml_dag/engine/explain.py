@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from winml_dag.engine import reason
-from winml_dag.engine.change import Change, changes_between, summed_up
+from winml_dag.engine.change import Change, changes_between
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
@@ -38,8 +38,7 @@ def explained(
             roots[node.id] = _roots(why.names, roots)
             last = store.latest(remembered_name(scope, node))
             changes = () if last is None else _changes_so_far(node, known, last)
-            text = f"{why.text}; {summed_up(changes)}" if changes else why.text
-            why = replace(why, text=text, changes=changes, roots=roots[node.id])
+            why = reason.waits(why.names, changes, roots[node.id])
         elif why.kind in ("first build", "changed"):
             why = _compared(node, why, known, near, store.latest(remembered_name(scope, node)))
         results.append(replace(result, reason=why))

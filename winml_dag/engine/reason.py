@@ -74,9 +74,10 @@ def lost(files: Iterable[FileEntry]) -> Reason:
     return Reason("lost", f"missing or damaged in the cache: {', '.join(names)}", names=names)
 
 
-def waits(ids: Iterable[str]) -> Reason:
+def waits(ids: Iterable[str], changes: tuple[Change, ...] = (), roots: tuple[str, ...] = ()) -> Reason:
     names = tuple(ids)
-    return Reason("waits", f"depends on what {', '.join(names)} will give", names=names)
+    text = f"depends on what {', '.join(names)} will give" + (f"; {summed_up(changes)}" if changes else "")
+    return Reason("waits", text, changes, names, roots)
 
 
 def blocked(ids: Iterable[str]) -> Reason:
