@@ -14,7 +14,7 @@ from winml_dag.engine.change import Change, Inputs, changes_between, summed_up
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import Store
 
-# The newest records of a stage that are looked at: enough for a sweep, and no more than 10 ms to read.
+# The newest records of a stage that are looked at: enough for a sweep, and read and compared in 16 ms.
 MOST_RECORDS = 100
 
 
