@@ -2,25 +2,30 @@
 
 A process of its own, because a native crash or a hang must cost one stage only, because memory has to come back, and
 because bytes must not depend on what ran before (a second QNN compile in one process gives other bytes than the
-first). Its current folder is the scratch folder and all names are fixed and relative, because absolute paths end up
-in binaries too.
+first). The current folder of a worker is the scratch folder and all names are fixed and relative, because absolute
+paths end up in binaries too; a stage of the user's that works in place runs in the user's folder.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.command import Programs, config_texts, fill, minimal_environment, temporary_environment
 from winml_dag.engine.process import ProcessGroup, describe_exit
+from winml_dag.engine.reaper import Reaper
+from winml_dag.engine.sandbox import confined
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
+from winml_dag.errors import StageError
 
 LOG_FILE = "log.txt"
 _TAIL_LINES = 15
@@ -28,11 +33,24 @@ _TAIL_LINES = 15
 
 @dataclass(frozen=True)
 class Job:
-    """A node to run in *folder*, where its inputs already lie under ``inputs/<slot>``."""
+    """A node to run in *folder*, where its inputs already lie under ``inputs/<slot>``.
+
+    Attributes:
+        at: the folder that a stage which works in place runs in.
+        seen: for such a stage, its inputs by slot as seen from there: a file or a folder each.
+        hidden: a folder that it must not read, as far as the system can see to that.
+    """
 
     node: Node
     folder: Path
     timeout_seconds: float
+    at: Path | None = None
+    seen: Mapping[str, str] = field(default_factory=dict)
+    hidden: Path | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG_FILE
 
     def input_folder(self, slot: str) -> Path:
         return self.folder / "inputs" / slot
@@ -40,9 +58,21 @@ class Job:
     def output_folder(self, slot: str) -> Path:
         return self.folder / "outputs" / slot
 
+    def output_path(self, slot: str) -> str:
+        """Where a stage that works in place has to write *slot*: what ``{outputs.SLOT}`` stands for."""
+        return f"{self.folder}{os.sep}outputs{os.sep}{slot}{os.sep}{self.node.paths[slot].rstrip('/')}"
+
     def make_output_folders(self) -> None:
-        for slot in self.node.stage.outputs:
-            self.output_folder(slot).mkdir(parents=True)
+        """The folders of all slots; for a stage that works in place those that its declared paths lie in."""
+        if self.at is None:
+            for slot in self.node.stage.outputs:
+                self.output_folder(slot).mkdir(parents=True)
+            return
+        for slot, path in self.node.paths.items():
+            target = self.output_path(slot)
+            folder = target if path.endswith("/") else os.path.dirname(target)  # noqa: PTH120 - thousands of times
+            if not os.path.isdir(folder):  # noqa: PTH112
+                os.makedirs(folder)  # noqa: PTH103
 
 
 @dataclass(frozen=True)
@@ -56,6 +86,20 @@ class Outcome:
     advice: str = ""
 
 
+@dataclass(frozen=True)
+class Started:
+    """A job whose process runs. Times are of ``time.monotonic``."""
+
+    job: Job
+    group: ProcessGroup
+    began: float
+    entry: int | None = None
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.job.timeout_seconds
+
+
 class Executor(Protocol):
     """Runs jobs; ``run`` is called from several threads at once."""
 
@@ -67,36 +111,45 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Worker processes on this machine."""
+    """Processes on this machine: a worker for a stage that is Python, the program itself for a command."""
 
     def __init__(self) -> None:
         self._groups: set[ProcessGroup] = set()
         self._lock = threading.Lock()
         self._stopped = False
+        self._programs = Programs()
+        self._minimum = minimal_environment()
+        self._reaper: Reaper | None = None
 
     def run(self, job: Job) -> Outcome:
-        log = job.folder / LOG_FILE
-        work = job.folder / "work"
-        work.mkdir()
+        started = self.start(job)
+        if isinstance(started, Outcome):
+            return started
+        code = started.group.wait(job.timeout_seconds)
+        return self._outcome(started, code)
+
+    def start(self, job: Job) -> Started | Outcome:
+        """Begin *job* without waiting for its end; an outcome when it could not begin.
+
+        Raises:
+            OSError: when the system can start no more processes.
+        """
         job.make_output_folders()
-        _task(job).write(job.folder)
-        started = time.monotonic()
-        with self._lock:
-            if self._stopped:
-                return Outcome(0.0, log, {}, "stopped")
-            group = ProcessGroup(
-                [sys.executable, "-P", "-m", "winml_dag.engine.worker"],
-                folder=work,
-                environment=worker_environment(job.folder),
-                log=log,
-            )
-            self._groups.add(group)
+        # Kept for the next job by who uses a folder again: making a file or folder costs more than all else here.
+        temporary = job.folder / "temporary"
+        if not os.path.isdir(temporary):  # noqa: PTH112
+            temporary.mkdir()
+        if job.node.command is None:
+            return self._start_worker(job, temporary)
         try:
-            code = group.wait(job.timeout_seconds)
-        finally:
-            with self._lock:
-                self._groups.discard(group)
-        return _outcome(job, group, code, Result.read(job.folder), time.monotonic() - started)
+            return self._start_command(job, temporary)
+        except StageError as error:
+            job.log.touch()
+            return Outcome(0.0, job.log, {}, error.message, error.advice)
+
+    def finish(self, started: Started) -> Outcome:
+        """The outcome of a job whose process has ended, or has to end now."""
+        return self._outcome(started, started.group.reap())
 
     def stop(self) -> None:
         with self._lock:
@@ -104,6 +157,91 @@ class LocalExecutor:
             groups = list(self._groups)
         for group in groups:
             group.end()
+
+    def close(self) -> None:
+        """Let the reaper go, when all has ended."""
+        with self._lock:
+            reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.close()
+
+    def _start_worker(self, job: Job, temporary: Path) -> Started | Outcome:
+        _task(job).write(job.folder)
+        arguments = [sys.executable, "-P", "-m", "winml_dag.engine.worker"]
+        if job.at is None:
+            # Whatever a library drops into the current folder is thrown away.
+            work = job.folder / "work"
+            work.mkdir()
+            environment = worker_environment(temporary)
+            return self._begin(job, [*arguments, ".."], work, environment)
+        environment = {**self._minimum, **_python_path(), **_declared(job.node), **temporary_environment(temporary)}
+        return self._begin(job, [*arguments, str(job.folder)], job.at, environment)
+
+    def _start_command(self, job: Job, temporary: Path) -> Started | Outcome:
+        node = job.node
+        assert node.command is not None
+        assert job.at is not None
+        names = {
+            "inputs": job.seen,
+            "outputs": {slot: job.output_path(slot) for slot in node.paths},
+            "config": config_texts(node.config),
+        }
+        arguments = [fill(argument, names) for argument in node.command.arguments]
+        environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
+        program = self._programs.find(arguments[0], job.at, environment)
+        self._begin_reaping(job.folder.parent)
+        try:
+            return self._begin(job, arguments, job.at, environment, program)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC):
+                raise  # the system's fault, not the command's
+            raise StageError(
+                f"{program} cannot be run: {error.strerror}.",
+                advice="Name the program that reads it first: [python, script.py]."
+                if error.errno in (errno.ENOEXEC, errno.EACCES, errno.ENOENT)
+                else "",
+            ) from error
+
+    def _begin(
+        self, job: Job, arguments: list[str], folder: Path, environment: Mapping[str, str], program: str | None = None
+    ) -> Started | Outcome:
+        if job.hidden is not None:
+            arguments, program = confined(arguments, program, job.hidden, job.folder), None
+        began = time.monotonic()
+        with self._lock:
+            if self._stopped:
+                job.log.touch()
+                return Outcome(0.0, job.log, {}, "stopped")
+            group = ProcessGroup(
+                arguments,
+                folder=folder,
+                environment=environment,
+                log=job.log,
+                holds_stdin=job.node.command is None,
+                program=program,
+            )
+            self._groups.add(group)
+        entry = self._reaper.add(group.pid) if self._reaper is not None and job.node.command is not None else None
+        return Started(job, group, began, entry)
+
+    def _begin_reaping(self, scratch: Path) -> None:
+        if self._reaper is None:
+            with self._lock:
+                self._reaper = self._reaper or Reaper(str(scratch))
+
+    def _outcome(self, started: Started, code: int) -> Outcome:
+        with self._lock:
+            self._groups.discard(started.group)
+        if started.entry is not None and self._reaper is not None:
+            self._reaper.remove(started.entry)
+        job, elapsed = started.job, time.monotonic() - started.began
+        if started.group.timed_out:
+            error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
+            return Outcome(elapsed, job.log, {}, error, "Give it more time with --stage-timeout.")
+        if job.node.command is not None:
+            error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
+            return Outcome(elapsed, job.log, {}, error, _last_words(job.log) if code else "")
+        return _worker_outcome(job, code, Result.read(job.folder), elapsed)
 
 
 def _task(job: Job) -> Task:
@@ -114,44 +252,53 @@ def _task(job: Job) -> Task:
         config_class=stage.config,
         config=job.node.config,
         # The current folder is work/, a sibling: whatever a library drops there is thrown away.
-        inputs={slot: f"../inputs/{slot}" for slot in job.node.inputs},
-        outputs={slot: f"../outputs/{slot}" for slot in stage.outputs},
+        inputs={slot: f"../inputs/{slot}" for slot in job.node.inputs} if job.at is None else dict(job.seen),
+        outputs={
+            slot: f"../outputs/{slot}" if job.at is None else job.output_path(slot) for slot in stage.outputs
+        },
     )
 
 
-def _outcome(job: Job, group: ProcessGroup, code: int, result: Result | None, elapsed: float) -> Outcome:
-    log = job.folder / LOG_FILE
-    if group.timed_out:
-        error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
-        return Outcome(elapsed, log, {}, error, "Give it more time with --stage-timeout.")
+def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) -> Outcome:
     if result is None and code == DISK_FULL:
         error = "The disk of the cache folder is full."
-        return Outcome(elapsed, log, {}, error, "Free some space, or use --cache-dir.")
+        return Outcome(elapsed, job.log, {}, error, "Free some space, or use --cache-dir.")
     if result is None:
         error = f"Its process ended with {describe_exit(code)}."
-        return Outcome(elapsed, log, {}, error, "The log has its last words." if log.stat().st_size else "")
-    return Outcome(elapsed, log, result.metrics, result.error, result.advice)
+        return Outcome(elapsed, job.log, {}, error, _last_words(job.log))
+    return Outcome(elapsed, job.log, result.metrics, result.error, result.advice)
 
 
-def worker_environment(folder: Path) -> dict[str, str]:
+def _last_words(log: Path) -> str:
+    return "The log has its last words." if log.stat().st_size else ""
+
+
+def _declared(node: Node) -> dict[str, str]:
+    """The environment that a function of the user's declares."""
+    declared = node.config.get("env")
+    return {name: str(value) for name, value in declared.items()} if isinstance(declared, Mapping) else {}
+
+
+def _python_path() -> dict[str, str]:
+    """Where a worker finds this package, wherever it runs."""
+    package = str(Path(__file__).resolve().parents[2])
+    search = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": package if not search else os.pathsep.join([package, search])}
+
+
+def worker_environment(temporary: Path) -> dict[str, str]:
     """The environment of a worker: the user's, without what would make its bytes depend on the moment.
 
     Hash order, time zone and locale are fixed, temporary files stay in the scratch folder, and hubs are not asked:
     whatever a stage needs is among its inputs.
     """
-    temporary = folder / "temporary"
-    temporary.mkdir()
-    package = str(Path(__file__).resolve().parents[2])
-    search = os.environ.get("PYTHONPATH")
     fixed: Mapping[str, str] = {
-        "PYTHONPATH": package if not search else os.pathsep.join([package, search]),
+        **_python_path(),
         "PYTHONHASHSEED": "0",
         "PYTHONIOENCODING": "utf-8",
         "TZ": "UTC",
         "LC_ALL": "C.UTF-8",
-        "TMPDIR": str(temporary),
-        "TEMP": str(temporary),
-        "TMP": str(temporary),
+        **temporary_environment(temporary),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

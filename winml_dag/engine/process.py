@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,50 +21,98 @@ if sys.platform == "win32":
 else:
     _CREATION_FLAGS = 0
 
+# The longest that poll takes; a longer limit is waited for in pieces.
+_MOST_MILLISECONDS = 2**31 - 1
+
 
 class ProcessGroup:
-    """One child and its descendants. ``stdin`` stays open as long as this process lives, so that a child can notice our
-    end.
+    """One child and its descendants.
+
+    With *holds_stdin* the child's standard input stays open as long as this process lives, so that it can notice our
+    end; else it is empty.
+
+    Attributes:
+        descriptor: readable as soon as the child has ended (Linux); -1 where the system has no such thing.
+
+    Raises:
+        OSError: when the child cannot be started.
     """
 
-    def __init__(self, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], log: Path) -> None:
-        self._ended = threading.Event()
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        log: Path,
+        holds_stdin: bool = True,
+        program: str | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._reaped = False
         self.timed_out = False
-        with log.open("wb") as output:
+        # Not "wb" alone: another job may have left a log here, and a file that is there already costs less than one
+        # that has to be made.
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        try:
             self._child = subprocess.Popen(
                 arguments,
+                executable=program,
                 cwd=folder,
-                env=dict(environment),
-                stdin=subprocess.PIPE,
+                env=environment,
+                stdin=subprocess.PIPE if holds_stdin else subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=output,
                 start_new_session=True,  # a group of its own; ignored on Windows
                 creationflags=_CREATION_FLAGS,
             )
+        finally:
+            os.close(output)
+        self.pid = self._child.pid
+        self.descriptor = _descriptor(self._child.pid)
 
     def wait(self, timeout_seconds: float) -> int:
-        """Wait for the child's end, at most so long; then end what is left of its group. Returns the exit code
-        (negative: signal).
-        """
+        """Wait for the child's end, at most so long; then :meth:`reap`."""
+        if self.descriptor >= 0:
+            self._wait_for_descriptor(time.monotonic() + timeout_seconds)
+            return self.reap()
         # Beyond TIMEOUT_MAX (292 years, on Windows 49 days) the timer's own thread would end with an error.
-        timer = threading.Timer(min(timeout_seconds, threading.TIMEOUT_MAX), self._time_out)
+        timer = threading.Timer(min(timeout_seconds, threading.TIMEOUT_MAX), self.time_out)
         timer.daemon = True
         timer.start()
         try:
             self._wait_unreaped()
-            # Until the child is reaped its process id, which is the group's, cannot belong to anybody else.
-            self.end()
-            self._ended.set()
-            return self._child.wait()
+            return self.reap()
         finally:
             timer.cancel()
-            if self._child.stdin is not None:
-                self._child.stdin.close()
+
+    def reap(self) -> int:
+        """End what is left of the group when the child has ended. Returns the exit code (negative: signal)."""
+        with self._lock:
+            if self._reaped:
+                return self._child.wait()
+            # Until the child is reaped its process id, which is the group's, cannot belong to anybody else.
+            self._kill()
+            self._reaped = True
+            code = self._child.wait()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        return code
 
     def end(self) -> None:
         """Kill the child and all its descendants. Does nothing when they have ended."""
-        if self._ended.is_set():
-            return
+        with self._lock:
+            if not self._reaped:
+                self._kill()
+
+    def time_out(self) -> None:
+        """End it because its time is up."""
+        self.timed_out = True
+        self.end()
+
+    def _kill(self) -> None:
         if sys.platform == "win32":
             subprocess.run(
                 ["taskkill", "/T", "/F", "/PID", str(self._child.pid)],
@@ -75,15 +125,37 @@ class ProcessGroup:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
-    def _time_out(self) -> None:
-        self.timed_out = True
-        self.end()
+    def _wait_for_descriptor(self, deadline: float) -> None:
+        if sys.platform == "win32":
+            return
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        while not poll.poll(milliseconds_until(deadline)):
+            if time.monotonic() >= deadline and not self.timed_out:
+                self.time_out()
+                deadline = float("inf")
 
     def _wait_unreaped(self) -> None:
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._child.wait()
+
+
+def milliseconds_until(deadline: float) -> int:
+    """From now to *deadline* (of ``time.monotonic``), rounded up, at most what poll takes."""
+    left = deadline - time.monotonic()
+    if left > _MOST_MILLISECONDS / 1000:
+        return _MOST_MILLISECONDS
+    return max(0, int(left * 1000) + 1)
+
+
+def _descriptor(pid: int) -> int:
+    """Linux since 5.3; where it is forbidden, or descriptors have run out, a thread waits in its place."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
 
 
 def describe_exit(code: int) -> str:

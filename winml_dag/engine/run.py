@@ -7,29 +7,38 @@ were; the scratch folder goes in any case.
 from __future__ import annotations
 
 import datetime
-import itertools
+import os
 import shutil
+import stat
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run
+from winml_dag.engine.declared import check_done, explain
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LOG_FILE, Executor, Job, Outcome, log_tail
+from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, Started, log_tail
 from winml_dag.engine.graph import Graph
+from winml_dag.engine.inplace import InPlace
+from winml_dag.engine.jobfolder import JobFolder, JobFolders
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.log import shorten_log
-from winml_dag.engine.stage import Node, Source
-from winml_dag.errors import InputError, Interrupted, WinmlDagError
+from winml_dag.engine.prepare import Prepared, Preparer
+from winml_dag.engine.stage import Node
+from winml_dag.engine.waiting import CAN_POLL
+from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.clone import clone_file
-from winml_dag.store.digest import split_digest
 from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, RunStore
+
+# Up to here, storing and placing outputs takes less than a command does.
+_LARGE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -39,11 +48,57 @@ class Damaged:
     file: FileEntry
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What is to be done: a node, why, and its inputs by slot."""
+
+    node: Node
+    decision: Run
+    inputs: Mapping[str, Artifact]
+
+
+@dataclass(frozen=True)
+class Underway:
+    """A command that runs; *held* is what is let go when it has ended."""
+
+    task: _Task
+    folder: JobFolder
+    prepared: Prepared
+    started: Started
+    held: ExitStack
+
+    @property
+    def node(self) -> Node:
+        return self.task.node
+
+    @property
+    def decision(self) -> Run:
+        return self.task.decision
+
+    @property
+    def descriptor(self) -> int:
+        return self.started.group.descriptor
+
+    @property
+    def deadline(self) -> float:
+        """When its time is up, of ``time.monotonic``; for ever after that has been said."""
+        return inf if self.started.group.timed_out else self.started.deadline
+
+    def time_out(self) -> None:
+        self.started.group.time_out()
+
+    def is_large(self) -> bool:
+        """Whether what it has put out is more than one stores in passing; a folder may be."""
+        return any(_is_large(self.prepared.job.output_path(slot)) for slot in self.node.paths)
+
+
 class Runner:
     """Runs decided nodes of one graph; safe to call from several threads.
 
     *scratch* is a folder of this run's own, *failures* where the logs of failed stages stay for their reader;
-    *timeout_seconds* takes the place of the limit that each stage declares.
+    *timeout_seconds* takes the place of the limit that each stage declares. *in_place* is for nodes that have a folder:
+    outputs are put there by it; without it no folder of the user's is read or written by a stage. With *sandbox*, what
+    works in place sees nothing but its declared inputs.
     """
 
     def __init__(
@@ -58,17 +113,18 @@ class Runner:
         made_by: str,
         rebuild: bool,
         timeout_seconds: float | None = None,
+        in_place: InPlace | None = None,
+        sandbox: bool = False,
     ) -> None:
-        self._graph = graph
         self._store = store
         self._executor = executor
-        self._fingerprints = fingerprints
-        self._scratch = scratch
+        self._preparer = Preparer(graph, store, fingerprints, in_place, sandbox=sandbox)
+        self._in_place = in_place
+        self._folders = JobFolders(scratch)
         self._failures = failures
         self._made_by = made_by
         self._rebuild = rebuild
         self._timeout = timeout_seconds
-        self._numbers = itertools.count()
         self._stopped = threading.Event()
         self._active = 0
         self._changed = threading.Condition()
@@ -83,108 +139,181 @@ class Runner:
         with self._changed:
             self._changed.wait_for(lambda: self._active == 0)
 
+    def close(self) -> None:
+        """Let go of what was kept for further stages, when all have ended."""
+        self._folders.clear()
+        if isinstance(self._executor, LocalExecutor):
+            self._executor.close()
+
     def run(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult | Reuse | Damaged:
         """Do what was decided with the artifacts by slot. Reuse means: somebody else did it while we waited.
 
         Raises:
             Interrupted: after :meth:`stop`.
         """
+        task = _Task(node, decision, inputs)
+        with ExitStack() as held:
+            held.enter_context(self._counted())
+            held.enter_context(self._store.claim(decision.key, self._stopped.is_set))
+            if found := self._made_meanwhile(decision.key):
+                return found
+            folder = held.enter_context(self._folders.folder(node))
+            prepared = self._prepare(folder, task)
+            if not isinstance(prepared, Prepared):
+                return prepared
+            outcome = self._run(folder, task, prepared)
+            return outcome if isinstance(outcome, StageResult) else self._conclude(folder, task, prepared, outcome)
+
+    def begin(
+        self, node: Node, decision: Run, inputs: Mapping[str, Artifact]
+    ) -> Underway | StageResult | Reuse | Damaged | None:
+        """Like :meth:`run` up to where the command of *node* runs; :meth:`end` does the rest when it has ended.
+
+        None when that cannot be without waiting: then :meth:`run` has to be called, from a thread that may wait. That
+        is so for what is no command, on systems that cannot wait for several processes at once, and when somebody else
+        is at the same key. Commands are many and short, so that handing each to a thread would cost more than it does.
+        """
+        if node.command is None or not CAN_POLL or not isinstance(self._executor, LocalExecutor):
+            return None
+        task = _Task(node, decision, inputs)
+        with ExitStack() as held:
+            # Not counted as active: no thread waits for it, and an interrupt may hit before anybody knows of it.
+            if self._stopped.is_set():
+                raise Interrupted("Stopped.")
+            try:
+                held.enter_context(self._store.claim(decision.key, _at_once))
+            except Interrupted:
+                return None
+            if found := self._made_meanwhile(decision.key):
+                return found
+            folder = held.enter_context(self._folders.folder(node))
+            prepared = self._prepare(folder, task)
+            if not isinstance(prepared, Prepared):
+                return prepared
+            started = self._start(folder, task, prepared)
+            if not isinstance(started, Started):
+                return started
+            return Underway(task, folder, prepared, started, held.pop_all())
+
+    def end(self, underway: Underway) -> StageResult:
+        """What became of a command that has ended; one that still runs is ended."""
+        assert isinstance(self._executor, LocalExecutor)
+        with underway.held, self._counted():
+            outcome = self._executor.finish(underway.started)
+            return self._conclude(underway.folder, underway.task, underway.prepared, outcome)
+
+    def abandon(self, commands: Iterable[Underway]) -> None:
+        """End *commands*, if they have not ended, and forget what they did."""
+        for underway in commands:
+            assert isinstance(self._executor, LocalExecutor)
+            with underway.held:
+                self._executor.finish(underway.started)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         with self._changed:
             if self._stopped.is_set():
                 raise Interrupted("Stopped.")
             self._active += 1
         try:
-            return self._run_claimed(node, decision, inputs)
+            yield
         finally:
             with self._changed:
                 self._active -= 1
                 self._changed.notify_all()
 
-    def _run_claimed(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult | Reuse | Damaged:
-        with self._store.claim(decision.key, self._stopped.is_set):
-            if not self._rebuild and (record := self._made_meanwhile(decision.key)):
-                return Reuse(record, reason.found(record.made_at))
-            # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.
-            folder = self._scratch / str(next(self._numbers))
-            try:
-                # A full disk, or a system that starts no more processes, fails this stage like anything else.
-                with in_words(f"Cannot run {node.id}"):
-                    folder.mkdir()
-                    return self._run_in(folder, node, decision, inputs)
-            except BlobDamaged as error:
-                return Damaged(error.file)
-            except WinmlDagError as error:
-                return self._failed(node, decision, Outcome(0.0, folder / LOG_FILE, {}, error.message, error.advice))
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _made_meanwhile(self, key: str) -> Record | None:
+    def _made_meanwhile(self, key: str) -> Reuse | None:
+        if self._rebuild:
+            return None
         record = self._store.record(key)
-        return record if record is not None and not self._store.missing(record.files()) else None
+        if record is None or self._store.missing(record.files()):
+            return None
+        return Reuse(record, reason.found(record.made_at))
 
-    def _run_in(self, folder: Path, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult:
-        job = Job(node, folder, self._timeout or node.stage.timeout_seconds)
-        for slot, name in node.inputs.items():
-            self._place(name, inputs[slot], job.input_folder(slot))
-        outcome = self._executor.run(job)
+    def _prepare(self, folder: JobFolder, task: _Task) -> Prepared | StageResult | Damaged:
+        node = task.node
+        try:
+            # A full disk, or a system that starts no more processes, fails this stage like anything else.
+            with in_words(f"Cannot run {node.id}"):
+                folder.make()
+                limit = self._timeout or node.stage.timeout_seconds
+                return self._preparer.prepare(folder.path, node, task.inputs, limit)
+        except BlobDamaged as error:
+            return Damaged(error.file)
+        except WinmlDagError as error:
+            return self._failed_early(folder, task, error)
+
+    def _run(self, folder: JobFolder, task: _Task, prepared: Prepared) -> Outcome | StageResult:
+        try:
+            with in_words(f"Cannot run {task.node.id}"):
+                return self._executor.run(prepared.job)
+        except WinmlDagError as error:
+            return self._failed_early(folder, task, error)
+
+    def _start(self, folder: JobFolder, task: _Task, prepared: Prepared) -> Started | StageResult:
+        assert isinstance(self._executor, LocalExecutor)
+        try:
+            with in_words(f"Cannot run {task.node.id}"):
+                started = self._executor.start(prepared.job)
+        except WinmlDagError as error:
+            return self._failed_early(folder, task, error)
+        return started if isinstance(started, Started) else self._failed(task, started)
+
+    def _conclude(self, folder: JobFolder, task: _Task, prepared: Prepared, outcome: Outcome) -> StageResult:
+        """Check what came out and went in, publish, and put it where the user wants it."""
         shorten_log(outcome.log)
-        for slot, name in node.inputs.items():
-            if source := self._graph.sources.get(name):
-                self._check_unchanged(source, inputs[slot])
-        if outcome.error:
-            return self._failed(node, decision, outcome)
-        record = self._store.publish(
+        try:
+            with in_words(f"Cannot run {task.node.id}"):
+                self._preparer.check(prepared, task.inputs)
+                if not outcome.error:
+                    check_done(prepared)
+                    record = self._publish(task, prepared.job, outcome)
+                    folder.keep = True
+                    if self._in_place is not None:
+                        self._in_place.put(task.node, record)
+                    seconds = record.elapsed_seconds
+                    return StageResult(task.node, Status.RAN, task.decision.reason, task.decision.key, record, seconds)
+        except WinmlDagError as error:
+            outcome = replace(outcome, error=error.message, advice=error.advice)
+        return self._failed(task, explain(prepared, outcome))
+
+    def _publish(self, task: _Task, job: Job, outcome: Outcome) -> Record:
+        node = task.node
+        return self._store.publish(
             Record(
-                cache_key=decision.key,
+                cache_key=task.decision.key,
                 config_hash=config_hash(node.config),
-                ingredients=decision.ingredients,
+                ingredients=task.decision.ingredients,
                 outputs={},
                 metrics=outcome.metrics,
                 elapsed_seconds=round(outcome.elapsed_seconds, 3),
                 made_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 made_by=self._made_by,
-                input_files={slot: artifact.to_json() for slot, artifact in inputs.items()},
+                input_files={slot: artifact.to_json() for slot, artifact in task.inputs.items()},
             ),
             {slot: job.output_folder(slot) for slot in node.stage.outputs},
             outcome.log,
         )
-        return StageResult(node, Status.RAN, decision.reason, decision.key, record, record.elapsed_seconds)
 
-    def _place(self, name: str, artifact: Artifact, folder: Path) -> None:
-        source = self._graph.sources.get(name)
-        if source is None:
-            self._store.fetch(artifact, folder)
-            return
-        digests = {file.name: file.digest for file in artifact.files}
-        for file in source.files:
-            destination = folder / file.name
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            # Of the copy: what the stage reads must be what its key says, even if the file is changed back later.
-            if clone_file(file.path, destination, split_digest(digests[file.name])[0]) != digests[file.name]:
-                raise _changed(file.path)
+    def _failed_early(self, folder: JobFolder, task: _Task, error: WinmlDagError) -> StageResult:
+        return self._failed(task, Outcome(0.0, folder.path / LOG_FILE, {}, error.message, error.advice))
 
-    def _check_unchanged(self, source: Source, artifact: Artifact) -> None:
-        digests = {file.name: file.digest for file in artifact.files}
-        for file in source.files:
-            if not self._fingerprints.unchanged(file.path, digests[file.name]):
-                raise _changed(file.path)
-
-    def _failed(self, node: Node, decision: Run, outcome: Outcome) -> StageResult:
+    def _failed(self, task: _Task, outcome: Outcome) -> StageResult:
         return StageResult(
-            node,
+            task.node,
             Status.FAILED,
-            decision.reason,
-            decision.key,
+            task.decision.reason,
+            task.decision.key,
             elapsed_seconds=round(outcome.elapsed_seconds, 3),
             error=outcome.error,
             advice=outcome.advice,
-            log=self._keep_log(node, decision, outcome.log),
+            log=self._keep_log(task, outcome.log),
             tail=log_tail(outcome.log),
         )
 
-    def _keep_log(self, node: Node, decision: Run, log: Path) -> Path | None:
+    def _keep_log(self, task: _Task, log: Path) -> Path | None:
         """Copy *log* to where it outlives the scratch folder. None when there is none, or no room for it."""
-        kept = self._failures / f"{node.stage.name}-{decision.key[:16]}.log"
+        kept = self._failures / f"{task.node.stage.name}-{task.decision.key[:16]}.log"
         try:
             self._failures.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(log, kept)
@@ -193,8 +322,15 @@ class Runner:
         return kept
 
 
-def _changed(path: Path) -> InputError:
-    return InputError(
-        f"{path} changed while it was being used, so nothing was stored.",
-        advice="Build again when it has come to rest.",
-    )
+
+def _is_large(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return status.st_size > _LARGE or not stat.S_ISREG(status.st_mode)
+
+
+def _at_once() -> bool:
+    """Whoever cannot wait gives up."""
+    return True

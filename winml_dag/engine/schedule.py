@@ -6,10 +6,14 @@ nodes decidable. Then places are filled with what must run. Then we wait for the
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from math import inf
+from typing import TypeAlias
 
 from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run, decide
@@ -17,13 +21,16 @@ from winml_dag.engine.events import Observer, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
-from winml_dag.engine.places import first_ended, places
+from winml_dag.engine.places import places
 from winml_dag.engine.plan import remembered_name
-from winml_dag.engine.run import Damaged, Runner
+from winml_dag.engine.run import Damaged, Runner, Underway
 from winml_dag.engine.stage import Node
+from winml_dag.engine.waiting import Waiting
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import Store
+
+_Outcome: TypeAlias = StageResult | Reuse | Damaged
 
 # A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.
 _MOST_REMAKES = 3
@@ -66,7 +73,16 @@ class Scheduler:
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
         self._to_run: deque[tuple[Node, Run]] = deque()
-        self._running: dict[Future[StageResult | Reuse | Damaged], tuple[Node, Run]] = {}
+        # Commands by the descriptor of their process. What else runs has a thread: with it how many places it takes.
+        self._underway: dict[int, Underway] = {}
+        self._threads: dict[Future[_Outcome], tuple[Node, Run, int]] = {}
+        self._busy_threads = 0
+        # Keys that are being made, each with the other nodes that want it.
+        self._at_work: dict[str, list[Node]] = {}
+        # Keys that this run has made: --rebuild asks for no more.
+        self._made: set[str] = set()
+        self._ended: deque[Underway] = deque()
+        self._waiting: Waiting[_Outcome] = Waiting()
         self._results: dict[str, StageResult] = {}
         # Keys whose use the store has not been told of yet.
         self._reused: list[str] = []
@@ -79,20 +95,80 @@ class Scheduler:
         Raises:
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
-        with places(self._options.jobs, self._runner) as pool:
-            self._loop(pool)
+        try:
+            with closing(self._waiting), places(self._options.jobs, self._runner) as pool:
+                self._loop(pool)
+        finally:
+            self._runner.abandon([*self._underway.values(), *self._ended])
+            self._runner.close()
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
     def _loop(self, pool: ThreadPoolExecutor) -> None:
         self._decide_ready()
-        while self._to_run or self._running:
-            while self._to_run and len(self._running) < self._options.jobs:
-                node, decision = self._to_run.popleft()
-                self._start(pool, node, decision)
-            for future in first_ended(self._running):
-                self._take(*self._running.pop(future), future.result())
-            self._decide_ready()
+        while self._to_run or self._threads or self._underway:
+            self._fill_places(pool)
+            if self._threads or self._underway:
+                self._await_ends(pool)
         self._close()
+
+    def _fill_places(self, pool: ThreadPoolExecutor) -> None:
+        while self._to_run and len(self._underway) + self._busy_threads < self._options.jobs:
+            node, decision = self._to_run.popleft()
+            if (same := self._at_work.get(decision.key)) is not None:
+                # Decided again when that one has ended, and then found.
+                same.append(node)
+                continue
+            self._at_work[decision.key] = []
+            self._start(pool, node, decision)
+
+    def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
+        inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
+        self._observer.started(node, decision.reason, decision.estimate_seconds)
+        begun = self._runner.begin(node, decision, inputs)
+        if begun is None:
+            self._busy_threads += 1
+            self._watch(pool.submit(self._runner.run, node, decision, inputs), node, decision, 1)
+        elif isinstance(begun, Underway):
+            self._underway[begun.descriptor] = begun
+            self._waiting.add_process(begun.descriptor)
+        else:
+            self._take(node, decision, begun)
+            self._decide_ready()
+
+    def _watch(self, future: Future[_Outcome], node: Node, decision: Run, places: int) -> None:
+        self._threads[future] = (node, decision, places)
+        self._waiting.add_future(future)
+
+    def _await_ends(self, pool: ThreadPoolExecutor) -> None:
+        """Wait for something to end; the places that it frees are filled before what it left is looked at."""
+        deadline = min((underway.deadline for underway in self._underway.values()), default=inf)
+        processes, futures = self._waiting.wait(deadline)
+        for descriptor in processes:
+            self._waiting.remove_process(descriptor)
+            self._ended.append(self._underway.pop(descriptor))
+        if not processes and not futures:
+            self._end_late()
+        for future in futures:
+            node, decision, taken = self._threads.pop(future)
+            self._busy_threads -= taken
+            self._take(node, decision, future.result())
+            self._decide_ready()
+        while self._ended:
+            self._fill_places(pool)
+            underway = self._ended[0]
+            if underway.is_large():
+                # Its bytes take longer than any command to start: a thread of its own, in no place of a command.
+                self._watch(pool.submit(self._runner.end, underway), underway.node, underway.decision, 0)
+            else:
+                self._take(underway.node, underway.decision, self._runner.end(underway))
+            self._ended.popleft()
+            self._decide_ready()
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for underway in self._underway.values():
+            if underway.deadline <= now:
+                underway.time_out()
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
@@ -105,6 +181,8 @@ class Scheduler:
             name = remembered_name(self._options.scope, node)
             inputs = self._known.inputs_and_sources(node)
             decision = decide(name, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
+            if isinstance(decision, Run) and decision.key in self._made:
+                decision = decide(name, ingredients, self._store, inputs=inputs)
             if isinstance(decision, Reuse):
                 self._settle_reuse(node, decision)
             else:
@@ -112,12 +190,9 @@ class Scheduler:
         self._store.used(self._reused)
         self._reused.clear()
 
-    def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
-        inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
-        self._observer.started(node, decision.reason, decision.estimate_seconds)
-        self._running[pool.submit(self._runner.run, node, decision, inputs)] = (node, decision)
-
-    def _take(self, node: Node, decision: Run, outcome: StageResult | Reuse | Damaged) -> None:
+    def _take(self, node: Node, decision: Run, outcome: _Outcome) -> None:
+        # Those that wanted the same: if this failed, the next of them tries for itself.
+        self._undecide(self._at_work.pop(decision.key, ()))
         if isinstance(outcome, StageResult) and outcome.status is Status.FAILED:
             self._finish(outcome)
         elif self._inputs_moved(node, decision.key):
@@ -128,9 +203,15 @@ class Scheduler:
             self._settle_reuse(node, outcome)
         else:
             assert outcome.record is not None
+            self._made.add(decision.key)
             self._settle(node, outcome.record)
             self._store.remember(remembered_name(self._options.scope, node), outcome.record.cache_key)
             self._finish(outcome)
+
+    def _undecide(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._undecided.add(node.id)
+            self._candidates.append(node)
 
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
         self._settle(node, decision.record)
@@ -174,7 +255,9 @@ class Scheduler:
             )
             return
         # What runs is judged when it ends; what has failed is not tried again within one run.
-        settled = {other.id for other, _ in self._running.values()} | set(self._failed())
+        running = [node for node, _, _ in self._threads.values()]
+        running += [other.node for other in (*self._underway.values(), *self._ended)]
+        settled = {other.id for other in running} | set(self._failed())
         reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - settled
         self._to_run = deque((other, run) for other, run in self._to_run if other.id not in reopened)
         self._reopen([other for other in self._graph.nodes if other.id in reopened])
@@ -187,8 +270,7 @@ class Scheduler:
             self._known.forget(node)
             if node.id in self._results and self._results[node.id].status is Status.REUSED:
                 del self._results[node.id]
-            self._undecided.add(node.id)
-            self._candidates.append(node)
+            self._undecide([node])
 
     def _maker_of(self, node: Node, file: FileEntry) -> Node:
         # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.

@@ -1,6 +1,6 @@
-"""The process that does the work of one stage: ``python -m winml_dag.engine.worker`` in the stage's work folder.
+"""The process that does the work of one stage: ``python -m winml_dag.engine.worker FOLDER`` in the stage's own folder.
 
-It reads ``task.json``, calls the stage's function and writes ``result.json``, both one folder up, where no library
+It reads ``task.json``, calls the stage's function and writes ``result.json``, both in FOLDER, where no library
 drops a file by accident; nothing else passes between it and the engine, because native libraries print to stdout at
 will. It dies with its parent: the engine holds the other end of stdin, and when that closes the whole process group is
 ended, also from the middle of native code that holds the interpreter's lock.
@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is told. Folders are relative to its current folder."""
+    """What a worker is told. Paths are relative to its current folder. Without a class the config stays plain JSON."""
 
     stage: str
     work: str
@@ -93,7 +93,7 @@ def perform(task: Task) -> Result:
     from winml_dag.engine.stage import Workspace
 
     try:
-        config = read_config(load(task.config_class), task.config)
+        config = read_config(load(task.config_class), task.config) if task.config_class else task.config
         workspace = Workspace(
             inputs={slot: Path(folder) for slot, folder in task.inputs.items()},
             outputs={slot: Path(folder) for slot, folder in task.outputs.items()},
@@ -165,7 +165,8 @@ def _flush() -> None:
 
 def main() -> int:
     _die_with_parent()
-    folder = Path.cwd().parent
+    # Before the work, which may change the current folder.
+    folder = Path(sys.argv[1]).absolute()
     try:
         result = perform(Task.read(folder))
         _flush()

@@ -95,5 +95,5 @@ if sys.platform == "linux":
 else:
     AVAILABLE = False
 
-    def _set_lock(descriptor: int, start: int, length: int, *, exclusive: bool) -> bool:  # noqa: ARG001
+    def _set_lock(descriptor: int, start: int, length: int, *, exclusive: bool) -> bool:
         raise NotImplementedError("Only Linux has such locks.")

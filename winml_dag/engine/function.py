@@ -1,0 +1,38 @@
+"""The worker's side of a function of the user's: ``function(inputs, outputs)``, or with a config as third argument.
+
+The user knows nothing of our classes: inputs and outputs are paths by name, the config is plain JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+
+
+def call(config: JsonObject, workspace: Workspace) -> JsonObject:
+    """Import and call what ``config["run"]`` names; its folder, the current one, is searched first.
+
+    Raises:
+        StageError: when there is no such function, or it returns something else than metrics.
+    """
+    sys.path.insert(0, str(Path.cwd()))
+    reference = str(config["run"])
+    module, _, name = reference.partition(":")
+    function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise StageError(f"{module} has no function {name!r}.", advice="Check run: in the recipe.")
+    arguments = [workspace.inputs, workspace.outputs, *([config["config"]] if config.get("config") is not None else [])]
+    metrics = function(*arguments)
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise StageError(
+            f"{reference} returned {type(metrics).__name__}.", advice="Return a dict of metrics, or nothing."
+        )
+    return metrics

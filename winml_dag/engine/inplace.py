@@ -1,0 +1,164 @@
+"""The user's own files where they lie: read there by stages that work in place, and outputs put there.
+
+Every path is looked at with one ``stat`` and hashed only when that tells of a change since it was last known to be
+right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.engine.stage import Node
+from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.changetime import SETTLED_NS
+from winml_dag.store.digest import digest_file, split_digest
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.record import Record
+from winml_dag.store.store import RunStore
+
+# Up to here hashing costs less than looking a fingerprint up.
+_SMALL = 1 << 18
+
+# Size, time of the last write, inode, time of the last change of any kind.
+_Print = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A file that a stage reads in place, and what it must still be when the stage has ended."""
+
+    path: str
+    file: FileEntry
+
+
+def anything(path: Path) -> bool:  # noqa: ARG001
+    """Whatever is in the way may be replaced."""
+    return True
+
+
+class InPlace:
+    """Reads and writes the folders of nodes. *may_replace* is asked before a file of other content is overwritten.
+
+    Attributes:
+        put_files: what was written, by path, in order.
+    """
+
+    def __init__(
+        self, store: RunStore, fingerprints: Fingerprints, may_replace: Callable[[Path], bool] = anything
+    ) -> None:
+        self._store = store
+        self._fingerprints = fingerprints
+        self._may_replace = may_replace
+        self._right: dict[str, tuple[_Print, str]] = {}
+        self._safe_folders: set[str] = set()
+        self.put_files: dict[Path, FileEntry] = {}
+
+    def is_right(self, path: str, file: FileEntry) -> bool:
+        """Whether the bytes of *file* are at *path*."""
+        try:
+            found = _print(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        if self._right.get(path) == (found, file.digest):
+            return True
+        if found is None or found[0] != file.size:
+            return False
+        if self._digest(path, file) != file.digest:
+            return False
+        self._note(path, found, file.digest)
+        return True
+
+    def is_unchanged(self, watched: Watched) -> bool:
+        """Whether a file that was right is so still."""
+        return self.is_right(watched.path, watched.file)
+
+    def put(self, node: Node, record: Record) -> None:
+        """Make the outputs of *node* be in its folder; those that are there already are not touched.
+
+        Raises:
+            BlobDamaged: when a file cannot be fetched; its stage has to run again.
+            UsageError: when something is in the way that may not be replaced.
+            StoreError: when the folder cannot be written.
+        """
+        if node.folder is None:
+            return
+        for artifact in record.outputs.values():
+            for file in artifact.files:
+                self.put_file(node.folder, file)
+
+    def put_file(self, folder: Path, file: FileEntry) -> str:
+        """Make *file* be in *folder* under its name; returns its path. Raises as :meth:`put` does."""
+        path = f"{folder}{os.sep}{file.name}"
+        if not self.is_right(path, file):
+            self._refuse(folder, Path(path))
+            self._store.fetch(Artifact((file,)), folder)
+            found = _print(path)
+            if found is not None:
+                self._right[path] = (found, file.digest)
+            self.put_files[Path(path)] = file
+        return path
+
+    def _digest(self, path: str, file: FileEntry) -> str | None:
+        try:
+            if file.size <= _SMALL:
+                return digest_file(Path(path), split_digest(file.digest)[0])
+            return self._fingerprints.digest(Path(path))
+        except (OSError, InputError):
+            return None
+
+    def _note(self, path: str, found: _Print, digest: str) -> None:
+        # One that changed just now could be written to again without its times telling: it is hashed each time.
+        if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and _print(path) == found:
+            self._right[path] = (found, digest)
+
+    def _refuse(self, folder: Path, path: Path) -> None:
+        """Raise when *path* leads out of *folder*, or when what is there may not be replaced."""
+        parent = os.path.dirname(path)  # noqa: PTH120 - for thousands of small files
+        if parent not in self._safe_folders:
+            self._refuse_way(folder, path)
+            self._safe_folders.add(parent)
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(mode):
+            raise UsageError(f"{path} is a folder, and an output should be there.", advice="Move it, or remove it.")
+        if not self._may_replace(path):
+            raise UsageError(
+                f"{path} is in the way: it is not a file that a build put there, so it is not overwritten.",
+                advice="Move it, or give the output another path.",
+            )
+
+    def _refuse_way(self, folder: Path, path: Path) -> None:
+        step = folder
+        for part in path.relative_to(folder).parts[:-1]:
+            step /= part
+            try:
+                mode = step.lstat().st_mode
+            except FileNotFoundError:
+                return
+            if stat.S_ISLNK(mode) and not step.resolve().is_relative_to(folder.resolve()):
+                raise StoreError(f"{step} is a link that leads out of {folder}, so no output is put there.")
+            if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
+                raise UsageError(f"{step} is a file where a folder for {path.name} should be.", advice="Move it.")
+
+
+def _print(path: str) -> _Print | None:
+    """None for what is no file. Raises FileNotFoundError."""
+    status = os.stat(path)  # noqa: PTH116 - for thousands of small files
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+
+
+def place_all(place: InPlace, nodes: Iterable[Node], records: Mapping[str, Record]) -> None:
+    """Put the outputs of all *nodes* that have a record. Raises as :meth:`InPlace.put` does."""
+    for node in nodes:
+        if node.folder is not None and node.id in records:
+            place.put(node, records[node.id])

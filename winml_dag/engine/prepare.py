@@ -1,0 +1,226 @@
+"""What a stage finds when it begins: its inputs, where it sees them, and what of them must still be so when it ends.
+
+A stage of ours gets private copies. A stage that works in place reads the user's files where they lie; confined, it
+gets a folder of its own in which just its declared inputs are, at the paths that they have in the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml_dag.engine.execute import Job
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.inplace import InPlace, Watched
+from winml_dag.engine.stage import Node, Source, SourceFile
+from winml_dag.errors import InputError, StageError
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.clone import clone_file
+from winml_dag.store.digest import split_digest
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.store import RunStore
+
+# What stands for an artifact of several files in a command, if there is exactly one such file among them.
+_MAIN_SUFFIX = ".onnx"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can run since *began*, of ``time.time``.
+
+    *watched* are files that it reads where they are; *own* are all files that were put into the folder made for it, by
+    name, None when it works in the user's folder.
+    """
+
+    job: Job
+    began: float
+    watched: tuple[Watched, ...] = ()
+    own: frozenset[str] | None = None
+
+
+class Preparer:
+    """Prepares jobs for the nodes of one graph.
+
+    *in_place* reads and writes the user's folders. Without it nothing of the user's is touched: what works in place is
+    confined. *sandbox*: it is confined in any case, and kept from reading anything else of the user's folder.
+    """
+
+    def __init__(
+        self, graph: Graph, store: RunStore, fingerprints: Fingerprints, in_place: InPlace | None, *, sandbox: bool
+    ) -> None:
+        self._graph = graph
+        self._store = store
+        self._fingerprints = fingerprints
+        self._in_place = in_place or InPlace(store, fingerprints)
+        self._confines = sandbox or in_place is None
+        self._hides = sandbox
+
+    def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Prepared:
+        """Put into *folder* what *node* needs, *inputs* being its artifacts by slot.
+
+        Raises:
+            InputError: when a source is not what it was when the key was made.
+            BlobDamaged: when an input cannot be fetched.
+        """
+        job = Job(node, folder, timeout_seconds)
+        if not node.stage.works_in_place:
+            for slot, name in node.inputs.items():
+                self._copy(name, inputs[slot], job.input_folder(slot))
+            return Prepared(job, time.time())
+        if node.folder is None:
+            raise StageError(f"{node.id} works in place, and has no folder to work in.")
+        return self._confined(job, inputs) if self._confines else self._placed(job, inputs)
+
+    def check(self, prepared: Prepared, inputs: Mapping[str, Artifact]) -> None:
+        """Raise InputError when an input is not what it was before the job ran."""
+        for watched in prepared.watched:
+            if not self._in_place.is_unchanged(watched):
+                raise changed(Path(watched.path))
+        node = prepared.job.node
+        if node.stage.works_in_place:
+            return
+        for slot, name in node.inputs.items():
+            if source := self._graph.sources.get(name):
+                digests = _digests(inputs[slot])
+                for file in source.files:
+                    if not self._fingerprints.unchanged(file.path, digests[file.name]):
+                        raise changed(file.path)
+
+    def _placed(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
+        """The job in the user's folder; files that another stage puts there are put there first."""
+        node = job.node
+        assert node.folder is not None
+        seen: dict[str, str] = {}
+        watched: list[Watched] = []
+        for slot, name in node.inputs.items():
+            artifact = inputs[slot]
+            source = self._graph.sources.get(name)
+            if source is not None:
+                seen[slot] = _source_text(source, node.folder)
+                files = dict(zip([file.name for file in artifact.files], artifact.files, strict=True))
+                for file in source.files:
+                    path, entry = str(file.path), files[file.name]
+                    if not self._in_place.is_right(path, entry):
+                        raise changed(file.path)
+                    watched.append(Watched(path, entry))
+            elif (text := self._text_in(node.folder, name)) is not None:
+                seen[slot] = text
+                for entry in artifact.files:
+                    watched.append(Watched(self._in_place.put_file(node.folder, entry), entry))
+            else:
+                seen[slot] = self._private(job, slot, artifact)
+        return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
+
+    def _confined(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
+        """The job in a folder of its own, below the scratch folder."""
+        node = job.node
+        assert node.folder is not None
+        project = job.folder / "project"
+        project.mkdir()
+        seen: dict[str, str] = {}
+        watched: list[Watched] = []
+        own: dict[str, FileEntry] = {}
+        for slot, name in node.inputs.items():
+            artifact = inputs[slot]
+            source = self._graph.sources.get(name)
+            if source is not None:
+                seen[slot] = _source_text(source, node.folder)
+                digests = _digests(artifact)
+                inside = [file for file in source.files if _lies_in(node.folder, file)]
+                for file in inside:
+                    _clone(file, project, digests[file.name])
+                own.update({file.name: file for file in artifact.files if file.name in {f.name for f in inside}})
+                by_name = {file.name: file for file in artifact.files}
+                outside = [file for file in source.files if file not in inside]
+                watched += [Watched(str(file.path), by_name[file.name]) for file in outside]
+            elif (text := self._text_in(node.folder, name)) is not None:
+                seen[slot] = text
+                self._store.fetch(artifact, project)
+                own.update({file.name: file for file in artifact.files})
+            else:
+                seen[slot] = self._private(job, slot, artifact)
+        for file in _modules(node, node.folder):
+            if file.name not in own:
+                _clone(file, project, None)
+                own[file.name] = FileEntry(file.name, "", 0)
+        watched += [Watched(str(project / name), entry) for name, entry in own.items() if entry.digest]
+        for watch in watched:
+            if not self._in_place.is_right(watch.path, watch.file):
+                raise changed(Path(watch.path))
+        hidden = node.folder if self._hides else None
+        return Prepared(
+            replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own)
+        )
+
+    def _text_in(self, folder: Path, name: str) -> str | None:
+        """The path of artifact *name* as seen from *folder*; None when its maker does not put it there."""
+        maker = self._graph.makers[name]
+        if maker.folder != folder:
+            return None
+        slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
+        path = maker.paths.get(slot)
+        return None if path is None else path.rstrip("/")
+
+    def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
+        """A copy for this job alone: the path of its file, of its one model file, or else of its folder."""
+        folder = job.input_folder(slot)
+        self._store.fetch(artifact, folder)
+        names = [file.name for file in artifact.files]
+        main = names if len(names) == 1 else [name for name in names if name.endswith(_MAIN_SUFFIX)]
+        return str(folder / main[0] if len(main) == 1 else folder)
+
+    def _copy(self, name: str, artifact: Artifact, folder: Path) -> None:
+        source = self._graph.sources.get(name)
+        if source is None:
+            self._store.fetch(artifact, folder)
+            return
+        digests = _digests(artifact)
+        for file in source.files:
+            # Of the copy: what the stage reads must be what its key says, even if the file is changed back later.
+            _clone(file, folder, digests[file.name])
+
+
+def changed(path: Path) -> InputError:
+    """What is said of an input that is no longer what the key says."""
+    return InputError(
+        f"{path} changed while it was being used, so nothing was stored.",
+        advice="Build again when it has come to rest.",
+    )
+
+
+def _clone(file: SourceFile, folder: Path, digest: str | None) -> None:
+    target = folder / file.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    function = "xxh3-128" if digest is None else split_digest(digest)[0]
+    if clone_file(file.path, target, function) != digest and digest is not None:
+        raise changed(file.path)
+
+
+def _digests(artifact: Artifact) -> dict[str, str]:
+    return {file.name: file.digest for file in artifact.files}
+
+
+def _source_text(source: Source, folder: Path) -> str:
+    """What a command calls *source*: its path as seen from *folder*, or the whole one when it lies elsewhere."""
+    if source.name.endswith("/"):
+        return source.name.removeprefix("./").rstrip("/") or "."
+    file = source.files[0]
+    return file.name if _lies_in(folder, file) else str(file.path)
+
+
+def _lies_in(folder: Path, file: SourceFile) -> bool:
+    return str(file.path) == f"{folder}{os.sep}{file.name}"
+
+
+def _modules(node: Node, folder: Path) -> list[SourceFile]:
+    """The files of the module that a function of the user's lies in, with the packages around it."""
+    reference = node.config.get("run")
+    if not isinstance(reference, str):
+        return []
+    parts = reference.partition(":")[0].split(".")
+    names = ["/".join([*parts[:depth], "__init__.py"]) for depth in range(1, len(parts) + 1)]
+    names.append("/".join(parts) + ".py")
+    return [SourceFile(name, folder / name) for name in names if (folder / name).is_file()]

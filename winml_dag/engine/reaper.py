@@ -1,0 +1,190 @@
+"""Ends the commands of an engine that was killed: a small process that outlives it by a moment.
+
+A worker notices by itself that its engine has gone, a user's command does not. So the engine notes the group of each
+command in memory that it shares with this process, which costs no call at all; this process waits for the pipe from the
+engine to close. If it closes without a word, the engine was killed, and the groups that stand in the memory are killed
+too. On Linux so is every process whose temporary folder is that of the run, which finds also what had left its
+group, and a command that was started but not yet noted.
+
+Run as a file, by an interpreter that imports nothing but this. On Windows a job object does all of it.
+"""
+
+import os
+import struct
+import sys
+
+_ENTRY = struct.Struct("=q")
+_ENTRIES = 1024
+_DONE = b"."
+
+if sys.platform == "win32":
+    import ctypes
+    import threading
+    from ctypes import wintypes
+
+    _KILL_ON_JOB_CLOSE = 0x2000
+    _EXTENDED_LIMITS = 9
+    _SET_QUOTA_AND_TERMINATE = 0x0101
+
+    class _Limits(ctypes.Structure):
+        """JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
+
+        _fields_ = (
+            ("process_time", ctypes.c_int64),
+            ("job_time", ctypes.c_int64),
+            ("flags", wintypes.DWORD),
+            ("minimum_working_set", ctypes.c_size_t),
+            ("maximum_working_set", ctypes.c_size_t),
+            ("active_processes", wintypes.DWORD),
+            ("affinity", ctypes.c_size_t),
+            ("priority_class", wintypes.DWORD),
+            ("scheduling_class", wintypes.DWORD),
+            ("io_counters", ctypes.c_uint64 * 6),
+            ("process_memory", ctypes.c_size_t),
+            ("job_memory", ctypes.c_size_t),
+            ("peak_process_memory", ctypes.c_size_t),
+            ("peak_job_memory", ctypes.c_size_t),
+        )
+
+    class Reaper:
+        """A job object: when the engine's handle closes, however it ends, all processes in it are ended."""
+
+        def __init__(self, scratch: str) -> None:  # noqa: ARG002 - for others
+            self._kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+            self._kernel.CreateJobObjectW.restype = wintypes.HANDLE
+            self._kernel.OpenProcess.restype = wintypes.HANDLE
+            self._kernel.OpenProcess.argtypes = (wintypes.DWORD, wintypes.BOOL, wintypes.DWORD)
+            self._kernel.AssignProcessToJobObject.argtypes = (wintypes.HANDLE, wintypes.HANDLE)
+            self._kernel.SetInformationJobObject.argtypes = (
+                wintypes.HANDLE,
+                ctypes.c_int,
+                ctypes.c_void_p,
+                wintypes.DWORD,
+            )
+            self._kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
+            self._lock = threading.Lock()
+            self._job = self._kernel.CreateJobObjectW(None, None)
+            limits = _Limits(flags=_KILL_ON_JOB_CLOSE)
+            self._kernel.SetInformationJobObject(
+                self._job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits)
+            )
+
+        def add(self, pid: int) -> int:
+            """Have *pid* and its descendants ended with this process. Returns what :meth:`remove` wants."""
+            handle = self._kernel.OpenProcess(_SET_QUOTA_AND_TERMINATE, False, pid)
+            if handle:
+                self._kernel.AssignProcessToJobObject(self._job, handle)
+                self._kernel.CloseHandle(handle)
+            return 0
+
+        def remove(self, entry: int) -> None:
+            """Nothing to do: what has ended is in no job."""
+
+        def close(self) -> None:
+            """Let go of the job; nothing is left in it."""
+            with self._lock:
+                if self._job:
+                    self._kernel.CloseHandle(self._job)
+                    self._job = None
+
+else:
+
+    class Reaper:
+        """The engine's side. *scratch*: the folder of the run, where the temporary folders of all commands are.
+
+        Raises OSError when no process can be started.
+        """
+
+        def __init__(self, scratch: str) -> None:
+            import mmap
+            import subprocess
+            import tempfile
+            import threading
+
+            self._lock = threading.Lock()
+            self._free = list(range(_ENTRIES))
+            with tempfile.TemporaryFile() as table:
+                table.truncate(_ENTRIES * _ENTRY.size)
+                self._table = mmap.mmap(table.fileno(), _ENTRIES * _ENTRY.size)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", __file__, str(table.fileno()), scratch],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                    cwd="/",
+                    env={},
+                    pass_fds=[table.fileno()],
+                    start_new_session=True,
+                )
+
+        def add(self, pid: int) -> int:
+            """Have the group of *pid* killed if this process is. Returns what :meth:`remove` wants."""
+            with self._lock:
+                if not self._free:  # more at once than anybody has processors: on Linux these are found all the same
+                    return -1
+                entry = self._free.pop()
+            _ENTRY.pack_into(self._table, entry * _ENTRY.size, pid)
+            return entry
+
+        def remove(self, entry: int) -> None:
+            """Forget a group that has ended."""
+            if entry >= 0:
+                _ENTRY.pack_into(self._table, entry * _ENTRY.size, 0)
+                with self._lock:
+                    self._free.append(entry)
+
+        def close(self) -> None:
+            """Tell that all has ended as it should, and wait for the process to go."""
+            pipe = self._process.stdin
+            if pipe is None or pipe.closed:
+                return
+            try:
+                pipe.write(_DONE)
+            except OSError:
+                pass  # somebody has killed it; nothing was left to kill
+            pipe.close()
+            self._process.wait()
+
+
+def main() -> None:
+    """Wait for the engine's end; if it was killed, kill what it had started."""
+    table, scratch = int(sys.argv[1]), sys.argv[2]
+    if os.read(0, 1) == _DONE:
+        return
+    entries = os.pread(table, _ENTRIES * _ENTRY.size, 0)
+    for (pid,) in _ENTRY.iter_unpack(entries):
+        if pid > 1:
+            _kill(-pid)
+    # Again, for what was being started meanwhile; not for ever, for what hangs in the kernel cannot be killed.
+    for _ in range(100):
+        if not _kill_strays(os.fsencode(scratch)):
+            break
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, 9)
+    except OSError:
+        return False
+    return True
+
+
+def _kill_strays(scratch: bytes) -> bool:
+    """Kill all processes whose temporary folder lies in *scratch*; whether there were any."""
+    found = False
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as opened:
+                    environment = opened.read()
+            except OSError:
+                continue
+            if b"\0TMPDIR=" + scratch + b"/" in b"\0" + environment:
+                found |= _kill(int(name))
+    return found
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)
