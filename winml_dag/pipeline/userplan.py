@@ -185,13 +185,22 @@ class _Planner:
         texts: dict[str, JsonValue] = {
             "env": dict(entry.env),
             "inputs": {
-                slot: given[slot].removeprefix("./")
-                for slot in entry.inputs
-                if given.get(slot) in sources and not Path(given[slot]).is_absolute()
+                **{
+                    slot: given[slot].removeprefix("./")
+                    for slot in entry.inputs
+                    if given.get(slot) in sources and not Path(given[slot]).is_absolute()
+                },
+                **{slot: path for slot in entry.inputs if (path := self._placed_by_recipe(given.get(slot, "")))},
             },
             "outputs": dict(self._outputs.paths[name]),
         }
         return texts if entry.config is None else {**texts, "config": _json(entry.config)}
+
+    def _placed_by_recipe(self, artifact: str) -> str | None:
+        """Where *artifact* lies when it is a plug-in's: its readers see names that its digest does not have."""
+        stage, _, slot = artifact.partition(".")
+        entry = self._declared.stages.get(stage)
+        return None if entry is None or entry.uses is None else self._outputs.paths[stage].get(slot)
 
     def _check_placeholders(self, at: Location, entry: StageEntry, arguments: tuple[str, ...]) -> None:
         known: Mapping[str, Mapping[str, object]] = {

@@ -1,0 +1,255 @@
+"""Stages that a recipe declares itself: which of their fields, programs, scripts and files reach which of them.
+
+One recipe has all ways of doing work: a command, a function, a plug-in, and one of our stages that reads from theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from field_values import fields_of, values
+from model_files import flip_a_bit, put, put_back, swap
+from planned_keys import JsonRecipe, Stages, Warm, keys, reached, stages_of
+from reach import NOTHING, edited
+
+from winml_dag.errors import WinmlDagError
+from winml_dag.recipe.schema import StageEntry
+
+RECIPE: JsonRecipe = {
+    "model": "onnx/model.onnx",
+    "stages": {
+        "prepare": {
+            "command": ["tool.exe", "script.txt", "{inputs.data}", "--level={config.level}", "{outputs.out}"],
+            "inputs": {"data": "data/", "notes": "other.json"},
+            "outputs": {"out": "build/out.txt"},
+            "env": {"LEVEL": "1"},
+            "config": {"level": 1, "depth": 2},
+        },
+        "tool": {"command": ["./local.exe", "{outputs.out}"], "outputs": {"out": "build/local.txt"}},
+        "train": {
+            "run": "steps:train",
+            "inputs": {"texts": "prepare.out", "more": "tool.out"},
+            "outputs": {"model": "build/model.onnx"},
+            "config": {"rate": 0.5},
+        },
+        "shrink": {
+            "uses": "shrink",
+            "inputs": {"model": "train.model"},
+            "outputs": {"model": "build/small.onnx"},
+            "config": {"size": 1},
+        },
+        "report": {
+            "command": ["tool.exe", "{inputs.model}", "{outputs.out}"],
+            "inputs": {"model": "shrink.model"},
+            "outputs": {"out": "build/report.txt"},
+        },
+        "optimize": {"inputs": {"model": "shrink.model"}},
+    },
+}
+
+_PLUGIN = """
+from dataclasses import dataclass
+from winml_dag.engine.stage import InputSlot, Stage
+
+@dataclass(frozen=True)
+class Config:
+    size: int = 1
+    rounds: int = 3
+
+SHRINK = Stage("shrink", 1, "shrink_plugin:run", "shrink_plugin:Config", {"model": InputSlot(None)}, {"model": "onnx"},
+               packages=("pyarrow",))
+"""
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    put(project / "bin" / "tool.exe", b"program")
+    put(project / "local.exe", b"local program")
+    for program in ("bin/tool.exe", "local.exe"):
+        (project / program).chmod(0o755)
+    put(project / "script.txt", b"script")
+    put(project / "steps.py", b"def train(inputs, outputs, config): ...")
+    install_plugin(project / "packages", "1.0")
+    monkeypatch.setenv("PATH", str(project / "bin"), prepend=os.pathsep)
+    return project
+
+
+def install_plugin(folder: Path, version: str) -> None:
+    put(folder / "shrink_plugin.py", _PLUGIN.encode())
+    put(
+        folder / f"shrinker-{version}.dist-info" / "entry_points.txt",
+        b"[winml_dag.stages]\nshrink = shrink_plugin:SHRINK\n",
+    )
+
+
+# Field, its new value, and the stages that it reaches.
+EDITS: tuple[tuple[str, Any, str], ...] = (
+    ("prepare.command", ["tool.exe", "{inputs.data}", "{outputs.out}"], "prepare"),
+    ("prepare.command", ["tool.exe", "script.txt", "{inputs.notes}", "{outputs.out}"], "prepare"),
+    ("prepare.command", ["./local.exe", "{outputs.out}"], "prepare"),
+    ("prepare.inputs", {"data": "data/"}, "prepare"),
+    ("prepare.inputs", {"data": "data/", "notes": "affinity.json"}, "prepare"),
+    ("prepare.inputs", {"data": "other.json", "notes": "data/"}, "prepare"),
+    ("prepare.inputs", {"data": "data/", "comments": "other.json"}, "prepare"),
+    ("prepare.inputs", {"notes": "./other.json", "data": "data/"}, NOTHING),
+    ("prepare.outputs", {"out": "build/renamed.txt"}, "prepare"),
+    ("prepare.outputs", {"out": "build/out.txt", "log": "build/log.txt"}, "prepare"),
+    ("prepare.env", {"LEVEL": "2"}, "prepare"),
+    ("prepare.env", {"LEVEL": "1", "MORE": ""}, "prepare"),
+    ("prepare.env", None, "prepare"),
+    ("prepare.config", {"level": 2, "depth": 2}, "prepare"),
+    ("prepare.config", {"level": 1, "depth": 3}, "prepare"),
+    ("prepare.config", {"level": 1.0, "depth": 2}, "prepare"),
+    ("prepare.config", {"level": "1", "depth": 2}, "prepare"),
+    ("prepare.config", {"depth": 2, "level": 1}, NOTHING),
+    ("prepare.timeout", 60, NOTHING),
+    ("tool.env", {"LEVEL": "1"}, "tool"),
+    ("tool.config", {}, "tool"),
+    ("train.run", "steps:train_more", "train"),
+    ("train.run", "more:train", "train"),
+    ("train.inputs", {"texts": "tool.out", "more": "prepare.out"}, "train"),
+    ("train.inputs", {"texts": "prepare.out"}, "train"),
+    ("train.outputs", {"model": "build/first.onnx"}, "train"),
+    ("train.config", {"rate": 0.25}, "train"),
+    ("train.config", None, "train"),
+    ("train.timeout", 1.5, NOTHING),
+    ("shrink.uses", "flatten", "shrink"),
+    ("shrink.inputs", {"model": "tool.out"}, "shrink"),
+    ("shrink.outputs", {"model": "build/tiny.onnx"}, "report"),
+    ("shrink.config", {"size": 2}, "shrink"),
+    ("shrink.config", {"size": 1, "rounds": 3}, NOTHING),
+    ("shrink.config", {"size": 1, "rounds": 4}, "shrink"),
+    ("shrink.config", None, NOTHING),
+    ("shrink.timeout", 60, NOTHING),
+    ("optimize.inputs", {"model": "train.model"}, "optimize"),
+)
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{value}" for field, value, _ in EDITS])
+def test_an_edit_reaches_exactly_the_stages_that_read_the_field(own: Path, edit: tuple[str, Any, str]) -> None:
+    field, value, expected = edit
+    put(own / "more.py", b"def train(inputs, outputs, config): ...")
+    put(own / "steps.py", b"def train(inputs, outputs, config): ...\ndef train_more(inputs, outputs, config): ...")
+    put(
+        own / "packages" / "flattener-1.0.dist-info" / "entry_points.txt",
+        b"[winml_dag.stages]\nflatten = shrink_plugin:SHRINK\n",
+    )
+    sys.path.append(sys.path.pop())  # as it is: what is installed is looked up once for each search path
+    assert reached(stages_of(RECIPE, own), stages_of(edited(RECIPE, f"stages.{field}", value), own)) == set(
+        expected.split()
+    )
+
+
+def test_every_field_of_a_stage_is_in_the_table() -> None:
+    assert {field.partition(".")[2] for field, *_ in EDITS} == {field.path for field in fields_of(StageEntry)}
+
+
+@pytest.mark.parametrize("field", list(fields_of(StageEntry)), ids=lambda field: field.path)
+@pytest.mark.parametrize("stage", ["prepare", "tool", "train", "shrink"])
+def test_all_values_of_a_field_reach_that_stage_and_no_other(own: Path, stage: str, field: Any) -> None:
+    """And no two have one key, unless the field is the time limit."""
+    before = stages_of(RECIPE, own)
+    found: list[Stages] = []
+    for value in values(field.type):
+        if (stage, field.path, value) == ("shrink", "config", None):
+            continue  # a plug-in has a config in any case
+        try:
+            found.append(stages_of(edited(RECIPE, f"stages.{stage}.{field.path}", value), own))
+        except WinmlDagError:
+            continue
+    # A plug-in names its files as it likes; where they go concerns only who reads them there.
+    reads = {"timeout": None, "outputs": "report" if stage == "shrink" else stage}.get(field.path, stage)
+    assert all(reached(before, after) <= {reads} for after in found)
+    different = {keys(after).get(reads) for after in found}
+    assert len(different) == (len(found) if reads else min(len(found), 1))
+
+
+MUST_CHANGE: Mapping[str, tuple[Change, str]] = {
+    "a byte of the program": (lambda at: flip_a_bit(at / "bin/tool.exe"), "prepare report"),
+    "another program of that name comes first": (lambda at: put_program(at / "first" / "tool.exe"), "prepare report"),
+    "a byte of a program of the project": (lambda at: flip_a_bit(at / "local.exe"), "tool"),
+    "a byte of a script that is only named": (lambda at: flip_a_bit(at / "script.txt"), "prepare"),
+    "a script that is named is gone": (lambda at: (at / "script.txt").unlink(), "prepare"),
+    "a byte of an input": (lambda at: flip_a_bit(at / "other.json"), "prepare"),
+    "a byte in a folder": (lambda at: flip_a_bit(at / "data/a.npz"), "prepare"),
+    "one more file in a folder": (lambda at: put(at / "data/c.npz", b""), "prepare"),
+    "one more file further down": (lambda at: put(at / "data/d/e.txt", b"e"), "prepare"),
+    "one file less in a folder": (lambda at: (at / "data/b.npz").unlink(), "prepare"),
+    "two files in a folder swapped": (lambda at: swap(at / "data/a.npz", at / "data/b.npz"), "prepare"),
+    "a file in a folder renamed": (lambda at: (at / "data/a.npz").rename(at / "data/z.npz"), "prepare"),
+    "a byte of the function's module": (lambda at: put(at / "steps.py", b"def train(*_): pass"), "train"),
+    "a package in place of the module": (lambda at: put(at / "steps/__init__.py", b"def train(*_): pass"), "train"),
+    "the reference of our own stages": (lambda at: flip_a_bit(at / "onnx/one.data"), "validate"),
+}
+
+MUST_NOT_CHANGE: Mapping[str, Change] = {
+    "another time": lambda at: [os.utime(path, (1, 1)) for path in at.rglob("*")],
+    "the program elsewhere": lambda at: (at / "bin").rename(at / "first"),
+    "files beside the recipe": lambda at: put(at / "notes.txt", b"new"),
+    "programs that are not used": lambda at: put_program(at / "first" / "other.exe"),
+    "outputs of an earlier build": lambda at: put(at / "build/out.txt", b"old"),
+}
+
+
+def put_program(path: Path) -> None:
+    put(path, b"another program")
+    path.chmod(0o755)
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("mutation", [*MUST_CHANGE, *MUST_NOT_CHANGE])
+def test_a_change_of_files_reaches_exactly_what_reads_them(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutation: str
+) -> None:
+    change, expected = MUST_CHANGE[mutation] if mutation in MUST_CHANGE else (MUST_NOT_CHANGE[mutation], NOTHING)
+    monkeypatch.setenv("PATH", str(own / "first"), prepend=os.pathsep)
+    warm = Warm(own, RECIPE)
+    before = warm.stages()
+    assert warm.stands()
+    shutil.copytree(own, tmp_path / "copy", symlinks=True)
+    change(own)
+    after = warm.stages()
+    assert reached(before, after) == set(expected.split())
+    assert keys(warm.cold()) == keys(after)
+    put_back(own, tmp_path / "copy")
+    assert keys(warm.stages()) == keys(before)
+
+
+def test_a_new_version_of_a_plug_in_or_of_its_packages_reaches_it(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stages_of(RECIPE, own)
+    install_plugin(tmp_path / "newer", "1.1")
+    monkeypatch.syspath_prepend(tmp_path / "newer")
+    newer = stages_of(RECIPE, own)
+    assert reached(before, newer) == {"shrink"}
+    (tmp_path / "installed" / "pyarrow-98.0.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    assert reached(newer, stages_of(RECIPE, own)) == {"shrink"}
+
+
+def test_who_plans_it_and_where_reaches_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stages_of(RECIPE, own)
+    monkeypatch.setenv("LEVEL", "9")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    elsewhere = tmp_path / "elsewhere, and dëeper" / "project"
+    shutil.copytree(own, elsewhere)
+    monkeypatch.chdir(tmp_path)
+    assert keys(stages_of(RECIPE, elsewhere)) == keys(before)
+    turned = {**RECIPE, "stages": dict(reversed(RECIPE["stages"].items()))}
+    assert keys(stages_of(turned, own)) == keys(before)
+
+
+def test_a_stage_under_another_name_is_the_same_work(own: Path) -> None:
+    stages = RECIPE["stages"]
+    named = {"first": stages["tool"], **{name: entry for name, entry in stages.items() if name != "tool"}}
+    named["train"] = {**stages["train"], "inputs": {**stages["train"]["inputs"], "more": "first.out"}}
+    assert keys(stages_of({**RECIPE, "stages": named}, own))["first"] == keys(stages_of(RECIPE, own))["tool"]
