@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,17 +74,19 @@ class Witness:
         """Return *record* with the outputs that lie in *folders*. Raises StoreError as a store does."""
         before = self._records[record.cache_key]
         function = split_digest(before.files()[0].digest)[0]
+        outputs: dict[str, Artifact] = {}
         with in_words(f"Cannot read the outputs of {record.ingredients.stage}"):
-            outputs = {
-                slot: Artifact.of(
-                    FileEntry(file.name, digest_file(file.path, function), file.path.stat().st_size)
-                    for file in output_files(slot, folder)
+            for slot, folder in folders.items():
+                files = output_files(slot, folder)
+                outputs[slot] = Artifact.of(
+                    FileEntry(file.name, digest_file(file.path, function), file.path.stat().st_size) for file in files
                 )
-                for slot, folder in folders.items()
-            }
-            for slot, artifact in outputs.items():
-                if artifact != before.outputs.get(slot):
-                    self._keep((record.cache_key, slot, artifact.digest), folders[slot])
+                if outputs[slot] != before.outputs.get(slot):
+                    self._keep((record.cache_key, slot, outputs[slot].digest), folder)
+                else:
+                    # As when they are stored: a folder that serves another job has none of this one's files.
+                    for file in files:
+                        file.path.unlink()
         return replace(record, outputs=outputs)
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
@@ -113,7 +115,7 @@ def run_again(
     waiting = deque((one, number) for number in range(1, runs + 1) for one in recorded)
     running: dict[Future[StageResult | Reuse | Damaged], tuple[Recorded, int]] = {}
     done: list[Rerun] = []
-    with places(jobs, runner) as pool:
+    with closing(runner), places(jobs, runner) as pool:
         while waiting or running:
             while waiting and len(running) < jobs:
                 one, number = waiting.popleft()
