@@ -1,0 +1,151 @@
+"""A cache over many builds: kept to its limit, counted up, collected beside a build; all in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from winml_dag.store.local import LocalStore
+from winml_dag.store.upkeep import verify
+
+# Puts out 50 KB that nobody else puts out; with a pipe, tells that it is at work and waits for a word.
+SCRIPT = """
+import random, sys
+from pathlib import Path
+seed, output = Path(sys.argv[1]).read_text().split(), Path(sys.argv[2])
+if len(seed) > 1:
+    Path(seed[1]).write_text("at work")
+    Path(seed[1]).read_text()
+output.write_bytes(random.Random(seed[0]).randbytes(50_000))
+"""
+
+
+class Shop:
+    """A recipe with two stages of its own, one behind the other, and a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        (folder / "making.py").write_text(SCRIPT)
+        (folder / "copying.py").write_text("import shutil, sys; shutil.copy(*sys.argv[1:])")
+        self.seed("0")
+        command = [sys.executable, "{inputs.script}", "{inputs.of}", "{outputs.made}"]
+        recipe = {
+            "stages": {
+                "make": {
+                    "command": command,
+                    "inputs": {"script": "./making.py", "of": "./seed.txt"},
+                    "outputs": {"made": "made.bin"},
+                },
+                "copy": {
+                    "command": command,
+                    "inputs": {"script": "./copying.py", "of": "make.made"},
+                    "outputs": {"made": "copied.bin"},
+                },
+            }
+        }
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+    def seed(self, text: str) -> None:
+        (self.folder / "seed.txt").write_text(text)
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "winml_dag", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **variables: str) -> str:
+        process = self.start(*arguments, **variables)
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors
+        return out
+
+    def builds(self, seed: str, **variables: str) -> str:
+        self.seed(seed)
+        return self.run("build", "-c", "recipe.yaml", **variables)
+
+    def info(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.run("cache", "info", "--format", "json"))
+        return value
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE", raising=False)
+    return Shop(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_limit_holds_after_every_build_and_what_is_used_stays(shop: Shop) -> None:
+    shop.run("cache", "limit", "180KB")
+    noted = []
+    for seed in ("1", "2", "1", "3", "1", "4", "1"):
+        text = shop.builds(seed)
+        noted += [line for line in text.splitlines() if line.startswith("note: The cache had outgrown")]
+        assert sum(path.stat().st_size for path in (shop.cache / "blobs").rglob("*") if path.is_file()) < 180_000
+    # Used in every second build, "1" was never the one that was used longest ago; "2" was.
+    assert len(noted) == 1
+    assert "its limit of 180KB" in noted[0]
+    assert "2 ran" in shop.builds("2")
+    assert "ran" not in shop.builds("1").replace("nothing ran", "")
+    assert verify(LocalStore(shop.cache)).clean
+
+
+def test_a_limit_that_cannot_be_kept_fails_no_build(shop: Shop) -> None:
+    text = shop.builds("1", WINML_DAG_CACHE_MAX_SIZE="plenty")
+    assert "note: The cache could not be kept to its limit: WINML_DAG_CACHE_MAX_SIZE: 'plenty' is not a size." in text
+    assert "2 ran" in text
+    assert "note: " not in shop.builds("1", WINML_DAG_CACHE_MAX_SIZE="plenty")
+
+
+def test_builds_are_counted_up_whether_something_ran_or_not(shop: Shop) -> None:
+    for _ in range(3):
+        shop.builds("1")
+    found = shop.info()
+    assert (found["builds"], found["ran"], found["reused"]) == (3, 2, 4)
+    assert found["seconds_saved"] > 0
+    assert found["largest"][0]["bytes"] >= 50_000
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe to know that a stage is at work")
+def test_collecting_to_nothing_beside_a_build_costs_it_nothing(shop: Shop) -> None:
+    shop.builds("1")
+    pipe = shop.folder / "pipe"
+    os.mkfifo(pipe)
+    shop.seed(f"2 {pipe}")
+    for record in (shop.cache / "records").rglob("*.json"):
+        os.utime(record, (10**9, 10**9))
+    build = shop.start("build", "-c", "recipe.yaml", "--format", "json")
+    assert pipe.read_text() == "at work"
+    collections = [shop.start("cache", "gc", "--max-size", "0", "--format", "json") for _ in range(2)]
+    results = [process.communicate()[0] for process in collections]
+    pipe.write_text("go on")
+    out, errors = build.communicate()
+    assert build.returncode == 0, errors
+    assert [stage["status"] for stage in json.loads(out)["builds"][0]["stages"]] == ["ran", "ran"]
+    assert sum(json.loads(result)["records"] for result in results) == 2
+    store = LocalStore(shop.cache)
+    assert verify(store).clean
+    assert len(store.records.keys()) == 2
+    assert (shop.folder / "copied.bin").read_bytes() == (shop.folder / "made.bin").read_bytes()
+
+
+def test_a_cleaned_folder_is_put_together_again_from_the_cache(shop: Shop) -> None:
+    shop.builds("1")
+    made = (shop.folder / "made.bin").read_bytes()
+    shop.run("clean", "-c", "recipe.yaml")
+    assert not (shop.folder / "made.bin").exists()
+    assert "ran" not in shop.builds("1").replace("nothing ran", "")
+    assert (shop.folder / "made.bin").read_bytes() == made
