@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.store.files import files_below, write_whole
+from winml_dag.store.files import PARTIAL, files_below, write_whole
 from winml_dag.store.record import Record
 from winml_dag.store.sealed import seal, unseal
 
@@ -160,12 +160,21 @@ class Records:
         """The keys of all records, in order, readable or not."""
         return sorted({*self._keys_of_files(), *self._index.names("record")})
 
-    def _keys_of_files(self) -> Iterator[str]:
+    def foreign(self) -> Iterator[Path]:
+        """Files beside the records that have no record's name; those of unfinished work are none of them."""
         for entry in files_below(self.folder):
             path = Path(entry.path)
-            key = path.parent.name + path.name.removesuffix(_SUFFIX)
-            if _KEY.fullmatch(key) and self.path(key) == path:
+            if self._key_of(path) is None and path.suffix != PARTIAL:
+                yield path
+
+    def _keys_of_files(self) -> Iterator[str]:
+        for entry in files_below(self.folder):
+            if key := self._key_of(Path(entry.path)):
                 yield key
+
+    def _key_of(self, path: Path) -> str | None:
+        key = path.parent.name + path.name.removesuffix(_SUFFIX)
+        return key if _KEY.fullmatch(key) and self.path(key) == path else None
 
 
 def _checked(key: str, record: Record) -> Record:
