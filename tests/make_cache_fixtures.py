@@ -7,8 +7,11 @@ these; the old ones stay, because caches of that format stay on people's disks.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag import build_onnx_model
-from winml_dag.store.local import FORMAT
+from winml_dag.store.local import FORMAT, LocalStore
 
 FIXTURES = Path(__file__).parents[1] / "cache_fixtures"
 _OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine")
@@ -43,21 +46,29 @@ def main() -> None:
         build_onnx_model(Path(folder) / "small.onnx", Path(folder) / "out", precision="int8", cache_dir=cache)
         shutil.rmtree(sound, ignore_errors=True)
         shutil.copytree(cache, sound, ignore=shutil.ignore_patterns(*_OF_THE_MOMENT))
+    damage_all(sound)
+
+
+def damage_all(sound: Path) -> None:
+    """Make the damaged stores beside *sound* anew."""
     damage(sound, "flipped-blob", lambda store: flip(largest(store / "blobs")))
     damage(sound, "truncated-blob", lambda store: truncate(largest(store / "blobs")))
     damage(sound, "flipped-record", lambda store: flip(largest(store / "records")))
     damage(sound, "lost-blob", lambda store: largest(store / "blobs").unlink())
+    damage(sound, "records-only", lambda store: shutil.rmtree(store / "blobs"))
+    damage(sound, "truncated-index", lambda store: halve(indexed(store)))
+    damage(sound, "damaged-index", lambda store: scramble(indexed(store)))
+    damage(sound, "foreign-files", put_foreign_files)
     damage(sound, "unknown-format", lambda store: (store / "FORMAT").write_text("999\n", encoding="utf-8"))
 
 
-def damage(sound: Path, name: str, harm: object) -> None:
+def damage(sound: Path, name: str, harm: Callable[[Path], object]) -> None:
     """A copy of *sound* to which one thing has been done."""
     target = FIXTURES / f"{sound.name}-{name}"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(sound, target)
     for path in target.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    assert callable(harm)
     harm(target)
 
 
@@ -73,6 +84,39 @@ def flip(path: Path) -> None:
 
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
+
+
+def indexed(store: Path) -> Path:
+    """The database of *store*, filled from its records, in one file."""
+    opened = LocalStore(store)
+    for record in opened.records.all():
+        opened.remember(f"out\n{record.ingredients.stage}", record.cache_key)
+    opened.close()
+    database = store / "index" / "cache.db"
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for path in (*store.glob("index/cache.db-*"), store / "locks"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return database
+
+
+def halve(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def scramble(path: Path) -> None:
+    """Every 64th byte behind the first page: a database that opens and is wrong everywhere."""
+    data = bytearray(path.read_bytes())
+    for place in range(4096, len(data), 64):
+        data[place] ^= 0x5A
+    path.write_bytes(bytes(data))
+
+
+def put_foreign_files(store: Path) -> None:
+    """What people and other programs leave in a folder."""
+    for name in ("blobs/thesis.docx", "blobs/xxh3-128/31/desktop.ini", "records/notes.txt", "readme.md"):
+        (store / name).write_text("precious\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

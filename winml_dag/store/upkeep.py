@@ -110,6 +110,7 @@ def verify(store: LocalStore) -> VerifyReport:
                     restamped.append(blob.digest)
             else:
                 damaged.append(blob.digest)
+        foreign += [path.relative_to(store.folder).as_posix() for path in store.records.foreign()]
         readable, unreadable, incomplete = 0, [], []
         for key in store.records.keys():  # noqa: SIM118  # not a mapping
             record = _checked_record(store, key)
