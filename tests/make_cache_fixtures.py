@@ -22,7 +22,7 @@ from winml_dag import build_onnx_model
 from winml_dag.store.local import FORMAT, LocalStore
 
 FIXTURES = Path(__file__).parents[1] / "cache_fixtures"
-_OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine")
+_OF_THE_MOMENT = ("index", "locks", "scratch", "quarantine", "failures", "standing", "statistics.txt")
 
 
 def small_model(path: Path) -> None:
