@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.outputs import folder_key
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.files import in_words, make_writable
+from winml_dag.store.files import in_words, remove_file
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 
@@ -69,8 +70,8 @@ def _clean(folder: Path, store: LocalStore, *, dry_run: bool) -> Cleaned:
     removed = (*ours, folder / MANIFEST)
     if not dry_run:
         for path in removed:
-            with in_words(f"Cannot remove {path}"):
-                _remove(path)
+            with in_words(f"Cannot remove {path}"), suppress(FileNotFoundError):
+                remove_file(path)
         top = folder.parent.parent if folder.parent.name == KEPT else folder.parent
         _remove_empty_folders(removed, {top, recipe_folder, Path.cwd()})
     return Cleaned(removed, tuple(edited))
@@ -113,15 +114,6 @@ def _is_settings_of(path: Path, manifest: Manifest) -> bool:
         return config_hash(json.loads(path.read_text(encoding="utf-8"))) == manifest.value.get("config_hash")
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except PermissionError:
-        # Windows removes no read-only file.
-        make_writable(path)
-        path.unlink()
 
 
 def _remove_empty_folders(removed: Iterable[Path], stays: set[Path | None]) -> None:

@@ -26,7 +26,7 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
-from winml_dag.store.files import files_below, in_words, make_writable, partial_beside
+from winml_dag.store.files import files_below, in_words, partial_beside, remove_file
 from winml_dag.store.store import BlobDamaged
 
 # 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
@@ -90,7 +90,7 @@ class Blobs:
             entry = self.adopt(partial, function)
         except BaseException:
             with suppress(OSError):
-                _remove(partial)
+                remove_file(partial)
             raise
         return FileEntry(path.name, entry.digest, entry.size)
 
@@ -212,7 +212,7 @@ class Blobs:
     def _move_in(self, path: Path, digest: str) -> None:
         blob = self.path(digest)
         if _exists(blob) and self.is_sound(digest) and _keep(blob):
-            _remove(path)
+            remove_file(path)
             return
         try:
             _rename_into(path, blob)
@@ -220,7 +220,7 @@ class Blobs:
             # Windows replaces no read-only file: another process stored the same bytes a moment ago.
             if not (_exists(blob) and self.is_sound(digest)):
                 raise
-            _remove(path)
+            remove_file(path)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
@@ -236,9 +236,9 @@ class Blobs:
             partial.replace(blob)
         except BaseException:
             with suppress(OSError):
-                _remove(partial)
+                remove_file(partial)
             raise
-        _remove(path)
+        remove_file(path)
 
 
 def _rename_into(path: Path, blob: Path) -> None:
@@ -276,12 +276,3 @@ def _is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink()
-    except PermissionError:
-        # Windows removes no read-only file.
-        make_writable(path)
-        path.unlink()

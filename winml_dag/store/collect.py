@@ -23,7 +23,7 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.changetime import change_time_ns
-from winml_dag.store.files import in_words, make_writable, partial_beside
+from winml_dag.store.files import in_words, partial_beside, remove_file
 from winml_dag.store.held import FOLDER as STANDING
 from winml_dag.store.held import held_by_standing
 from winml_dag.store.leftovers import leftovers
@@ -324,8 +324,7 @@ def _remove_blob(blob: _Bytes) -> bool:
         if aside.lstat().st_atime_ns != blob.accessed_ns:
             aside.replace(blob.path)
             return False
-        make_writable(aside)
-        aside.unlink()
+        remove_file(aside)
     except FileNotFoundError:
         return False
     except PermissionError:

@@ -75,6 +75,16 @@ def make_writable(path: Path) -> None:
     path.chmod(stat.S_IMODE(path.lstat().st_mode) | stat.S_IWUSR)
 
 
+def remove_file(path: Path) -> None:
+    """Remove *path*, be it read-only. Its mode is changed only where it must be: other links to it share that."""
+    try:
+        path.unlink()
+    except PermissionError:
+        # Windows removes no read-only file.
+        make_writable(path)
+        path.unlink()
+
+
 def remove_tree(folder: Path) -> None:
     """Remove *folder* and all below it, read-only files and folders too; links are removed, never followed."""
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.store.changetime import change_time_ns
-from winml_dag.store.files import PARTIAL, bytes_below, files_below, make_writable, remove_tree
+from winml_dag.store.files import PARTIAL, bytes_below, files_below, remove_file, remove_tree
 from winml_dag.store.held import FOLDER as STANDING
 from winml_dag.store.held import standing_keys
 from winml_dag.store.local import LocalStore
@@ -33,8 +33,7 @@ class Leftover:
             if self.path.is_dir() and not self.path.is_symlink():
                 remove_tree(self.path)
             else:
-                make_writable(self.path)
-                self.path.unlink()
+                remove_file(self.path)
         except OSError:
             return False
         return True

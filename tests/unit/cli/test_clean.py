@@ -147,7 +147,7 @@ def test_cleaning_that_was_stopped_half_way_goes_on_where_it_was(monkeypatch) ->
     builds()
     from winml_dag.pipeline import clean as module
 
-    remove, gone = module._remove, []
+    remove, gone = module.remove_file, []
 
     def stopped(path: Path) -> None:
         if len(gone) == 2:
@@ -157,7 +157,7 @@ def test_cleaning_that_was_stopped_half_way_goes_on_where_it_was(monkeypatch) ->
 
     store = LocalStore(Path("cache"))
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_remove", stopped)
+        patched.setattr(module, "remove_file", stopped)
         with pytest.raises(KeyboardInterrupt):
             clean(Path("out"), store)
     assert len(names()) == 2

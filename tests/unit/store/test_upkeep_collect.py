@@ -281,9 +281,7 @@ def test_what_a_living_run_uses_stays_and_the_rest_goes(store, put, run) -> None
     assert collected(store, Limits(max_bytes=0)).left_bytes == 0
 
 
-def test_what_was_stored_since_a_living_run_began_stays_though_its_record_is_not_there_yet(
-    store, fill, run
-) -> None:
+def test_what_was_stored_since_a_living_run_began_stays_though_its_record_is_not_there_yet(store, fill, run) -> None:
     uses(run)
     (fill({"new": b"new"}) / "new").replace(store.folder / "new")
     entry = store.blobs.adopt(store.folder / "new", "xxh3-128")
@@ -399,3 +397,11 @@ def test_any_store_is_within_its_limits_afterwards_and_has_lost_no_more_than_it_
     if before <= limit and days is None:
         assert not gone
     store.close()
+
+
+def test_a_file_that_is_linked_to_a_blob_keeps_its_bytes_and_its_mode(store, put, tmp_path) -> None:
+    record = put(1, b"one", days=9)
+    os.link(store.blobs.path(record.files()[0].digest), tmp_path / "linked")
+    assert collected(store, Limits(max_bytes=0)).blobs == 1
+    assert (tmp_path / "linked").read_bytes() == b"one"
+    assert (tmp_path / "linked").stat().st_mode & 0o222 == 0
