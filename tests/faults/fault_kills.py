@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from fault_engine import Step
 from fault_lab import Engine, Lab, at_step
@@ -18,17 +19,22 @@ _WORKER_SECONDS = 0.12
 
 
 def kill_engine(lab: Lab) -> Iterator[None]:
-    """By turns at a random call into the system, and after a random delay, which hits what no call marks."""
+    """By turns at a random call into the system; after a random delay, which hits what no call marks; and while a stage
+    hangs, from which its worker has to be torn away with all its children.
+    """
     steps_of_a_run = lab.run(lab.graphs.new()).steps
     while True:
         steps = _next_graph(lab)
-        if lab.chance.random() < 0.5:
+        moment = lab.chance.random()
+        if moment < 0.4:
             engine = lab.start(steps, at_step(lab.chance.randint(1, steps_of_a_run), _kill_oneself))
+            was_killed = engine.wait() is None
+        elif moment < 0.8:
+            was_killed = _kill_after_delay(lab, steps)
         else:
-            engine = lab.start(steps)
-            _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
-            engine.kill()
-        was_killed = engine.wait() is None
+            steps[-1] = replace(steps[-1], work="misbehave", number=lab.graphs.fresh())
+            with lab.asking_for(lab.chance.choice(["hang with children", "hang holding the lock"])):
+                was_killed = _kill_after_delay(lab, steps)
         lab.check(steps)
         if was_killed:
             yield
@@ -88,6 +94,13 @@ def kill_one_of_many(lab: Lab) -> Iterator[None]:
         lab.check(whole)
         if was_killed:
             yield
+
+
+def _kill_after_delay(lab: Lab, steps: list[Step]) -> bool:
+    engine = lab.start(steps)
+    _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+    engine.kill()
+    return engine.wait() is None
 
 
 def _next_graph(lab: Lab) -> list[Step]:

@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,6 +116,16 @@ class Lab:
         told = self.start(steps, before).wait()
         assert told is not None, "The engine was killed."
         return told
+
+    @contextmanager
+    def asking_for(self, misdeed: str) -> Iterator[None]:
+        """Let stages that do the work ``misbehave`` commit *misdeed* while the block runs, and never after it."""
+        asked = self.folder / "misbehave"
+        asked.write_text(misdeed)
+        try:
+            yield
+        finally:
+            asked.unlink()
 
     def check(self, steps: Sequence[Step]) -> Told:
         """What must hold after a fault that damages nothing: a clean cache, nobody left, and a next build that is right

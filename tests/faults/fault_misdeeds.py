@@ -29,7 +29,6 @@ _LARGEST_LOG = 16 << 20
 
 def misdeeds(lab: Lab) -> Iterator[None]:
     """One stage of a graph goes wrong, each misdeed in its turn, and behaves in the next build."""
-    asked = lab.folder / "misbehave"
     names = list(MISDEEDS)
     lab.chance.shuffle(names)
     while True:
@@ -44,9 +43,8 @@ def misdeeds(lab: Lab) -> Iterator[None]:
                 timeout_seconds=_LIMIT_SECONDS if "hang" in name else 600.0,
             )
             steps[place] = culprit
-            asked.write_text(name)
-            told = lab.run(steps)
-            asked.unlink()
+            with lab.asking_for(name):
+                told = lab.run(steps)
             if name not in _ERRORS:
                 assert told.done, f"{name!r} did harm: {told.words}"
             else:

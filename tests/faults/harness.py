@@ -44,15 +44,15 @@ class Kind:
 
 
 KINDS = {
-    "full-disk": Kind(fault_disks.full_disk, 0.4, at_once=10_000),
-    "no-more-files": Kind(fault_disks.no_more_files, 0.2, at_once=10_000),
+    "full-disk": Kind(fault_disks.full_disk, 0.2, at_once=10_000),
+    "no-more-files": Kind(fault_disks.no_more_files, 0.1, at_once=10_000),
     "kill-engine": Kind(fault_kills.kill_engine, 0.45),
     "kill-worker": Kind(fault_kills.kill_worker, 0.2),
     "kill-both": Kind(fault_kills.kill_both, 0.15),
     "kill-one-of-many": Kind(fault_kills.kill_one_of_many, 0.2),
-    "permission-lost": Kind(fault_disks.permission_lost, 0.08),
+    "permission-lost": Kind(fault_disks.permission_lost, 0.06),
     "read-only": Kind(fault_disks.read_only, 0.01),
-    "damage": Kind(fault_damage.damage, 0.2),
+    "damage": Kind(fault_damage.damage, 0.15),
     "index-lost": Kind(fault_damage.index_lost, 0.06),
     "clock-jumps": Kind(fault_damage.clock_jumps, 0.04),
     "crowd": Kind(fault_crowds.crowd, 0.04),

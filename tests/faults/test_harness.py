@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
-from harness import episodes, run, share_out
+from fault_engine import Step
+from fault_lab import Lab
+from harness import Episode, episodes, run, run_here, share_out
+
+from winml_dag.store.local import LocalStore
 
 KILLS = 50
 SEED = 1
@@ -18,3 +25,29 @@ def test_nothing_breaks(kind: str, faults: int) -> None:
     if outcomes[0].impossible:
         pytest.skip(outcomes[0].impossible)
     assert sum(outcome.survived for outcome in outcomes) == faults
+
+
+def test_outputs_that_are_not_those_of_the_oracle_are_a_failure(tmp_path: Path) -> None:
+    """A store that is sound in itself, but has under one key what belongs to another."""
+    lab = Lab(tmp_path, SEED)
+    steps = [
+        Step("source", "source", str(lab.graphs.source)),
+        *(Step(f"n{number}", "derive", str(lab.graphs.tally), number) for number in (1, 2)),
+    ]
+    told = lab.build(steps)
+    store = LocalStore(lab.cache)
+    right, wrong = (store.record(told.keys[node]) for node in ("n1", "n2"))
+    assert right is not None
+    assert wrong is not None
+    store.records.write(replace(right, outputs=wrong.outputs))
+    store.close()
+    with pytest.raises(AssertionError, match="n1 has wrong bytes"):
+        lab.check(steps)
+
+
+def test_a_failure_is_told_with_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fault_crowds.Counter", lambda _: {})
+    outcome = run_here(Episode("crowd", 5, 2))
+    assert outcome.survived == 0
+    assert "stages were wanted, and 0 ran" in outcome.failure
+    assert outcome.episode.command == "python tests/faults/harness.py --only crowd --seed 5 --episode 2"
