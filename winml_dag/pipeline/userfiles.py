@@ -114,6 +114,8 @@ class UserFiles:
     def _missing(self, text: str, path: Path, error: OSError | ValueError) -> str:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             return f"{text} cannot be read: {getattr(error, 'strerror', None) or error}"
+        if not self._findings.are_few:
+            return f"there is no file {text}"
         outputs = [f"{stage}.{slot}" for stage, slots in self._outputs.paths.items() for slot in slots]
         try:
             beside = [*os.listdir(path.parent)]  # noqa: PTH208 - names are all that is wanted

@@ -12,6 +12,10 @@ from winml_dag.errors import RecipeError
 from winml_dag.recipe.document import Location, Positions
 
 
+# More lines than anybody reads; one wrong folder can make thousands.
+_MOST_TOLD = 50
+
+
 class Findings:
     """Problems of the recipe *path*; *positions* is called only when there is one."""
 
@@ -38,4 +42,10 @@ class Findings:
         count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
         # Sorted by place; one and the same finding about a thing that is named twice is told once.
         told = tuple(dict.fromkeys(line for _, line in sorted(lines)))
-        raise RecipeError(f"The recipe {self._path} has {count}:", problems=told)
+        more = (f"... and {len(told) - _MOST_TOLD} more",) if len(told) > _MOST_TOLD else ()
+        raise RecipeError(f"The recipe {self._path} has {count}:", problems=told[:_MOST_TOLD] + more)
+
+    @property
+    def are_few(self) -> bool:
+        """Whether there are so few that each is worth a search for what may have been meant."""
+        return len(self._found) < _MOST_TOLD
