@@ -44,8 +44,8 @@ def decide(
     can name files.
     """
     key = cache_key(ingredients)
-    record = store.record(key)
     last = store.latest(name)
+    record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
     estimate = None if basis is None else basis.elapsed_seconds
     if rebuild:

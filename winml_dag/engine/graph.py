@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import Node, Source
@@ -29,16 +29,22 @@ class Cycle(UsageError):
 
 @dataclass(frozen=True)
 class Graph:
-    """A checked graph; ``nodes`` are in topological order. Make one with :meth:`of`."""
+    """A checked graph; ``nodes`` are in topological order. Make one with :meth:`of`.
+
+    ``makers``: by artifact the node that puts it out; ``given``: the same for artifacts of nodes that are no part of
+    this graph, but of the one that it is a part of.
+    """
 
     nodes: tuple[Node, ...]
     sources: Mapping[str, Source]
     makers: Mapping[str, Node]
+    given: Mapping[str, Node] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Iterable[Node], sources: Iterable[Source] = (), given: Mapping[str, str] | None = None) -> Graph:
-        """Check and order *nodes*. *given*: kind by name of artifacts that are known from elsewhere, so that a part of
-        a graph is a graph too.
+    def of(
+        cls, nodes: Iterable[Node], sources: Iterable[Source] = (), given: Mapping[str, Node] | None = None
+    ) -> Graph:
+        """Check and order *nodes*.
 
         Raises:
             UsageError: for two nodes of one id, two sources of one name, two makers of one artifact, an input that
@@ -49,10 +55,14 @@ class Graph:
         makers = _makers(by_id.values(), source_by_name)
         for node in by_id.values():
             _check_inputs(node, makers, source_by_name, given or {})
-        return cls(_ordered(by_id, makers), source_by_name, makers)
+        return cls(_ordered(by_id, makers), source_by_name, makers, given or {})
 
     def node(self, node_id: str) -> Node:
         return next(node for node in self.nodes if node.id == node_id)
+
+    def maker(self, artifact: str) -> Node:
+        """The node that puts *artifact* out, be it in this graph or given to it."""
+        return self.makers.get(artifact) or self.given[artifact]
 
     def needs(self, node: Node) -> Iterator[Node]:
         """The nodes whose output *node* reads, each once."""
@@ -114,7 +124,7 @@ def _makers(nodes: Iterable[Node], sources: Mapping[str, Source]) -> dict[str, N
 
 
 def _check_inputs(
-    node: Node, makers: Mapping[str, Node], sources: Mapping[str, Source], given: Mapping[str, str]
+    node: Node, makers: Mapping[str, Node], sources: Mapping[str, Source], given: Mapping[str, Node]
 ) -> None:
     slots = node.stage.inputs
     if unknown := node.inputs.keys() - slots.keys():
@@ -129,16 +139,13 @@ def _check_inputs(
             raise UsageError(f"Stage {node.id!r} reads {name!r}, which no stage makes and which is not a source.")
         if declared.accepts is None:
             continue
-        kind = given[name] if name in given else _kind(name, makers, sources)
+        kind = sources[name].kind if name in sources else _kind(name, makers.get(name) or given[name])
         if kind not in declared.accepts:
             because = declared.refusals.get(kind, f"it takes: {', '.join(sorted(declared.accepts))}")
             raise UsageError(f"{node.stage.name} cannot take {name!r} ({kind}): {because}.")
 
 
-def _kind(name: str, makers: Mapping[str, Node], sources: Mapping[str, Source]) -> str:
-    if name in sources:
-        return sources[name].kind
-    maker = makers[name]
+def _kind(name: str, maker: Node) -> str:
     return next(maker.kind(slot) for slot in maker.stage.outputs if maker.output(slot) == name)
 
 

@@ -6,22 +6,21 @@ likes, and the recipe says where they go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
-from winml_dag.store.artifact import FileEntry
-from winml_dag.store.record import Record
+from winml_dag.store.artifact import Artifact, FileEntry
 
 
-def placed_files(node: Node, record: Record) -> Iterator[FileEntry]:
-    """What of *record* lies in the folder of *node*, under the names that it has there.
+def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
+    """What of *outputs*, by slot, lies in the folder of *node*, under the names that it has there.
 
     Raises:
         UsageError: when several files were put out where the recipe has room for one.
     """
     for slot, path in node.paths.items():
-        files = record.outputs[slot].files
+        files = outputs[slot].files
         if node.stage.works_in_place:
             yield from files
         elif path.endswith("/"):

@@ -28,7 +28,23 @@ def plan_graph(
     for, and may turn out to be reused when what runs before it gives the same bytes as before.
     """
     known = Known.at_start(graph, sources)
-    return tuple(_planned(node, known, store, scope, rebuild) for node in graph.nodes)
+    with store.together([remembered_name(scope, node) for node in graph.nodes]):
+        return tuple(_planned(node, known, store, scope, rebuild) for node in graph.nodes)
+
+
+def foresee(
+    graph: Graph, sources: Mapping[str, Artifact], store: Store, *, scope: str, rebuild: bool = False
+) -> tuple[StageResult, ...]:
+    """What :func:`plan_graph` says, up to the first node that would run: as many results as nodes if none would."""
+    known = Known.at_start(graph, sources)
+    results: list[StageResult] = []
+    with store.together([remembered_name(scope, node) for node in graph.nodes]):
+        for node in graph.nodes:
+            result = _planned(node, known, store, scope, rebuild)
+            if result.status is not Status.REUSED:
+                break
+            results.append(result)
+    return tuple(results)
 
 
 def _planned(node: Node, known: Known, store: Store, scope: str, rebuild: bool) -> StageResult:

@@ -108,8 +108,7 @@ class Preparer:
                     watched.append(Watched(path, entry))
             elif (text := self._text_in(node.folder, name)) is not None:
                 seen[slot] = text
-                for entry in artifact.files:
-                    watched.append(Watched(self._in_place.put_file(node.folder, entry), entry))
+                watched += [Watched(self._in_place.put_file(node.folder, file), file) for file in artifact.files]
             else:
                 seen[slot] = self._private(job, slot, artifact)
         return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
@@ -157,7 +156,7 @@ class Preparer:
 
     def _text_in(self, folder: Path, name: str) -> str | None:
         """The path of artifact *name* as seen from *folder*; None when its maker does not put it there."""
-        maker = self._graph.makers[name]
+        maker = self._graph.maker(name)
         if maker.folder != folder:
             return None
         slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)

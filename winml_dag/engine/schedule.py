@@ -28,7 +28,7 @@ from winml_dag.engine.stage import Node
 from winml_dag.engine.waiting import Waiting
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
-from winml_dag.store.store import Store
+from winml_dag.store.store import BlobDamaged, Store
 
 _Outcome: TypeAlias = StageResult | Reuse | Damaged
 
@@ -57,7 +57,10 @@ class Scheduler:
         runner: Runner,
         options: RunOptions,
         observer: Observer | None = None,
+        *,
+        foreseen: Iterable[StageResult] = (),
     ) -> None:
+        """*foreseen*: reuses that were decided a moment ago, with the same sources."""
         self._graph = graph
         self._known = Known.at_start(graph, sources)
         self._store = store
@@ -69,6 +72,7 @@ class Scheduler:
             for maker in graph.needs(node):
                 self._readers[maker.id].append(node)
         self._undecided = set(self._readers)
+        self._foreseen = {result.node.id: result for result in foreseen if result.status is Status.REUSED}
         # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
@@ -93,10 +97,16 @@ class Scheduler:
         """Go through the whole graph; one result for each node, in the graph's order.
 
         Raises:
+            BlobDamaged: for one that a stage outside of this graph put out.
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
         try:
-            with closing(self._waiting), places(self._options.jobs, self._runner) as pool:
+            names = [remembered_name(self._options.scope, node) for node in self._graph.nodes]
+            with (
+                self._store.together(names),
+                closing(self._waiting),
+                places(self._options.jobs, self._runner) as pool,
+            ):
                 self._loop(pool)
         finally:
             self._runner.abandon([*self._underway.values(), *self._ended])
@@ -174,6 +184,10 @@ class Scheduler:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
         while self._candidates and not self._stopping:
             node = self._candidates.popleft()
+            if (sure := self._foreseen.pop(node.id, None)) is not None and sure.record is not None:
+                self._undecided.discard(node.id)
+                self._settle_reuse(node, Reuse(sure.record, sure.reason))
+                continue
             ingredients = self._known.ingredients(node) if node.id in self._undecided else None
             if ingredients is None:
                 continue
@@ -275,7 +289,10 @@ class Scheduler:
     def _maker_of(self, node: Node, file: FileEntry) -> Node:
         # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.
         made = (name for name in node.inputs.values() if name in self._graph.makers)
-        return next(self._graph.makers[name] for name in made if file in self._known.artifacts[name].files)
+        for name in made:
+            if file in self._known.artifacts[name].files:
+                return self._graph.makers[name]
+        raise BlobDamaged(file, "damaged")  # of a stage outside of this part of a graph
 
     def _failed(self) -> list[str]:
         return [node_id for node_id, result in self._results.items() if result.status is Status.FAILED]

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.placed import placed_files
 from winml_dag.engine.plan import plan_graph, remembered_name
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.commit import finish_change, is_changing
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, MODEL, RESERVED, VISIBLE_OUTPUTS
-from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest
-from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key, prepare_folder, refuse_file
-from winml_dag.pipeline.userfolder import UserFolder
-from winml_dag.store.artifact import FileEntry
-from winml_dag.store.digest import digest_file
+from winml_dag.pipeline.commit import is_changing
+from winml_dag.pipeline.finish import materialise, note_finished, output_folder, user_folder, visible_files, whole
+from winml_dag.pipeline.layout import MANIFEST, MODEL, RESERVED
+from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
@@ -37,7 +32,8 @@ _TRIES = 3
 @dataclass(frozen=True)
 class BuildResult:
     """What became of a build. ``stages`` has one entry for every place in the line, those left out included;
-    ``cache_note`` is a sentence when the cache was kept to its limit.
+    ``cache_note`` is a sentence when the cache was kept to its limit, ``others`` the number of stages that were seen to
+    be up to date at a glance: they have no entry.
     """
 
     build: BuildSummary
@@ -45,6 +41,7 @@ class BuildResult:
     elapsed_seconds: float
     materialised: Materialised = field(default_factory=Materialised)
     cache_note: str = ""
+    others: int = 0
 
     @property
     def final_artifact(self) -> Path | None:
@@ -125,34 +122,30 @@ def build(
     wanted = planned.summary
     refuse_file(wanted.output_dir)
     if not is_changing(wanted.output_dir):  # else another build is at it; who owns what is asked again at the end
-        _output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
+        output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
 
     for attempt in range(_TRIES):
-        results = _run(planned, store, replace(options, rebuild=options.rebuild and attempt == 0), observer, executor)
-        by_id = {result.node.id: result for result in results}
-        finished = BuildResult(wanted, tuple(views(planned, results)), time.monotonic() - started)
-        if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-            return replace(finished, cache_note=settle_accounts(results, store))
+        again = replace(options, rebuild=options.rebuild and attempt == 0)
         try:
-            done = _materialise(planned, by_id, store, time.monotonic() - started, link=options.link)
+            results = _run(planned, store, again, observer, executor)
+            by_id = {result.node.id: result for result in results}
+            finished = BuildResult(
+                wanted, tuple(views(planned, results)), time.monotonic() - started, others=planned.others
+            )
+            if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
+                return replace(finished, cache_note=settle_accounts(results, store))
+            done = materialise(planned, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
-            continue  # it is in quarantine now, so its stage will be found wanting
-        _note(planned, by_id, store)
+            # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
+            planned = whole(planned, store)
+            continue
+        note_finished(planned, by_id, visible_files(by_id), store)
         note = settle_accounts(results, store)
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
     raise StoreError(
         "What was made is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",
     )
-
-
-def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:
-    """The files in the output folder that may be replaced or removed: ours, unless this very build reads them."""
-    # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
-    ours = (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
-    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
-    folder = planned.summary.output_dir
-    return tuple(entry for entry in ours if (folder / entry.name).resolve() not in read)
 
 
 def views(planned: BuildGraph, results: tuple[StageResult, ...]) -> Iterator[StageView]:
@@ -183,8 +176,9 @@ def _run(
     executor: Executor | None,
 ) -> tuple[StageResult, ...]:
     scope = planned.summary.scope
-    foreseen = plan_graph(planned.graph, planned.sources, store, scope=scope, rebuild=options.rebuild)
-    if own := _user_folder(planned, store):
+    known = {**planned.sources, **planned.given}
+    foreseen = plan_graph(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
+    if own := user_folder(planned, store):
         own.refuse_foreign(foreseen)
     if all(result.status is Status.REUSED for result in foreseen):
         # Nothing to run: no scratch folder, no threads, no process.
@@ -215,112 +209,5 @@ def _run(
             timeout_seconds=options.stage_timeout_seconds,
         )
         run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
-        scheduler = Scheduler(planned.graph, planned.sources, store, runner, run_options, observer)
+        scheduler = Scheduler(planned.graph, known, store, runner, run_options, observer)
         return scheduler.run()
-
-
-def _materialise(
-    planned: BuildGraph,
-    results: Mapping[str, StageResult],
-    store: LocalStore,
-    elapsed_seconds: float,
-    *,
-    link: bool,
-) -> Materialised:
-    build = planned.summary
-    files = visible_files(results)
-    own = _materialise_own(planned, results, store)
-    value = make_manifest(planned, results, files, elapsed_seconds)
-    before = read_manifest(build.output_dir)
-    same = before is not None and before.says_the_same_as(value)
-    manifest = manifest_text(before.value if same and before is not None else value)
-    texts = {**_settings(planned), MANIFEST: manifest}
-    if not is_changing(build.output_dir) and _output_folder(planned, store).is_as_wanted(files, texts):
-        return own
-    # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
-    with store.claim(folder_key(build.output_dir)):
-        # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
-        finish_change(build.output_dir)
-        # Whose they are may also have changed while we waited for a build that began together with this one.
-        return own.and_then(_output_folder(planned, store).materialise(files, texts, link=link))
-
-
-def _materialise_own(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> Materialised:
-    """Put what the recipe's own stages have made into its folder: before the manifest, which says that it is ours."""
-    own = _user_folder(planned, store)
-    if own is None or (not is_changing(own.folder) and own.is_as_wanted(results.values())):
-        return Materialised()
-    with store.claim(folder_key(own.folder)):
-        finish_change(own.folder)
-        return own.materialise(results.values())
-
-
-def _user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:
-    folder = planned.folder
-    if folder is None:
-        return None
-    previous = read_manifest(planned.summary.output_dir)
-    if previous is not None and previous.value.get("folder") != folder_in(folder, planned.summary.output_dir):
-        previous = None  # of another recipe, or moved: its files are not here
-    return UserFolder(folder, planned, previous, store, store.fingerprints)
-
-
-def _settings(planned: BuildGraph) -> dict[str, bytes]:
-    """The settings as a file of the output folder. Without a model nothing was left to decide."""
-    if planned.final is None:
-        return {}
-    text = json.dumps(planned.summary.settings, indent=2, sort_keys=True, ensure_ascii=False)
-    return {BUILD_CONFIG: f"{text}\n".encode()}
-
-
-def _note(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> None:
-    """Remember the finished build, so that the next one sees at a glance that there is nothing to do."""
-    if planned.origin is None and planned.standing is None:
-        return
-    from winml_dag.pipeline.standing.noting import Finished, note, note_again
-    from winml_dag.pipeline.standing.recall import Made
-
-    checked_ns = time.time_ns()
-    folder = planned.summary.output_dir.absolute()
-    made = {}
-    outputs = {}
-    for name, result in results.items():
-        assert result.record is not None
-        made[name] = Made(result.record.cache_key, result.record.outputs)
-    for entry in visible_files(results):
-        outputs[str(folder / entry.name)] = entry.digest
-    for result in results.values():
-        if planned.folder is not None and result.node.folder is not None and result.record is not None:
-            placed = placed_files(result.node, result.record)
-            outputs.update((str(planned.folder / entry.name), entry.digest) for entry in placed)
-    for name in (MANIFEST, *_settings(planned)):
-        outputs[str(folder / name)] = digest_file(folder / name)
-    seconds = sum(result.record.elapsed_seconds for result in results.values() if result.record is not None)
-    finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, seconds)
-    if planned.standing is not None:
-        note_again(planned, store, finished)
-    else:
-        note(planned, store, finished)
-
-
-def _output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
-    folder = planned.summary.output_dir
-    previous = read_manifest(folder)
-    owned = () if previous is None else _owned(previous, planned)
-    return OutputFolder(folder, owned, store, store.fingerprints)
-
-
-def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
-    """The files that belong into the output folder; one that several stages share (a sidecar) is there once.
-
-    Raises:
-        StoreError: when two stages put out different files of one name.
-    """
-    found: dict[str, FileEntry] = {}
-    for result in results.values():
-        assert result.record is not None
-        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()) if result.node.folder is None else ():
-            for entry in result.record.outputs[slot].files:
-                if found.setdefault(entry.name, entry) != entry:
-                    raise StoreError(f"Two stages put out different files named {entry.name}.")
-    return tuple(sorted(found.values()))

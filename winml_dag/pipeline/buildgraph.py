@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.pipeline.layout import MODEL
-from winml_dag.store.artifact import Artifact
+from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.standing.check import Standing
@@ -96,6 +96,7 @@ class BuildGraph:
         final: id of the node that puts out the model to ship; None in a build without a model.
         looked_at: files and folders outside of the sources that had a say in this plan.
         given: artifacts that stages outside of this part have put out, by name.
+        placed: of a part, by stage, what the build before has put into the recipe's folder.
         others: how many stages there are outside of this part, all of them up to date.
         origin: what it was planned from; None when that cannot be noted.
         standing: the note that it was recalled from.
@@ -108,6 +109,7 @@ class BuildGraph:
     final: str | None
     looked_at: tuple[Path, ...] = ()
     given: Mapping[str, Artifact] = field(default_factory=dict)
+    placed: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     others: int = 0
     origin: Origin | None = None
     standing: Standing | None = None

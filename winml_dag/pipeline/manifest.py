@@ -199,7 +199,9 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
             slot: {"digest": artifact.digest, "size": artifact.size, "files": artifact.to_json()}
             for slot, artifact in sorted(record.outputs.items())
         },
-        **({} if node.folder is None else {"placed": [entry.to_json() for entry in placed_files(node, record)]}),
+        **(
+            {} if node.folder is None else {"placed": [entry.to_json() for entry in placed_files(node, record.outputs)]}
+        ),
         "toolchain": record.ingredients.toolchain,
         "metrics": metrics,
         "made_at": record.made_at,

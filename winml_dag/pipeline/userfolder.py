@@ -8,43 +8,47 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_files
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.commit import change_folder
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.manifest import Manifest
 from winml_dag.pipeline.outputs import Materialised
-from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.artifact import FileEntry
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.store import Store
+from winml_dag.store.store import RunStore
 
 
 class UserFolder:
-    """*folder* (absolute, without links), in which the user's stages of *planned* work; *previous*: the manifest of the
-    last build.
+    """*folder* (absolute, without links), in which the user's stages of *planned* work; *placed*: by stage, what the
+    last build has put there.
     """
 
     def __init__(
-        self, folder: Path, planned: BuildGraph, previous: Manifest | None, store: Store, fingerprints: Fingerprints
+        self,
+        folder: Path,
+        planned: BuildGraph,
+        placed: Mapping[str, Sequence[FileEntry]],
+        store: RunStore,
+        fingerprints: Fingerprints,
     ) -> None:
         self.folder = folder
         self._nodes = [node for node in planned.graph.nodes if node.folder is not None]
         self._store = store
         self._fingerprints = fingerprints
+        self.in_place = InPlace(store, fingerprints, lambda path: self.may_replace(path.relative_to(folder).as_posix()))
         # A source is the user's, whatever an earlier build may have put there.
         read = {str(file.path) for source in planned.graph.sources.values() for file in source.files}
-        # Of a part of a build, only its own stages are looked at: what others have put stays.
-        part = {node.id for node in self._nodes} if planned.others else None
         self._owned = {
             entry.name: entry
-            for stage, entries in ({} if previous is None else previous.placed).items()
+            for entries in placed.values()
             for entry in entries
-            if (part is None or stage in part) and str(folder / entry.name) not in read
+            if str(folder / entry.name) not in read
         }
 
     def refuse_foreign(self, foreseen: Iterable[StageResult]) -> None:
@@ -52,7 +56,7 @@ class UserFolder:
         records = {result.node.id: result.record for result in foreseen}
         for node in self._nodes:
             record = records.get(node.id)
-            known = () if record is None else placed_files(node, record)
+            known = () if record is None else placed_files(node, record.outputs)
             expected = {entry.name: entry for entry in known}
             for path in {*expected, *(path for path in node.paths.values() if not path.endswith("/"))}:
                 if not self.may_replace(path, expected.get(path)):
@@ -79,61 +83,39 @@ class UserFolder:
         return found == entry or not self._store.missing([found])
 
     def materialise(self, results: Iterable[StageResult]) -> Materialised:
-        """Make the folder hold what the stages have put out, and nothing of ours beside it, as one change.
+        """Make the folder hold what the stages have put out, and nothing of ours beside it.
 
-        Files that are as they should be are not touched. One of ours that is no longer put out goes, unless somebody
+        Most lies there already: a run puts what it makes. One of ours that is no longer put out goes, unless somebody
         has edited it.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
-            UsageError: when a file of somebody else's is in the way, or a link that leads out of the folder.
-            StoreError: when the folder cannot be written; it is as it was.
+            UsageError: when a file of somebody else's is in the way.
+            StoreError: when the folder cannot be written, or a link leads out of it.
         """
-        results = tuple(results)
-        stale, removed = self._differences(results)
-        if not (stale or removed):
-            return Materialised()
-        makers = {entry.name: result.node.id for result in results for entry in _placed(result)}
-        for entry in stale:
-            if not (self._is_inside(entry.name) and self.may_replace(entry.name, entry)):
-                raise self._in_the_way(makers[entry.name], entry.name)
-        restored = tuple(entry.name for entry in stale if self._owned.get(entry.name) == entry)
+        kept: set[str] = set()
+        for result in results:
+            if result.node.folder is not None and result.record is not None:
+                self.in_place.put(result.node, result.record)
+                kept.update(entry.name.casefold() for entry in placed_files(result.node, result.record.outputs))
+        removed = tuple(self._removed(entry for name, entry in self._owned.items() if name.casefold() not in kept))
+        put = {path.relative_to(self.folder).as_posix(): file for path, file in self.in_place.put_files.items()}
+        restored = tuple(name for name, file in put.items() if self._was(name, file))
+        return Materialised(tuple(name for name in put if name not in restored), restored, removed)
 
-        def prepare(folder: Path) -> list[str]:
-            self._store.fetch(Artifact.of(stale), folder)
-            return [entry.name for entry in stale]
+    def _was(self, name: str, file: FileEntry) -> bool:
+        """Whether the last build had put the very same file there."""
+        owned = self._owned.get(name)
+        return owned is not None and (owned.digest, owned.size) == (file.digest, file.size)
 
-        change = change_folder(self.folder, prepare, removed)
-        return Materialised(tuple(name for name in change.put if name not in restored), restored, removed)
-
-    def is_as_wanted(self, results: Iterable[StageResult]) -> bool:
-        """Whether :meth:`materialise` would have nothing to do."""
-        return not any(self._differences(results))
-
-    def _differences(self, results: Iterable[StageResult]) -> tuple[list[FileEntry], tuple[str, ...]]:
-        """Files to put, names to take away."""
-        wanted = [entry for result in results for entry in _placed(result)]
-        kept = {entry.name.casefold() for entry in wanted}
-        undeclared = [entry for name, entry in self._owned.items() if name.casefold() not in kept]
-        unedited = {entry.name for entry in undeclared} - {entry.name for entry in self._stale(undeclared)}
-        return self._stale(wanted), tuple(name for name in sorted(unedited) if self._is_inside(name))
-
-    def _stale(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
-        """Those of *entries* that do not lie in their place as they should, all looked at together."""
-        there = [entry for entry in entries if self._has_size(entry)]
-        try:
-            found = self._fingerprints.entries([(self.folder / entry.name, entry.name) for entry in there])
-        except InputError:  # gone since, or not to be read: whoever replaces it says so
-            return list(entries)
-        right = {entry.name for entry, now in zip(there, found, strict=True) if entry == now}
-        return [entry for entry in entries if entry.name not in right]
-
-    def _has_size(self, entry: FileEntry) -> bool:
-        try:
-            status = os.lstat(f"{self.folder}/{entry.name}")
-        except OSError:
-            return False
-        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size
+    def _removed(self, entries: Iterable[FileEntry]) -> Iterator[str]:
+        for entry in entries:
+            path = self.folder / entry.name
+            if self._is_inside(entry.name) and self.in_place.is_right(str(path), entry):
+                # One that is in use stays: it is no part of the build any more.
+                with suppress(OSError):
+                    path.unlink()
+                    yield entry.name
 
     def _is_inside(self, name: str) -> bool:
         """Whether no link on the way means that the file lies elsewhere."""
@@ -152,8 +134,3 @@ class UserFolder:
             "made this one, so it is not overwritten.",
             advice="Move it, or give the output another path in the recipe.",
         )
-
-
-def _placed(result: StageResult) -> Iterator[FileEntry]:
-    if result.node.folder is not None and result.record is not None:
-        yield from placed_files(result.node, result.record)

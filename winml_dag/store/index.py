@@ -13,7 +13,10 @@ import logging
 import os
 import secrets
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -25,7 +28,7 @@ from winml_dag.errors import StoreError
 from winml_dag.store.files import in_words
 from winml_dag.store.locks import Locks
 from winml_dag.store.rows import Namespace
-from winml_dag.store.sealed import seal, unseal
+from winml_dag.store.sealed import seal, seal_text, unseal
 from winml_dag.store.textdisk import TextCache, TextDisk
 
 _LOGGER = logging.getLogger(__name__)
@@ -54,6 +57,13 @@ _SETTINGS = {
 # SQLite's limit on parameters is 999 in older builds.
 _KEYS_AT_ONCE = 500
 
+# How long rows are held back, and how many, where they may be.
+_HOLD_SECONDS = 0.5
+_MOST_HELD = 2000
+
+# Text and tag.
+_Row = tuple[str, str | None]
+
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
@@ -75,34 +85,77 @@ class Index:
         self._busy_seconds = busy_seconds
         self._opened: tuple[TextCache, object] | None = None
         self._has_warned = False
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._held: dict[str, _Row] = {}
+        self._held_since = 0.0
 
     def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
         keys = [f"{namespace}:{name}" for name in names]
         found: dict[str, JsonValue] = {}
+        if held := self._held:
+            found.update(_unsealed((key, held[key][0]) for key in keys if key in held))
+            keys = [key for key in keys if key not in held]
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
-            found.update(_unsealed(self._try(partial(_texts, some), {}).items()))
+            found.update(_unsealed(self._try(partial(_texts, some), dict[str, str]()).items()))
         return found
 
     def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> dict[str, JsonValue]:
         """Up to *most* values that were written with *tag*, by name, the last that came first."""
+        self.flush()
         return dict(_unsealed(self._try(lambda cache: cache.newest_tagged(f"{namespace}:{tag}", most), [])))
 
     def write(self, namespace: Namespace, values: Mapping[str, JsonValue], *, tag: str | None = None) -> None:
         """Keep *values* by name, all or none of them; *tag* is what they can be found by as well."""
         column = None if tag is None else f"{namespace}:{tag}"
-        rows = [(key, seal(key, value)) for key, value in ((f"{namespace}:{name}", values[name]) for name in values)]
+        self._put({(key := f"{namespace}:{name}"): (seal(key, value), column) for name, value in values.items()})
 
-        def write(cache: TextCache) -> None:
-            with cache.transact():
-                for key, text in rows:
-                    cache.set(key, text, tag=column)
+    def write_text(self, namespace: Namespace, name: str, text: str, *, tag: str) -> None:
+        """Like :meth:`write`, for one value that is canonical JSON already."""
+        key = f"{namespace}:{name}"
+        self._put({key: (seal_text(key, text), f"{namespace}:{tag}")})
 
+    @contextmanager
+    def holding_back(self) -> Iterator[None]:
+        """Within the block, what is written goes to the database now and then, many rows at a time, and at its end.
+
+        Whoever reads here sees it at once. A process that is killed loses what it held back, half a second's work,
+        which costs time but no results.
+        """
+        with self._lock:
+            self._holders += 1
+            self._held_since = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        with self._lock:
+            held, self._held = self._held, {}
+            self._held_since = time.monotonic()
+        self._write(held)
+
+    def _put(self, rows: Mapping[str, _Row]) -> None:
+        with self._lock:
+            self._held.update(rows)
+            is_due = time.monotonic() - self._held_since > _HOLD_SECONDS or len(self._held) > _MOST_HELD
+            if self._holders and not is_due:
+                return
+        self.flush()
+
+    def _write(self, rows: Mapping[str, _Row]) -> None:
         if rows:
-            self._try(write, None)
+            flat = [(key, text, tag) for key, (text, tag) in rows.items()]
+            self._try(lambda cache: cache.put_texts(flat), None)
 
     def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
         """Forget *names*; those that are not here are no error."""
+        self.flush()
 
         def remove(cache: TextCache) -> None:
             with cache.transact():
@@ -121,16 +174,25 @@ class Index:
 
     def names(self, namespace: Namespace) -> list[str]:
         """All names of *namespace*, in order."""
+        self.flush()
         # ";" follows ":" in the order of characters.
-        keys = self._try(lambda cache: cache.keys_between(f"{namespace}:", f"{namespace};"), [])
+        keys = self._try(lambda cache: _keys(namespace, cache), list[str]())
         return [key.partition(":")[2] for key in keys]
 
     def clear(self) -> None:
         """Forget everything."""
+        with self._lock:
+            self._held = {}
         self._do(lambda cache: cache.clear())
 
     def close(self) -> None:
-        """Close this thread's connection; the next use opens it again."""
+        """Write what is held back and close this thread's connection; the next use opens it again."""
+        try:
+            self.flush()
+        finally:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._opened is not None:
             self._opened[0].close()
             self._opened = None
@@ -141,7 +203,7 @@ class Index:
             return self._do(work)
         except _Hindered as error:
             # A connection that failed may go on failing when the reason has gone.
-            self.close()
+            self._disconnect()
             if not self._has_warned:
                 self._has_warned = True
                 _LOGGER.warning("%s Going on without it.", error.message)
@@ -199,7 +261,7 @@ class Index:
         return all(os.access(path, os.R_OK | os.W_OK) for path in files)
 
     def _begin_afresh(self, seen: object, damage: Exception) -> None:
-        self.close()
+        self._disconnect()
         with self._locks.hold("index"):
             # Another process may have found the same damage and begun afresh already.
             if self._identity() != seen:
@@ -252,6 +314,10 @@ def _unsealed(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, JsonValue]
             yield key.partition(":")[2], unseal(key, text)
         except ValueError as error:
             _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
+
+
+def _keys(namespace: Namespace, cache: TextCache) -> list[str]:
+    return cache.keys_between(f"{namespace}:", f"{namespace};")
 
 
 def _texts(keys: list[str], cache: TextCache) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry, check_name
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import DigestFunction
+from winml_dag.store.expected import Expected
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.locks import Locks, never
@@ -50,6 +51,7 @@ class LocalStore:
         self.records = Records(self.folder / "records", self.index)
         self.blobs = Blobs(self.folder / "blobs", self.quarantine)
         self.fingerprints = Fingerprints(self.index, function)
+        self._expected = Expected((), self._latest)
         self.scratch = Scratch(self.folder / "scratch", self.locks)
 
     def record(self, key: str) -> Record | None:
@@ -100,11 +102,27 @@ class LocalStore:
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
         return self.locks.hold_key(check_key(key), gives_up)
 
+    @contextmanager
+    def together(self, names: Sequence[str]) -> Iterator[None]:
+        before, self._expected = self._expected, Expected(names, self._latest)
+        try:
+            with self.index.holding_back():
+                yield
+        finally:
+            self._expected = before
+
     def latest(self, name: str) -> Record | None:
-        key = self.index.read("latest", [name]).get(name)
-        return self.record(key) if isinstance(key, str) else None
+        found = self._expected.take(name)
+        return self._latest([name]).get(name) if found is None else found.record
+
+    def _latest(self, names: Sequence[str]) -> dict[str, Record]:
+        keys = {name: key for name, key in self.index.read("latest", names).items() if isinstance(key, str)}
+        with in_words("Cannot read records"):
+            records = self.records.read_many(list(dict.fromkeys(keys.values())))
+        return {name: records[key] for name, key in keys.items() if key in records}
 
     def remember(self, name: str, key: str) -> None:
+        self._expected.forget(name)
         self.index.write("latest", {name: key})
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +133,9 @@ class MemoryStore:
         finally:
             mine.remove(key)
             lock.release()
+
+    def together(self, names: Sequence[str]) -> AbstractContextManager[None]:  # noqa: ARG002 - nothing is faster
+        return nullcontext()
 
     def latest(self, name: str) -> Record | None:
         self.calls.append(("latest", name))

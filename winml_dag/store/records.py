@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.store.files import PARTIAL, files_below, write_whole
 from winml_dag.store.record import Record
-from winml_dag.store.sealed import seal, unseal
+from winml_dag.store.sealed import seal, seal_text, unseal
 
 if TYPE_CHECKING:
     from winml_dag.store.index import Index
@@ -49,19 +49,27 @@ class Records:
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder
         self._index = index
+        self._not_indexed: set[str] = set()
 
     def path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key[2:]}{_SUFFIX}"
+        return self.folder / f"{key[:2]}/{key[2:]}{_SUFFIX}"
 
     def read(self, key: str) -> Record | None:
         """The record of *key*, from the index, else from its file; None when neither has a sound one."""
-        return self._read(key, self._index.read("record", [check_key(key)]))
+        # The index is asked for a key once: who asks again waits for another process to write a file.
+        rows = {} if key in self._not_indexed else self._index.read("record", [check_key(key)])
+        if not rows:
+            self._not_indexed.add(key)
+        return self._read(key, rows)
+
+    def read_many(self, keys: Sequence[str]) -> dict[str, Record]:
+        """Those of *keys* that can be read, with one look into the index for all."""
+        rows = self._index.read("record", map(check_key, keys))
+        return {key: record for key in keys if (record := self._read(key, rows)) is not None}
 
     def all(self) -> list[Record]:
         """Every record that can be read, in order of key."""
-        keys = self.keys()
-        rows = self._index.read("record", keys)
-        return [record for key in keys if (record := self._read(key, rows)) is not None]
+        return list(self.read_many(self.keys()).values())
 
     def newest_of(self, stage: str, most: int) -> list[Record]:
         """Up to *most* records of *stage*, the newest first: those that the index has."""
@@ -81,7 +89,7 @@ class Records:
                 _LOGGER.warning("The record of %s cannot be read and counts as absent: %s", key, error)
             return None
         try:
-            self._write_row(record)
+            self._write_row(record, canonical_json(record.to_json()))
         except StoreError as error:  # a full disk, for one: nothing is lost that was there
             _LOGGER.warning("The index got no copy of the record of %s: %s", key, error)
         return record
@@ -101,11 +109,13 @@ class Records:
 
     def write(self, record: Record) -> None:
         """Keep *record*, in place of an earlier one of its key. From here on it can be found."""
-        write_whole(self.path(check_key(record.cache_key)), seal(record.cache_key, record.to_json()).encode())
-        self._write_row(record)
+        text = canonical_json(record.to_json())
+        self._not_indexed.discard(record.cache_key)
+        write_whole(self.path(check_key(record.cache_key)), seal_text(record.cache_key, text).encode())
+        self._write_row(record, text)
 
-    def _write_row(self, record: Record) -> None:
-        self._index.write("record", {record.cache_key: record.to_json()}, tag=record.ingredients.stage)
+    def _write_row(self, record: Record, text: str) -> None:
+        self._index.write_text("record", record.cache_key, text, tag=record.ingredients.stage)
 
     def touch(self, key: str) -> None:
         """Set when the record of *key* was last used to now, if that is possible."""
@@ -148,7 +158,7 @@ class Records:
         self._index.remove("record", dead)
         # In the order in which they were made: those that came last are the newest of their stage.
         for record in sorted(wrong, key=lambda record: record.made_at):
-            self._write_row(record)
+            self._write_row(record, canonical_json(record.to_json()))
         return sorted([*dead, *(record.cache_key for record in wrong)])
 
     def _restore(self, key: str) -> None:

@@ -19,7 +19,11 @@ _HEAD = len('["0123456789abcdef",')
 
 def seal(name: str, value: JsonValue) -> str:
     """The text of *value*, to be kept under *name*."""
-    body = canonical_json(value)
+    return seal_text(name, canonical_json(value))
+
+
+def seal_text(name: str, body: str) -> str:
+    """The same for a value that is canonical JSON already."""
     return f'["{_checksum(name, body)}",{body}]'
 
 

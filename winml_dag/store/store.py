@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -81,6 +81,11 @@ class Store(RunStore, Protocol):
 
         Raises:
             BlobDamaged: and moves the blob to quarantine.
+        """
+
+    def together(self, names: Sequence[str]) -> AbstractContextManager[None]:
+        """For the block, :meth:`latest` will be asked for *names*, in about this order, and much will be remembered: a
+        store may read and write many at once. What is remembered may be lost when the process is killed.
         """
 
     def latest(self, name: str) -> Record | None:

@@ -8,7 +8,8 @@ row to Python goes through methods that know text and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 import diskcache
 from diskcache.core import MODE_RAW, UNKNOWN
@@ -61,12 +62,24 @@ class TextCache(diskcache.Cache):  # type: ignore[misc]  # diskcache is untyped
         rows = self._sql(f"{_SELECT} AND tag = ? ORDER BY rowid DESC LIMIT ?", (tag, most))
         return [(key, value) for key, value in rows.fetchall()]
 
+    def put_texts(self, rows: Iterable[tuple[str, str, str | None]]) -> None:
+        """Keep all of *rows* (key, value, tag), or none: a third of the price of setting one after the other."""
+        now = time.time()
+        with self.transact():
+            self._con.executemany(_UPSERT, [(key, now, now, tag, value) for key, value, tag in rows])
+
     def remove_odd(self) -> None:
         """Remove the rows that are not text under text."""
         self._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1")
 
 
 _IS_TEXT = f"raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
+_UPSERT = (
+    "INSERT INTO Cache(key, raw, store_time, expire_time, access_time, access_count, tag, size, mode, filename, value)"
+    f" VALUES (?, 1, ?, NULL, ?, 0, ?, 0, {MODE_RAW}, NULL, ?) ON CONFLICT(key, raw) DO UPDATE SET"
+    " store_time = excluded.store_time, expire_time = NULL, access_time = excluded.access_time, access_count = 0,"
+    " tag = excluded.tag, size = 0, mode = excluded.mode, filename = NULL, value = excluded.value"
+)
 _SELECT = f"SELECT key, value FROM Cache WHERE {_IS_TEXT}"
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
+from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.pipeline.standing.evidence import PER_PATH
@@ -145,8 +146,8 @@ class StandingPlan:
         nodes = [_node(value, stages) for value in parsed.values()]
         used = sorted({source for place in places for source in head["uses"][place]})
         sources = [self._source(place) for place in used]
-        given = dict(self._given(places))
-        graph = Graph.of(nodes, (source for source, _ in sources), {name: kind for name, (kind, _) in given.items()})
+        given = dict(self._given(places, stages))
+        graph = Graph.of(nodes, (source for source, _ in sources), {name: node for name, (node, _) in given.items()})
         ids = {node.id for node in nodes}
         return BuildGraph(
             summary=_summary(head["summary"], settings),
@@ -155,6 +156,7 @@ class StandingPlan:
             sources={source.name: artifact for source, artifact in sources},
             final=head["final"],
             given={name: artifact for name, (_, artifact) in given.items()},
+            placed=dict(self._placed(nodes, parsed.values())),
             others=len(self._lines) - len(nodes),
         )
 
@@ -170,16 +172,20 @@ class StandingPlan:
             return replace(self._fresh[place], name=name)
         return FileEntry(name, self._note.digests[place], self._note.seen[place * PER_PATH])
 
-    def _given(self, places: Sequence[int]) -> Iterator[tuple[str, tuple[str, Artifact]]]:
-        """What nodes outside of *places* give to those in it: kind and artifact by name."""
+    def _placed(self, nodes: Sequence[Node], values: Iterable[Any]) -> Iterator[tuple[str, tuple[FileEntry, ...]]]:
+        for node, value in zip(nodes, values, strict=True):
+            if value["made"] is not None and node.folder is not None:
+                yield node.id, tuple(placed_files(node, _made(value).outputs))
+
+    def _given(self, places: Sequence[int], stages: Sequence[Stage]) -> Iterator[tuple[str, tuple[Node, Artifact]]]:
+        """What nodes outside of *places* give to those in it: maker and artifact by name."""
         inside = set(places)
         makers = {maker for place in places for maker in self._head["reads"][place]} - inside
         for maker in sorted(makers):
             value = json.loads(self._lines[maker])
-            node = _node(value, [_stage(stage) for stage in self._head["stages"]])
-            made = _made(value)
-            for slot, artifact in made.outputs.items():
-                yield node.output(slot), (node.kind(slot), artifact)
+            node = _node(value, stages)
+            for slot, artifact in _made(value).outputs.items():
+                yield node.output(slot), (node, artifact)
 
 
 def _node_line(node: Node, stage: int, made: Made | None) -> str:
@@ -239,7 +245,7 @@ def _gives(node: Node, made: Made | None, place_of: Mapping[str, int]) -> list[J
     """The places of the files that *node* has put into the user's folder."""
     if node.folder is None or made is None:
         return []
-    paths = (text_of(node.folder / file.name) for artifact in made.outputs.values() for file in artifact.files)
+    paths = (text_of(node.folder / file.name) for file in placed_files(node, made.outputs))
     return [place_of[path] for path in paths if path in place_of]
 
 

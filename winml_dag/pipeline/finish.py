@@ -1,0 +1,176 @@
+"""What is done with a finished build: its files are put where the user finds them, with the manifest, and noted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.placed import placed_files
+from winml_dag.errors import StoreError
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.commit import finish_change, is_changing
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, VISIBLE_OUTPUTS
+from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
+from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
+from winml_dag.pipeline.userfolder import UserFolder
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_file
+from winml_dag.store.local import LocalStore
+
+
+def materialise(
+    planned: BuildGraph,
+    results: Mapping[str, StageResult],
+    store: LocalStore,
+    elapsed_seconds: float,
+    *,
+    link: bool,
+) -> Materialised:
+    """Put what a finished build has made where its user finds it, and its manifest.
+
+    Raises:
+        BlobDamaged: when a file cannot be fetched; its stage has to run again.
+        UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder` do.
+    """
+    if planned.others:
+        return _materialise_part(planned, results, store, elapsed_seconds)
+    build = planned.summary
+    files = visible_files(results)
+    own = _materialise_own(planned, results, store)
+    value = make_manifest(planned, results, files, elapsed_seconds)
+    before = read_manifest(build.output_dir)
+    same = before is not None and before.says_the_same_as(value)
+    manifest = manifest_text(before.value if same and before is not None else value)
+    texts = {**_settings(planned), MANIFEST: manifest}
+    if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
+        return own
+    # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
+    with store.claim(folder_key(build.output_dir)):
+        # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
+        finish_change(build.output_dir)
+        # Whose they are may also have changed while we waited for a build that began together with this one.
+        return own.and_then(output_folder(planned, store).materialise(files, texts, link=link))
+
+
+def _materialise_part(
+    planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore, elapsed_seconds: float
+) -> Materialised:
+    """The same for a part of a build, whose stages have all put their files into the recipe's folder: of the manifest
+    only their lines are made anew.
+    """
+    own = _materialise_own(planned, results, store)
+    if not any(result.status is Status.RAN for result in results.values()):
+        return own
+    folder = planned.summary.output_dir
+    with store.claim(folder_key(folder)):
+        finish_change(folder)
+        part = make_manifest(planned, results, (), elapsed_seconds)
+        text = with_part((folder / MANIFEST).read_bytes(), part)
+        output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints)
+        return own.and_then(output.materialise((), {MANIFEST: text}))
+
+
+def _materialise_own(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> Materialised:
+    """Put what the recipe's own stages have made into its folder: before the manifest, which says that it is ours."""
+    own = user_folder(planned, store)
+    return Materialised() if own is None else own.materialise(results.values())
+
+
+def user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:
+    """The recipe's folder, if stages of its own put files there."""
+    folder = planned.folder
+    if folder is None:
+        return None
+    return UserFolder(folder, planned, _placed(planned, folder), store, store.fingerprints)
+
+
+def _placed(planned: BuildGraph, folder: Path) -> Mapping[str, Sequence[FileEntry]]:
+    """What the last build has put into the recipe's *folder*, by stage."""
+    if planned.others:
+        return planned.placed
+    previous = read_manifest(planned.summary.output_dir)
+    if previous is None or previous.value.get("folder") != folder_in(folder, planned.summary.output_dir):
+        return {}  # of another recipe, or moved: its files are not here
+    return previous.placed
+
+
+def _settings(planned: BuildGraph) -> dict[str, bytes]:
+    """The settings as a file of the output folder. Without a model nothing was left to decide."""
+    if planned.final is None:
+        return {}
+    text = json.dumps(planned.summary.settings, indent=2, sort_keys=True, ensure_ascii=False)
+    return {BUILD_CONFIG: f"{text}\n".encode()}
+
+
+def output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
+    """The output folder of a build, and what in it is ours."""
+    folder = planned.summary.output_dir
+    previous = read_manifest(folder)
+    owned = () if previous is None else _owned(previous, planned)
+    return OutputFolder(folder, owned, store, store.fingerprints)
+
+
+def note_finished(
+    planned: BuildGraph, results: Mapping[str, StageResult], files: Iterable[FileEntry], store: LocalStore
+) -> None:
+    """Remember a finished build, of which *files* lie in its output folder, so that the next one sees at a glance that
+    there is nothing to do.
+    """
+    if planned.origin is None and planned.standing is None:
+        return
+    from winml_dag.pipeline.standing.noting import Finished, note, note_again
+    from winml_dag.pipeline.standing.recall import Made
+
+    checked_ns = time.time_ns()
+    folder = planned.summary.output_dir.absolute()
+    outputs = {str(folder / entry.name): entry.digest for entry in files}
+    outputs |= {str(folder / name): digest_file(folder / name) for name in (MANIFEST, *_settings(planned))}
+    made: dict[str, Made] = {}
+    seconds = 0.0
+    for name, result in results.items():
+        record = result.record
+        assert record is not None
+        made[name] = Made(record.cache_key, record.outputs)
+        seconds += record.elapsed_seconds
+        if result.node.folder is not None:
+            put = placed_files(result.node, record.outputs)
+            outputs.update((str(result.node.folder / entry.name), entry.digest) for entry in put)
+    finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, seconds)
+    (note if planned.standing is None else note_again)(planned, store, finished)
+
+
+def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
+    """The graph that *planned* is a part of; itself when it is no part."""
+    if not planned.others or planned.standing is None:
+        return planned
+    from winml_dag.pipeline.standing.recall import recall
+
+    return recall(planned.standing, store)
+
+
+def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
+    """The files that belong into the output folder; one that several stages share (a sidecar) is there once.
+
+    Raises:
+        StoreError: when two stages put out different files of one name.
+    """
+    found: dict[str, FileEntry] = {}
+    for result in results.values():
+        assert result.record is not None
+        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()) if result.node.folder is None else ():
+            for entry in result.record.outputs[slot].files:
+                if found.setdefault(entry.name, entry) != entry:
+                    raise StoreError(f"Two stages put out different files named {entry.name}.")
+    return tuple(sorted(found.values()))
+
+
+def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:
+    """The files in the output folder that may be replaced or removed: ours, unless this very build reads them."""
+    # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
+    ours = (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
+    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
+    folder = planned.summary.output_dir
+    return tuple(entry for entry in ours if (folder / entry.name).resolve() not in read)
