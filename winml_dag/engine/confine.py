@@ -6,6 +6,9 @@ to HIDDEN is allowed in its place. What no rule of it can do (statting a file, c
 bytes are out of reach.
 """
 
+# Every module that it does not import starts it sooner.
+# ruff: noqa: PTH, SIM105
+
 import ctypes
 import os
 import struct

@@ -1,8 +1,8 @@
 """Folders for jobs below the scratch folder of a run, used again where that can be.
 
 Making and removing a file or folder costs a file system up to 0.2 ms, as much as all else that a short command costs
-us. So the folders of a command that left nothing but its declared outputs, which are in the store by now, serve the next
-one that puts out files in the same places.
+us. So the folders of a command that left nothing but its declared outputs, which are in the store by now, serve the
+next one that puts out files in the same places.
 """
 
 from __future__ import annotations

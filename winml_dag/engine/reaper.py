@@ -9,6 +9,9 @@ group, and a command that was started but not yet noted.
 Run as a file, by an interpreter that imports nothing but this. On Windows a job object does all of it.
 """
 
+# Every module that it does not import starts it sooner.
+# ruff: noqa: PTH, SIM105
+
 import os
 import struct
 import sys

@@ -122,18 +122,20 @@ def test_nobody_is_kept_out_while_somebody_is_in(store, holder) -> None:
 
 
 def test_who_comes_while_all_are_kept_out_waits(store) -> None:
-    got, comes = threading.Event(), threading.Event()
+    got, waits = threading.Event(), threading.Event()
+
+    def still_waits() -> bool:
+        waits.set()
+        return False
 
     def work() -> None:
-        comes.set()
-        with store.claim(KEY):
+        with store.claim(KEY, gives_up=still_waits):
             got.set()
 
     with store.locks.hold_unused():
         waiter = threading.Thread(target=work)
         waiter.start()
-        assert comes.wait(60)
-        assert not is_free(store, KEY)
+        assert waits.wait(60)
         assert not got.is_set()
     waiter.join()
     assert got.is_set()
