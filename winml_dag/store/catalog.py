@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from winml_dag.errors import UsageError
 from winml_dag.store.digest import digest_bytes, split_digest
 from winml_dag.store.files import in_words
+from winml_dag.store.held import FOLDER as STANDING
+from winml_dag.store.held import held_by_standing
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 
@@ -35,7 +38,8 @@ def entries(store: LocalStore, stage: str | None = None) -> list[Entry]:
     """Every record that can be read, in order of key; of *stage* only."""
     with in_words("Cannot look through the cache"):
         records = store.records.all()
-    return [_entry(store, record) for record in records if stage in (None, record.ingredients.stage)]
+    held = held_by_standing(store.folder / STANDING)
+    return [_entry(store, record, held) for record in records if stage in (None, record.ingredients.stage)]
 
 
 def find(store: LocalStore, prefix: str) -> Entry:
@@ -58,7 +62,7 @@ def find(store: LocalStore, prefix: str) -> Entry:
         raise UsageError(
             f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more of the one that you mean."
         )
-    return _entry(store, found[0])
+    return _entry(store, found[0], held_by_standing(store.folder / STANDING))
 
 
 def log_text(store: LocalStore, record: Record) -> str | None:
@@ -73,6 +77,8 @@ def log_text(store: LocalStore, record: Record) -> str | None:
     return data.decode("utf-8", "replace") if is_sound else None
 
 
-def _entry(store: LocalStore, record: Record) -> Entry:
+def _entry(store: LocalStore, record: Record, held: Mapping[str, int]) -> Entry:
     log = 0 if record.log is None else record.log.size
-    return Entry(record, log + sum(file.size for file in record.files()), store.records.last_used_ns(record.cache_key))
+    key = record.cache_key
+    used_ns = max(store.records.last_used_ns(key), held.get(key, 0))
+    return Entry(record, log + sum(file.size for file in record.files()), used_ns)

@@ -79,7 +79,7 @@ def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None
     note_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
     text = says("info")
     assert "records        3\n" in text
-    assert "hit ratio      75%  (3 of 4 stages in 1 builds since 20" in text
+    assert "hit ratio      75%  (3 of 4 stages in 1 build since 20" in text
     assert "time saved     1 min" in text
     assert "limit          none" in text
     assert [line.split()[2:] for line in text.splitlines()[-3:]] == [[stage, KEYS[stage][:12]] for stage in KEYS]
@@ -101,6 +101,15 @@ def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None
 def test_list_sorts_by_what_is_asked_for(says, tells, sort, order) -> None:
     assert [record["stage"] for record in tells("list", "--sort", sort)["records"]] == order
     assert [line.split()[1] for line in says("list", "--sort", sort).splitlines()[1:]] == order
+
+
+def test_what_a_plan_that_stands_was_used_for_counts_as_used(store, tells) -> None:
+    (store.folder / "standing").mkdir()
+    keys = store.folder / "standing" / "plan.keys"
+    keys.write_text(KEYS["export"])
+    os.utime(keys, (10**9 + 50, 10**9 + 50))
+    (first, *_) = tells("list")["records"]
+    assert (first["stage"], first["used_at"]) == ("export", "2001-09-09T01:47:30+00:00")
 
 
 @pytest.mark.usefixtures("store")

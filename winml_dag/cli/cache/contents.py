@@ -89,14 +89,15 @@ def _section(title: str, values: Iterable[tuple[str, JsonValue]]) -> None:
 
 
 def _saved(statistics: Statistics) -> list[str]:
-    from winml_dag.store.quantities import duration_text
+    from winml_dag.store.quantities import counted, duration_text
 
     if statistics.hit_ratio is None or statistics.since is None:
         return ["hit ratio      no builds yet"]
     stages = statistics.reused + statistics.ran
-    counted = f"{statistics.reused} of {stages} stages in {statistics.builds} builds since {time_of(statistics.since)}"
+    builds = counted(statistics.builds, "build")
+    detail = f"{statistics.reused} of {stages} stages in {builds} since {time_of(statistics.since)}"
     return [
-        f"hit ratio      {statistics.hit_ratio:.0%}  ({counted})",
+        f"hit ratio      {statistics.hit_ratio:.0%}  ({detail})",
         f"time saved     {duration_text(statistics.seconds_saved)}  (what the reused stages took when they ran)",
     ]
 
