@@ -80,8 +80,12 @@ def _build(
     from winml_dag.store.local import LocalStore
 
     store = LocalStore(cache_dir)
-    planned = plan_request(request, store, download=True, standing=standing)
-    with progress(quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes)) as observer:
+    # A part is enough where neither every stage is to run nor every stage is to be told of.
+    part = not (how.rebuild or verbose or format_ == "json")
+    planned = plan_request(request, store, download=True, standing=standing, part=part)
+    with progress(
+        quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes) + planned.others
+    ) as observer:
         result = build(planned, store, how, observer=observer)
     if format_ == "json":
         print_json([result], result.elapsed_seconds)

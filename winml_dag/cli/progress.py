@@ -1,7 +1,7 @@
 """What is going on, while it goes on: a live table on a terminal, plain lines everywhere else.
 
 Among thousands of stages the few that matter must not drown: then the table has only those that run or have failed,
-and the lines leave out what is reused.
+and the lines leave out what is reused or skipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Lines:
         click.echo(f"{node.id:<12} running{expected}: {reason}", err=self._to_stderr)
 
     def finished(self, result: StageResult) -> None:
-        if result.status is Status.REUSED and not self._few:
+        if not self._few and result.status in (Status.REUSED, Status.SKIPPED):
             return
         took = f" in {result.elapsed_seconds:.1f} s" if result.status is Status.RAN else ""
         why = result.error if result.status is Status.FAILED else str(result.reason)

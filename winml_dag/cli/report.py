@@ -115,6 +115,7 @@ def summary(result: BuildResult) -> str:
 def counts(result: BuildResult) -> str:
     """``3 ran, 4 reused, 1 left out``: what a failure kept from running is skipped, what nobody wanted is left out."""
     found = Counter("left out" if view.result is None else str(view.status) for view in result.stages)
+    found[str(Status.REUSED)] += result.others
     return ", ".join(f"{found[word]} {word}" for word in (*map(str, Status), "left out") if found[word])
 
 

@@ -74,11 +74,13 @@ def plan_request(
     download: bool,
     needs_folder: bool = True,
     standing: Standing | None = None,
+    part: bool = False,
 ) -> BuildGraph:
     """The graph of the build that *request* means; *download* allows fetching a model from the hub.
 
     Without *needs_folder* a request that names no output folder is planned for one in the cache. *standing* is what is
-    known to stand of it, if somebody has looked already.
+    known to stand of it, if somebody has looked already. With *part* no more of it is given than can have anything to
+    do, where that can be told.
 
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
@@ -91,7 +93,7 @@ def plan_request(
         from winml_dag.pipeline.standing.recall import recall
 
         with suppress(*MALFORMED):
-            return recall(standing, store)
+            return recall(standing, store, part=part)
     began_ns = time.time_ns()
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.buildgraph import Origin
