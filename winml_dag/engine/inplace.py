@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -88,9 +89,8 @@ class InPlace:
         """
         if node.folder is None:
             return
-        for artifact in record.outputs.values():
-            for file in artifact.files:
-                self.put_file(node.folder, file)
+        for file in placed_files(node, record.outputs):
+            self.put_file(node.folder, file)
 
     def put_file(self, folder: Path, file: FileEntry) -> str:
         """Make *file* be in *folder* under its name; returns its path. Raises as :meth:`put` does."""

@@ -19,17 +19,22 @@ def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEn
     Raises:
         UsageError: when several files were put out where the recipe has room for one.
     """
-    for slot, path in node.paths.items():
-        files = outputs[slot].files
-        if node.stage.works_in_place:
-            yield from files
-        elif path.endswith("/"):
-            yield from (FileEntry(path + file.name, file.digest, file.size) for file in files)
-        elif len(files) == 1:
-            yield FileEntry(path, files[0].digest, files[0].size)
-        else:
-            names = ", ".join(file.name for file in files) or "none"
-            raise UsageError(
-                f"{node.id} has put out other than one file in {slot!r}: {names}.",
-                advice=f"Give it a folder in the recipe: {slot}: {path}/",
-            )
+    for slot in node.paths:
+        yield from placed_in(node, slot, outputs[slot])
+
+
+def placed_in(node: Node, slot: str, output: Artifact) -> Iterator[FileEntry]:
+    """The same for one slot."""
+    path, files = node.paths[slot], output.files
+    if node.stage.works_in_place:
+        yield from files
+    elif path.endswith("/"):
+        yield from (FileEntry(path + file.name, file.digest, file.size) for file in files)
+    elif len(files) == 1:
+        yield FileEntry(path, files[0].digest, files[0].size)
+    else:
+        names = ", ".join(file.name for file in files) or "none"
+        raise UsageError(
+            f"{node.id} has put out other than one file in {slot!r}: {names}.",
+            advice=f"Give it a folder in the recipe: {slot}: {path}/",
+        )

@@ -15,6 +15,7 @@ from pathlib import Path
 from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace, Watched
+from winml_dag.engine.placed import placed_in
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import InputError, StageError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -39,6 +40,14 @@ class Prepared:
     began: float
     watched: tuple[Watched, ...] = ()
     own: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An artifact that another stage puts into the folder: what a command calls it, and its files as they lie there."""
+
+    text: str
+    artifact: Artifact
 
 
 class Preparer:
@@ -106,9 +115,9 @@ class Preparer:
                     if not self._in_place.is_right(path, entry):
                         raise changed(file.path)
                     watched.append(Watched(path, entry))
-            elif (text := self._text_in(node.folder, name)) is not None:
-                seen[slot] = text
-                watched += [Watched(self._in_place.put_file(node.folder, file), file) for file in artifact.files]
+            elif (made := self._made_in(node.folder, name, artifact)) is not None:
+                seen[slot] = made.text
+                watched += [Watched(self._in_place.put_file(node.folder, file), file) for file in made.artifact.files]
             else:
                 seen[slot] = self._private(job, slot, artifact)
         return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
@@ -135,10 +144,10 @@ class Preparer:
                 by_name = {file.name: file for file in artifact.files}
                 outside = [file for file in source.files if file not in inside]
                 watched += [Watched(str(file.path), by_name[file.name]) for file in outside]
-            elif (text := self._text_in(node.folder, name)) is not None:
-                seen[slot] = text
-                self._store.fetch(artifact, project)
-                own.update({file.name: file for file in artifact.files})
+            elif (made := self._made_in(node.folder, name, artifact)) is not None:
+                seen[slot] = made.text
+                self._store.fetch(made.artifact, project)
+                own.update({file.name: file for file in made.artifact.files})
             else:
                 seen[slot] = self._private(job, slot, artifact)
         for file in _modules(node, node.folder):
@@ -150,18 +159,17 @@ class Preparer:
             if not self._in_place.is_right(watch.path, watch.file):
                 raise changed(Path(watch.path))
         hidden = node.folder if self._hides else None
-        return Prepared(
-            replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own)
-        )
+        return Prepared(replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own))
 
-    def _text_in(self, folder: Path, name: str) -> str | None:
-        """The path of artifact *name* as seen from *folder*; None when its maker does not put it there."""
+    def _made_in(self, folder: Path, name: str, artifact: Artifact) -> _Made | None:
+        """Artifact *name* as it lies in *folder*; None when its maker does not put it there."""
         maker = self._graph.maker(name)
         if maker.folder != folder:
             return None
         slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
-        path = maker.paths.get(slot)
-        return None if path is None else path.rstrip("/")
+        if slot not in maker.paths:
+            return None
+        return _Made(maker.paths[slot].rstrip("/"), Artifact(tuple(placed_in(maker, slot, artifact))))
 
     def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
         """A copy for this job alone: the path of its file, of its one model file, or else of its folder."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.plan import plan_graph, remembered_name
+from winml_dag.engine.plan import foresee, plan_graph, remembered_name
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
@@ -23,6 +23,7 @@ from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.pipeline.userfolder import UserFolder
 
 MADE_BY = f"winml_dag {__version__}"
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
@@ -76,7 +77,8 @@ class StageView:
 class BuildOptions:
     """How to go about it, none of which changes a byte of the result.
 
-    ``link``: files that are put into the output folder are read-only hard links into the cache, not copies.
+    ``sandbox``: stages of the recipe's own see nothing but their declared inputs. ``link``: files that are put into the
+    output folder are read-only hard links into the cache, not copies.
     """
 
     jobs: int = 1
@@ -84,6 +86,7 @@ class BuildOptions:
     rebuild: bool = False
     stage_timeout_seconds: float | None = None
     link: bool = False
+    sandbox: bool = False
 
 
 def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
@@ -126,15 +129,16 @@ def build(
 
     for attempt in range(_TRIES):
         again = replace(options, rebuild=options.rebuild and attempt == 0)
+        own = user_folder(planned, store)
         try:
-            results = _run(planned, store, again, observer, executor)
+            results = _run(planned, own, store, again, observer, executor)
             by_id = {result.node.id: result for result in results}
             finished = BuildResult(
                 wanted, tuple(views(planned, results)), time.monotonic() - started, others=planned.others
             )
             if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
                 return replace(finished, cache_note=settle_accounts(results, store))
-            done = materialise(planned, by_id, store, time.monotonic() - started, link=options.link)
+            done = materialise(planned, own, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
@@ -170,6 +174,7 @@ def views_named(line: Sequence[StageView], name: str) -> list[StageView]:
 
 def _run(
     planned: BuildGraph,
+    own: UserFolder | None,
     store: LocalStore,
     options: BuildOptions,
     observer: Observer | None,
@@ -177,10 +182,10 @@ def _run(
 ) -> tuple[StageResult, ...]:
     scope = planned.summary.scope
     known = {**planned.sources, **planned.given}
-    foreseen = plan_graph(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
-    if own := user_folder(planned, store):
+    foreseen = foresee(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
+    if own is not None:
         own.refuse_foreign(foreseen)
-    if all(result.status is Status.REUSED for result in foreseen):
+    if len(foreseen) == len(planned.graph.nodes):
         # Nothing to run: no scratch folder, no threads, no process.
         store.used(result.cache_key for result in foreseen if result.cache_key)
         for result in foreseen:
@@ -207,7 +212,9 @@ def _run(
             made_by=MADE_BY,
             rebuild=options.rebuild,
             timeout_seconds=options.stage_timeout_seconds,
+            in_place=None if own is None else own.in_place,
+            sandbox=options.sandbox,
         )
         run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
-        scheduler = Scheduler(planned.graph, known, store, runner, run_options, observer)
+        scheduler = Scheduler(planned.graph, known, store, runner, run_options, observer, foreseen=foreseen)
         return scheduler.run()

@@ -23,36 +23,38 @@ from winml_dag.store.local import LocalStore
 
 def materialise(
     planned: BuildGraph,
+    own: UserFolder | None,
     results: Mapping[str, StageResult],
     store: LocalStore,
     elapsed_seconds: float,
     *,
     link: bool,
 ) -> Materialised:
-    """Put what a finished build has made where its user finds it, and its manifest.
+    """Put what a finished build has made where its user finds it, and its manifest; *own*: the recipe's folder.
 
     Raises:
         BlobDamaged: when a file cannot be fetched; its stage has to run again.
         UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder` do.
     """
+    # Before the manifest, which says that these are ours.
+    placed = Materialised() if own is None else own.materialise(results.values())
     if planned.others:
-        return _materialise_part(planned, results, store, elapsed_seconds)
+        return placed.and_then(_materialise_part(planned, results, store, elapsed_seconds))
     build = planned.summary
     files = visible_files(results)
-    own = _materialise_own(planned, results, store)
     value = make_manifest(planned, results, files, elapsed_seconds)
     before = read_manifest(build.output_dir)
     same = before is not None and before.says_the_same_as(value)
     manifest = manifest_text(before.value if same and before is not None else value)
     texts = {**_settings(planned), MANIFEST: manifest}
     if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
-        return own
+        return placed
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
     with store.claim(folder_key(build.output_dir)):
         # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
         finish_change(build.output_dir)
         # Whose they are may also have changed while we waited for a build that began together with this one.
-        return own.and_then(output_folder(planned, store).materialise(files, texts, link=link))
+        return placed.and_then(output_folder(planned, store).materialise(files, texts, link=link))
 
 
 def _materialise_part(
@@ -61,22 +63,15 @@ def _materialise_part(
     """The same for a part of a build, whose stages have all put their files into the recipe's folder: of the manifest
     only their lines are made anew.
     """
-    own = _materialise_own(planned, results, store)
     if not any(result.status is Status.RAN for result in results.values()):
-        return own
+        return Materialised()
     folder = planned.summary.output_dir
     with store.claim(folder_key(folder)):
         finish_change(folder)
         part = make_manifest(planned, results, (), elapsed_seconds)
         text = with_part((folder / MANIFEST).read_bytes(), part)
         output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints)
-        return own.and_then(output.materialise((), {MANIFEST: text}))
-
-
-def _materialise_own(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> Materialised:
-    """Put what the recipe's own stages have made into its folder: before the manifest, which says that it is ours."""
-    own = user_folder(planned, store)
-    return Materialised() if own is None else own.materialise(results.values())
+        return output.materialise((), {MANIFEST: text})
 
 
 def user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:

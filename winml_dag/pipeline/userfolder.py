@@ -27,6 +27,9 @@ from winml_dag.store.store import RunStore
 class UserFolder:
     """*folder* (absolute, without links), in which the user's stages of *planned* work; *placed*: by stage, what the
     last build has put there.
+
+    Attributes:
+        in_place: what reads and writes there, and remembers what it has found to be right.
     """
 
     def __init__(

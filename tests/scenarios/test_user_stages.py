@@ -1,0 +1,317 @@
+"""Edit, build, and exactly these stages ran: recipes that declare stages of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from user_project import UserProject
+
+PYTHON = sys.executable
+
+TIDY = """\
+import os, sys
+from pathlib import Path
+lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+Path(sys.argv[2]).write_text("\\n".join(line.strip() for line in lines) + "\\n", encoding="utf-8", newline="\\n")
+print("tidied", len(lines), "lines")
+"""
+COUNT = "import sys; from pathlib import Path; " + (
+    "Path(sys.argv[2]).write_text(str(len(Path(sys.argv[1]).read_text().splitlines())))"
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> UserProject:
+    made = UserProject(tmp_path / "project")
+    made.write("raw/notes.txt", "  one\ntwo  \n")
+    made.write("tools/tidy.py", TIDY)
+    made.recipe = {
+        "stages": {
+            "tidy": {
+                "command": [PYTHON, "tools/tidy.py", "{inputs.text}", "{outputs.clean}"],
+                "inputs": {"text": "raw/notes.txt", "script": "tools/tidy.py"},
+                "outputs": {"clean": "build/notes.txt"},
+            },
+            "count": {
+                "command": [PYTHON, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
+                "inputs": {"text": "tidy.clean"},
+                "outputs": {"n": "build/count.txt"},
+            },
+        }
+    }
+    return made
+
+
+@pytest.fixture
+def built(project: UserProject) -> UserProject:
+    first = project.build()
+    assert first.code == 0, first.messages
+    assert first.ran == ["tidy", "count"]
+    return project
+
+
+def test_outputs_lie_where_the_recipe_says_and_nothing_runs_twice(built: UserProject) -> None:
+    assert built.read("build/notes.txt") == "one\ntwo\n"
+    assert built.read("build/count.txt") == "2"
+    assert sorted(path.name for path in built.folder.iterdir()) == [
+        ".winml-dag",
+        "build",
+        "raw",
+        "recipe.yaml",
+        "tools",
+    ]
+    before = {path: path.stat().st_mtime_ns for path in built.folder.rglob("*")}
+    assert built.build().ran == []
+    del before[built.folder / "recipe.yaml"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_an_edited_source_runs_all_that_its_change_reaches(built: UserProject) -> None:
+    built.write("raw/notes.txt", "  one\ntwo\nthree\n")
+    assert built.build().ran == ["tidy", "count"]
+    assert built.read("build/count.txt") == "3"
+
+
+def test_an_edit_that_leaves_an_output_the_same_stops_there(built: UserProject) -> None:
+    built.write("raw/notes.txt", "one  \n  two\n")
+    assert built.build().ran == ["tidy"]
+
+
+def test_a_comment_in_the_script_stops_at_its_stage(built: UserProject) -> None:
+    built.write("tools/tidy.py", f"# says the same\n{TIDY}")
+    assert built.build().ran == ["tidy"]
+
+
+def test_a_script_that_is_only_named_on_the_command_line_is_an_input(project: UserProject) -> None:
+    del project.recipe["stages"]["tidy"]["inputs"]["script"]
+    assert project.build().ran == ["tidy", "count"]
+    project.write("tools/tidy.py", f"# edited\n{TIDY}")
+    result = project.build()
+    assert result.ran == ["tidy"]
+    assert "tools/tidy.py" in result.stages["tidy"]["reason"]
+
+
+def test_a_reverted_edit_runs_nothing(built: UserProject) -> None:
+    built.write("raw/notes.txt", "other\n")
+    assert built.build().ran == ["tidy", "count"]
+    built.write("raw/notes.txt", "  one\ntwo  \n")
+    assert built.build().ran == []
+    assert built.read("build/notes.txt") == "one\ntwo\n"
+
+
+def test_a_renamed_stage_runs_nothing(built: UserProject) -> None:
+    stages = built.recipe["stages"]
+    stages["clean-up"] = stages.pop("tidy")
+    stages["count"]["inputs"]["text"] = "clean-up.clean"
+    assert built.build().ran == []
+    assert [stage["id"] for stage in built.manifest()["stages"]] == ["clean-up", "count"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("env", {"LEVEL": "2"}, "env.LEVEL"), ("config", {"limit": 3}, "config.limit")],
+)
+def test_a_variable_and_a_setting_reach_their_stage(
+    built: UserProject, field: str, value: dict[str, object], reason: str
+) -> None:
+    built.recipe["stages"]["tidy"][field] = value
+    result = built.build()
+    assert result.ran == ["tidy"]
+    assert reason in result.stages["tidy"]["reason"]
+
+
+def test_a_timeout_reaches_nothing(built: UserProject) -> None:
+    built.recipe["stages"]["tidy"]["timeout"] = 77
+    assert built.build().ran == []
+
+
+def test_a_command_gets_its_settings_and_only_its_variables(
+    project: UserProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "from outside")
+    show = (
+        "import os, sys; from pathlib import Path; "
+        'Path(sys.argv[1]).write_text(f\'{sys.argv[2]} {os.environ.get("LEVEL")} {os.environ.get("SECRET")}\')'
+    )
+    project.recipe = {
+        "stages": {
+            "show": {
+                "command": [PYTHON, "-c", show, "{outputs.shown}", "{config.limit}"],
+                "outputs": {"shown": "shown.txt"},
+                "env": {"LEVEL": "3"},
+                "config": {"limit": 10},
+            }
+        }
+    }
+    assert project.build().code == 0
+    assert project.read("shown.txt") == "10 3 None"
+
+
+def test_a_deleted_and_an_edited_output_come_back_and_nothing_runs(built: UserProject) -> None:
+    (built.folder / "build/notes.txt").unlink()
+    built.write("build/count.txt", "edited")
+    result = built.build()
+    assert result.ran == []
+    assert (built.read("build/notes.txt"), built.read("build/count.txt")) == ("one\ntwo\n", "2")
+    assert "build/count.txt" in result.messages
+    assert "build/notes.txt" in result.messages
+
+
+def test_an_output_that_is_no_longer_declared_goes_unless_it_was_edited(built: UserProject) -> None:
+    del built.recipe["stages"]["count"]
+    assert built.build().code == 0
+    assert not (built.folder / "build/count.txt").exists()
+    assert (built.folder / "build/notes.txt").exists()
+
+
+def test_an_edited_output_that_is_no_longer_declared_stays(built: UserProject) -> None:
+    built.write("build/count.txt", "mine now")
+    del built.recipe["stages"]["count"]
+    assert built.build().code == 0
+    assert built.read("build/count.txt") == "mine now"
+
+
+def test_a_file_of_somebody_elses_is_never_overwritten(project: UserProject) -> None:
+    project.write("build/count.txt", "not ours")
+    result = project.build()
+    assert result.code == 2
+    assert "count.txt is in the way" in result.messages
+    assert project.read("build/count.txt") == "not ours"
+    assert not (project.folder / "build/notes.txt").exists(), "nothing has run"
+
+
+def test_a_file_with_the_very_content_of_the_output_is_in_nobodys_way(built: UserProject) -> None:
+    (built.folder / ".winml-dag/recipe/build_manifest.json").unlink()
+    assert built.build().code == 0
+
+
+def test_a_failed_build_leaves_what_had_finished_and_the_next_may_replace_it(project: UserProject) -> None:
+    good = project.recipe["stages"]["count"]["command"]
+    project.recipe["stages"]["count"]["command"] = [PYTHON, "-c", "raise SystemExit(3)", "{outputs.n}"]
+    failed = project.build()
+    assert failed.code == 1
+    assert failed.with_status("failed") == ["count"]
+    assert project.read("build/notes.txt") == "one\ntwo\n"
+    project.recipe["stages"]["count"]["command"] = good
+    project.write("raw/notes.txt", "three\n")
+    assert project.build().ran == ["tidy", "count"]
+    assert project.read("build/notes.txt") == "three\n"
+
+
+def test_a_failure_is_told_with_the_end_of_its_log(project: UserProject) -> None:
+    project.write("tools/tidy.py", "print('the last words')\nraise SystemExit(3)\n")
+    result = project.build()
+    assert result.code == 1
+    assert "exit code 3" in result.messages
+    assert "the last words" in result.messages
+    assert result.with_status("skipped") == ["count"]
+    log = Path(result.stages["tidy"]["log"])
+    assert "the last words" in log.read_text(encoding="utf-8")
+
+
+def test_keep_going_runs_what_does_not_depend_on_the_failure(project: UserProject) -> None:
+    project.recipe["stages"]["tidy"]["command"] = [PYTHON, "-c", "raise SystemExit(1)", "{outputs.clean}"]
+    project.recipe["stages"]["other"] = {
+        "command": [PYTHON, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
+        "inputs": {"text": "raw/notes.txt"},
+        "outputs": {"n": "build/other.txt"},
+    }
+    result = project.build("-k", "-j", "1")
+    assert result.code == 1
+    assert (result.with_status("failed"), result.ran, result.with_status("skipped")) == (["tidy"], ["other"], ["count"])
+    assert project.read("build/other.txt") == "2"
+
+
+def test_rebuild_runs_all(built: UserProject) -> None:
+    assert built.build("--rebuild").ran == ["tidy", "count"]
+
+
+def test_two_builds_at_once_run_each_stage_once(project: UserProject) -> None:
+    project.write("tools/tidy.py", f"import os\nPath_ = os.environ['RAN']\nopen(Path_, 'a').write('x')\n{TIDY}")
+    ran = project.folder.parent / "ran"
+    project.recipe["stages"]["tidy"]["env"] = {"RAN": str(ran)}
+    project.save()
+    builds = [project.start("build", "-c", "recipe.yaml") for _ in range(3)]
+    for build in builds:
+        _, messages = build.communicate(timeout=60)
+        assert build.returncode == 0, messages
+    assert ran.read_text(encoding="utf-8") == "x"
+    assert project.read("build/count.txt") == "2"
+
+
+def test_a_function_gets_paths_and_its_config(project: UserProject) -> None:
+    project.write(
+        "steps/joining.py",
+        "def join(inputs, outputs, config):\n"
+        "    lines = inputs['text'].read_text().split()\n"
+        "    outputs['joined'].write_text(config['by'].join(lines))\n"
+        "    return {'words': len(lines)}\n",
+    )
+    project.recipe["stages"]["join"] = {
+        "run": "steps.joining:join",
+        "inputs": {"text": "tidy.clean"},
+        "outputs": {"joined": "build/joined.txt"},
+        "config": {"by": "+"},
+    }
+    assert project.build().code == 0
+    assert project.read("build/joined.txt") == "one+two"
+    (stage,) = [stage for stage in project.manifest()["stages"] if stage["id"] == "join"]
+    assert stage["metrics"]["words"] == 2
+    assert project.build().ran == []
+    project.write("steps/joining.py", project.read("steps/joining.py") + "# edited\n")
+    assert project.build().ran == ["join"]
+    project.recipe["stages"]["join"]["config"]["by"] = "-"
+    assert project.build().ran == ["join"]
+    assert project.read("build/joined.txt") == "one-two"
+
+
+def test_a_stage_may_put_out_a_folder(project: UserProject) -> None:
+    project.recipe["stages"]["split"] = {
+        "command": [
+            PYTHON,
+            "-c",
+            "import sys; from pathlib import Path; folder = Path(sys.argv[2]); (folder / 'sub').mkdir()\n"
+            "for line in Path(sys.argv[1]).read_text().split(): (folder / 'sub' / line).write_text(line)",
+            "{inputs.text}",
+            "{outputs.parts}",
+        ],
+        "inputs": {"text": "tidy.clean"},
+        "outputs": {"parts": "build/parts/"},
+    }
+    assert project.build().code == 0
+    assert project.read("build/parts/sub/two") == "two"
+    project.write("raw/notes.txt", "one\n")
+    assert project.build().code == 0
+    assert not (project.folder / "build/parts/sub/two").exists(), "it is no longer put out"
+
+
+def test_a_recipe_means_the_same_from_everywhere(built: UserProject, tmp_path: Path) -> None:
+    finished = built.run("build", "-c", str(built.folder / "recipe.yaml"), cwd=tmp_path)
+    assert finished.stdout.splitlines()[-1].startswith("Up to date: 2 stages, checked in ")
+
+
+def test_typing_errors_are_told_all_at_once(project: UserProject) -> None:
+    project.recipe["stages"]["count"]["inputs"] = {"text": "tidi.clean"}
+    project.recipe["stages"]["count"]["outputs"] = {"n": "../count.txt"}
+    result = project.build()
+    assert result.code == 2
+    assert "stages.count.inputs.text: there is no file tidi.clean; did you mean 'tidy.clean'?" in result.messages
+    assert "stages.count.outputs.n: ../count.txt leaves the recipe's folder" in result.messages
+
+
+def test_plan_why_and_graph_know_the_stages(built: UserProject) -> None:
+    built.write("raw/notes.txt", "x\n")
+    told = built.run("plan", "-c", "recipe.yaml").stdout
+    assert "raw/notes.txt" in told or "input text changed" in told
+    assert "tidy: would run" in built.run("why", "tidy", "-c", "recipe.yaml").stdout
+    assert '"tidy"' in built.run("graph", "-c", "recipe.yaml").stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sh is not on every Windows")
+def test_the_shell_may_be_the_command(project: UserProject) -> None:
+    project.recipe["stages"]["count"]["command"] = ["sh", "-c", "awk 'END {print NR}' {inputs.text} > {outputs.n}"]
+    assert project.build().code == 0
+    assert project.read("build/count.txt") == "2\n"
