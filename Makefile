@@ -12,8 +12,9 @@ endif
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
+KILLS ?= 1000
 
-.PHONY: quickstart test test-fast lint types layers docs check cache-fixtures bench clean
+.PHONY: quickstart test test-fast faults lint types layers docs check cache-fixtures bench clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -23,6 +24,9 @@ test: $(VENV)/with-tests
 
 test-fast: $(VENV)/with-tests
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) -m "not slow"
+
+faults: $(VENV)/with-tests
+	$(BIN)/python tests/faults/harness.py --kills $(KILLS)
 
 lint: $(VENV)/with-tests
 	$(BIN)/ruff check .

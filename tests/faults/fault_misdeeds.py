@@ -14,7 +14,7 @@ from fault_stages import MISDEEDS
 _ERRORS = {
     "crash": "SIGSEGV",
     "abort": "SIGABRT",
-    "leave without a result": "exit code 0",
+    "leave without a result": "exit code 3",
     "hang with children": "longer than its limit of",
     "hang holding the lock": "longer than its limit of",
     "edit the source": "changed while it was being used",

@@ -144,21 +144,6 @@ def misbehave(config: Config, workspace: Workspace) -> JsonObject:
     return metrics
 
 
-def _be_killed(number: signal.Signals) -> Callable[[Config, Workspace], None]:
-    def be_killed(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
-        os.kill(os.getpid(), number)
-
-    return be_killed
-
-
-def _crash(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
-    ctypes.string_at(0)
-
-
-def _leave(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
-    os._exit(0)
-
-
 def _hang_with_children(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
     for _ in range(2):
         subprocess.Popen(["sleep", "3600"])
@@ -211,10 +196,10 @@ def _put_out_a_link(config: Config, workspace: Workspace) -> None:  # noqa: ARG0
     (workspace.outputs["out"] / "link").symlink_to("/etc/hostname")
 
 
-MISDEEDS: dict[str, Callable[[Config, Workspace], None]] = {
-    "crash": _crash,
-    "abort": _be_killed(signal.SIGABRT),
-    "leave without a result": _leave,
+MISDEEDS: dict[str, Callable[[Config, Workspace], object]] = {
+    "crash": crash,
+    "abort": kill_itself,
+    "leave without a result": leave,
     "hang with children": _hang_with_children,
     "hang holding the lock": _hang_holding_the_lock,
     "leave a daemon": _leave_a_daemon,

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import fault_crowds
@@ -138,13 +138,24 @@ def run_here(episode: Episode) -> Outcome:
     return Outcome(episode, survived, time.monotonic() - started, failure, impossible)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    lines = [f"{'kind':<18}{'survived':>10}{'failed':>8}{'seconds':>9}"]
-    for name in dict.fromkeys(outcome.episode.kind for outcome in outcomes):
-        of_kind = [outcome for outcome in outcomes if outcome.episode.kind == name]
-        lines.append(_row(name, of_kind))
-        lines += [f"  not possible here: {outcome.impossible}" for outcome in of_kind[:1] if outcome.impossible]
-    return "\n".join([*lines, _row("all", outcomes)])
+def report(outcomes: Iterable[Outcome]) -> bool:
+    """Print a table, each kind as soon as it is through, with what failed and what repeats it. Returns whether nothing
+    failed.
+    """
+    print(f"{'kind':<18}{'survived':>10}{'failed':>8}{'seconds':>9}")
+    every: list[Outcome] = []
+    for name, group in groupby(outcomes, key=lambda outcome: outcome.episode.kind):
+        of_kind = list(group)
+        every += of_kind
+        print(_row(name, of_kind))
+        if of_kind[0].impossible:
+            print(f"  not possible here: {of_kind[0].impossible}")
+        for outcome in of_kind:
+            if outcome.failure:
+                print(f"  {outcome.episode.command}\n{outcome.failure}")
+        sys.stdout.flush()
+    print(_row("all", every))
+    return not any(outcome.failure for outcome in every)
 
 
 def _row(name: str, outcomes: Sequence[Outcome]) -> str:
@@ -162,25 +173,20 @@ def main() -> int:
     parser.add_argument("--episode", type=int, metavar="FAULTS", help="repeat one episode of --only, from its seed")
     parser.add_argument("--format", choices=["text", "json"], default="text", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if sys.platform != "linux":
+        parser.error("it needs Linux: fork, signals, mounts and /proc")
     seed = secrets.randbelow(10**6) if asked.seed is None else asked.seed
-    if asked.episode is not None:
-        if asked.only is None:
-            parser.error("--episode needs --only")
-        found = run_here(Episode(asked.only, seed, asked.episode))
-        if asked.format == "json":
-            print(json.dumps({"survived": found.survived, "failure": found.failure, "impossible": found.impossible}))
-        else:
-            print(table([found]), found.failure, sep="\n")
-        return int(bool(found.failure))
-
-    print(f"Seed {seed}.", flush=True)
-    outcomes = []
-    for outcome in run(episodes(share_out(asked.kills, asked.only), seed), asked.jobs):
-        outcomes.append(outcome)
-        if outcome.failure:
-            print(f"Failed: {outcome.episode.command}\n{outcome.failure}", flush=True)
-    print(table(outcomes))
-    return int(any(outcome.failure for outcome in outcomes))
+    if asked.episode is None:
+        print(f"Seed {seed}.")
+        outcomes = run(episodes(share_out(asked.kills, asked.only), seed), asked.jobs)
+        return 0 if report(outcomes) else 1
+    if asked.only is None:
+        parser.error("--episode needs --only")
+    outcome = run_here(Episode(asked.only, seed, asked.episode))
+    if asked.format == "json":
+        print(json.dumps({name: getattr(outcome, name) for name in ("survived", "failure", "impossible")}))
+        return 0
+    return 0 if report([outcome]) else 1
 
 
 if __name__ == "__main__":

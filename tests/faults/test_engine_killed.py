@@ -65,19 +65,6 @@ def test_an_engine_that_waits_for_another_can_be_interrupted(cache: Path, pipe: 
         assert told(working) == {"stage": ["ran", ""]}
 
 
-def test_two_engines_on_one_cache_do_each_work_once(cache: Path, tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.txt"
-    parts = [Step(f"part{number}", "count", str(ledger), number) for number in range(4)]
-    steps = [*parts, Step("whole", "count", str(ledger), 4, tuple(f"{part.id}.out" for part in parts))]
-    with ThreadPoolExecutor() as pool, engine(cache, steps) as one, engine(cache, steps) as other:
-        results = list(pool.map(told, (one, other)))
-    assert sorted(ledger.read_text().split()) == ["0", "1", "2", "3", "4"]
-    for name in results[0]:
-        assert {result[name][0] for result in results} <= {"ran", "reused"}
-    assert sum(result[name][0] == "ran" for result in results for name in result) == 5
-    assert verify(LocalStore(cache)).clean
-
-
 def test_a_source_that_is_edited_while_a_stage_runs_is_named_and_nothing_is_published(
     cache: Path, pipe: Path, tmp_path: Path
 ) -> None:
