@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,20 +132,22 @@ def build(
         again = replace(options, rebuild=options.rebuild and attempt == 0)
         own = user_folder(planned, store)
         try:
-            results = _run(planned, own, store, again, observer, executor)
-            by_id = {result.node.id: result for result in results}
-            finished = BuildResult(
-                wanted, tuple(views(planned, results)), time.monotonic() - started, others=planned.others
-            )
-            if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-                return replace(finished, cache_note=settle_accounts(results, store))
-            done = materialise(planned, own, by_id, store, time.monotonic() - started, link=options.link)
+            # What a run holds in the cache, it holds until the files are where their user finds them.
+            with ExitStack() as living:
+                results = _run(planned, own, store, again, observer, executor, living)
+                by_id = {result.node.id: result for result in results}
+                finished = BuildResult(
+                    wanted, tuple(views(planned, results)), time.monotonic() - started, others=planned.others
+                )
+                if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
+                    return replace(finished, cache_note=settle_accounts(planned, results, store))
+                done = materialise(planned, own, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
             continue
         note_finished(planned, by_id, visible_files(by_id), store)
-        note = settle_accounts(results, store)
+        note = settle_accounts(planned, results, store)
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
     raise StoreError(
         "What was made is damaged in the cache again and again.",
@@ -179,7 +182,9 @@ def _run(
     options: BuildOptions,
     observer: Observer | None,
     executor: Executor | None,
+    living: ExitStack,
 ) -> tuple[StageResult, ...]:
+    """*living* closes what tells others that this run is alive."""
     scope = planned.summary.scope
     known = {**planned.sources, **planned.given}
     foreseen = foresee(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
@@ -198,23 +203,25 @@ def _run(
     from winml_dag.engine.execute import LocalExecutor
     from winml_dag.engine.run import Runner
     from winml_dag.engine.schedule import RunOptions, Scheduler
+    from winml_dag.pipeline.standing.check import touch
 
     prepare_folder(planned.summary.output_dir)
     executor = executor or LocalExecutor()
-    with store.scratch.open() as scratch:
-        runner = Runner(
-            planned.graph,
-            store,
-            executor,
-            store.fingerprints,
-            scratch=scratch,
-            failures=store.failures,
-            made_by=MADE_BY,
-            rebuild=options.rebuild,
-            timeout_seconds=options.stage_timeout_seconds,
-            in_place=None if own is None else own.in_place,
-            sandbox=options.sandbox,
-        )
-        run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
-        scheduler = Scheduler(planned.graph, known, store, runner, run_options, observer, foreseen=foreseen)
-        return scheduler.run()
+    scratch = living.enter_context(store.scratch.open())
+    if planned.standing is not None:
+        touch(str(store.folder), planned.standing.note)
+    runner = Runner(
+        planned.graph,
+        store,
+        executor,
+        store.fingerprints,
+        scratch=scratch,
+        failures=store.failures,
+        made_by=MADE_BY,
+        rebuild=options.rebuild,
+        timeout_seconds=options.stage_timeout_seconds,
+        in_place=None if own is None else own.in_place,
+        sandbox=options.sandbox,
+    )
+    run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
+    return Scheduler(planned.graph, known, store, runner, run_options, observer, foreseen=foreseen).run()

@@ -79,10 +79,15 @@ def _check(cache_dir: str, note: Note) -> Standing | None:
 
 def note_use(cache_dir: str, standing: Standing) -> None:
     """Say that a build has found all of *standing* up to date: what it stands on was used, and its time was saved."""
+    touch(cache_dir, standing.note)
     header = standing.note.header
-    with suppress(OSError):
-        os.utime(os.path.splitext(file_of(cache_dir, header.asked))[0] + KEYS_SUFFIX)
     note_build(cache_dir, reused=header.stages, ran=0, seconds_saved=header.seconds)
+
+
+def touch(cache_dir: str, note: Note) -> None:
+    """Say that the records that *note* stands on are being used."""
+    with suppress(OSError):
+        os.utime(os.path.splitext(file_of(cache_dir, note.header.asked))[0] + KEYS_SUFFIX)
 
 
 def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
