@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.tally import note_build
 
 
-def settle_accounts(results: Iterable[StageResult], store: LocalStore) -> str:
+def settle_accounts(planned: BuildGraph, results: Iterable[StageResult], store: LocalStore) -> str:
     """Note what was reused and what ran; after a run, remove what the cache has no room for by its limit.
 
     Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
@@ -23,12 +24,23 @@ def settle_accounts(results: Iterable[StageResult], store: LocalStore) -> str:
             (ran if result.status is Status.RAN else reused).append(result.record)
     note_build(
         store.folder,
-        reused=len(reused),
+        reused=len(reused) + planned.others,
         ran=len(ran),
-        seconds_saved=sum(record.elapsed_seconds for record in reused),
+        seconds_saved=_seconds(reused) + _seconds_of_others(planned, [*reused, *ran]),
         stored_bytes=sum(_size(record) for record in ran),
     )
     return _kept_to_limit(store) if ran else ""
+
+
+def _seconds(records: Iterable[Record]) -> float:
+    return sum(record.elapsed_seconds for record in records)
+
+
+def _seconds_of_others(planned: BuildGraph, records: Iterable[Record]) -> float:
+    """How long the stages took that this part of a build leaves out: all of them took so long when that was noted."""
+    if not planned.others or planned.standing is None:
+        return 0.0
+    return max(0.0, planned.standing.note.header.seconds - _seconds(records))
 
 
 def _size(record: Record) -> int:
