@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal, TypeAlias, cast
 import xxhash
 
 from winml_dag.errors import StoreError
-from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, hash_in_chunks
+from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, hash_in_chunks, write_all
 
 DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
 
@@ -74,6 +74,5 @@ def _hash_by_one(source: BinaryIO, size: int, hasher: Hash, target: BinaryIO | N
     while count := cast("int", source.readinto(buffer)):  # type: ignore[attr-defined]  # BinaryIO lacks readinto
         chunk = buffer[:count]
         hasher.update(chunk)
-        while target is not None and len(chunk):
-            # A raw write may take less than it was given, most often just before the disk is full.
-            chunk = chunk[target.write(chunk) :]
+        if target is not None:
+            write_all(target, chunk)

@@ -24,8 +24,9 @@ from winml_dag.store.chunks import Hash, hash_in_chunks
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of reading at a place: that of POSIX, and the one that Windows is left with."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(chunks, "_WRITE_BYTES", 5)
     if request.param == "sought":
-        monkeypatch.setattr(chunks, "_File", chunks._SoughtFile)
+        monkeypatch.setattr(chunks, "_Source", chunks._SoughtSource)
 
 
 class Recorder:
@@ -50,7 +51,7 @@ def open_raw(path: Path, mode: str) -> BinaryIO:
 @pytest.mark.usefixtures("way")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.binary(max_size=100))
-def test_every_byte_is_hashed_once_in_order_and_copied_to_its_place(tmp_path: Path, data: bytes) -> None:
+def test_every_byte_is_hashed_once_in_order_and_copied(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "source").write_bytes(data)
     hasher = Recorder()
     with open_raw(tmp_path / "source", "rb") as source, open_raw(tmp_path / "target", "wb") as target:
