@@ -315,3 +315,18 @@ def test_the_shell_may_be_the_command(project: UserProject) -> None:
     project.recipe["stages"]["count"]["command"] = ["sh", "-c", "awk 'END {print NR}' {inputs.text} > {outputs.n}"]
     assert project.build().code == 0
     assert project.read("build/count.txt") == "2\n"
+
+
+def test_a_sandbox_shows_a_stage_its_declared_inputs_only(project: UserProject) -> None:
+    peek = "import os, sys; from pathlib import Path; Path(sys.argv[1]).write_text(' '.join(sorted(os.listdir('raw'))))"
+    project.write("raw/secret.txt", "undeclared\n")
+    project.recipe["stages"] = {
+        "peek": {
+            "command": [PYTHON, "-c", peek, "{outputs.seen}"],
+            "inputs": {"text": "raw/notes.txt"},
+            "outputs": {"seen": "seen.txt"},
+        }
+    }
+    assert project.build("--sandbox").code == 0
+    assert project.read("seen.txt") == "notes.txt"
+    assert project.build().ran == [], "the key is the same with and without"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("-k", "--keep-going", is_flag=True, help="After a failure go on with what does not depend on it.")
 @click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
 @click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
+@click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
 @click.option("-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")
 @format_option
@@ -34,13 +35,14 @@ def command(
     keep_going: bool,
     stage_timeout: float | None,
     link: bool,
+    sandbox: bool,
     verbose: bool,
     quiet: bool,
     rebuild: bool,
     format_: str,
     **options: Any,
 ) -> int:
-    """Build a model: run only what is not already known, then put the results into the output folder.
+    """Build a model, or stages of your own: run only what is not already known, then put the results in place.
 
     \b
     winml-dag build -c recipe.yaml -o out
@@ -58,7 +60,7 @@ def command(
     from winml_dag.cli.report import errors_as_json
     from winml_dag.pipeline.build import BuildOptions
 
-    how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link)
+    how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link, sandbox)
     with errors_as_json(format_):
         return _build(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
 
