@@ -1,0 +1,103 @@
+"""What a build does to its cache besides storing: it is counted up, and holds what it stands on until its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.main import run
+from winml_dag.engine.memory import MemoryExecutor
+from winml_dag.engine.stage import Node, Workspace
+from winml_dag.pipeline import build as module
+from winml_dag.pipeline.layout import STAGE_FILE
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.store.collect import Limits, collect
+from winml_dag.store.local import LocalStore
+from winml_dag.store.statistics import Statistics, read_statistics
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "cache")
+    monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE", raising=False)
+
+
+def _work(node: Node, workspace: Workspace) -> JsonObject:
+    for slot, folder in workspace.outputs.items():
+        (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(f"{node.stage.name} {slot}")
+    return {}
+
+
+def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
+    materialise = module.materialise
+    collections = []
+
+    def collected_before(*arguments: Any, **options: Any) -> Any:
+        collections.append(collect(LocalStore(Path("cache")), Limits(max_bytes=0)))
+        return materialise(*arguments, **options)
+
+    monkeypatch.setattr(module, "materialise", collected_before)
+    store = LocalStore(Path("cache"))
+    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="fp32")
+    planned = plan_request(Request(None, overrides, Path("out")), store, download=False)
+    executor = MemoryExecutor(_work)
+    assert not module.build(planned, store, executor=executor).failed
+    (done,) = collections
+    assert done is not None
+    assert done.records == 0
+    assert done.records_in_use == len(executor.calls) == len(set(executor.calls)) > 0
+    assert Path("out/model.onnx").read_text() == "finalize model"
+
+
+@pytest.fixture
+def two_stages() -> None:
+    """A recipe with two stages that do not know each other."""
+    Path("copying.py").write_text("import sys; open(sys.argv[2], 'wb').write(open(sys.argv[1], 'rb').read())")
+    stages = {}
+    for name in ("one", "two"):
+        Path(f"{name}.txt").write_text(name)
+        stages[name] = {
+            "command": [sys.executable, "{inputs.script}", "{inputs.of}", "{outputs.made}"],
+            "inputs": {"script": "./copying.py", "of": f"./{name}.txt"},
+            "outputs": {"made": f"{name}.bin"},
+        }
+    Path("recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
+
+
+def counted() -> Statistics:
+    store = LocalStore(Path("cache"))
+    return read_statistics(store.folder, store.locks)
+
+
+@pytest.mark.usefixtures("two_stages")
+def test_stages_that_an_edit_cannot_reach_are_counted_as_reused() -> None:
+    assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
+    first = counted()
+    assert (first.builds, first.reused, first.ran) == (1, 0, 2)
+    assert first.stored_bytes >= len("one") + len("two")
+    assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
+    second = counted()
+    assert (second.builds, second.reused, second.ran) == (2, 2, 2)
+    Path("one.txt").write_text("edited")
+    assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
+    third = counted()
+    assert (third.builds, third.reused, third.ran) == (3, 3, 3)
+    assert second.seconds_saved < third.seconds_saved < 2 * second.seconds_saved
+
+
+@pytest.mark.usefixtures("two_stages")
+def test_a_build_that_fails_is_counted_too() -> None:
+    Path("copying.py").write_text("raise SystemExit(3)")
+    assert run(["build", "-c", "recipe.yaml", "-q"]) == 1
+    assert (counted().builds, counted().ran) == (1, 0)
