@@ -14,6 +14,9 @@ from typing import TypeAlias, Union
 JsonValue: TypeAlias = Union[bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"], None]
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 
+# Made once: json.dumps makes one for each call.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def canonical_json(value: JsonValue) -> str:
     """The one text of *value*.
@@ -22,4 +25,4 @@ def canonical_json(value: JsonValue) -> str:
         ValueError: for NaN or an infinity.
         TypeError: for anything that is not JSON.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)

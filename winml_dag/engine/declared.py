@@ -13,14 +13,14 @@ from winml_dag.engine.execute import Job, Outcome, log_tail
 from winml_dag.engine.prepare import Prepared
 from winml_dag.engine.sandbox import not_declared
 from winml_dag.errors import StageError
-from winml_dag.store.files import files_below
+from winml_dag.store.files import files_below, name_below
 
 
 def check_done(prepared: Prepared) -> None:
-    """Raise StageError when what a stage left behind is not what its node declares; else have it where it belongs."""
+    """Raise StageError when what a stage left behind is not what its node declares."""
     job = prepared.job
     if job.at is None:
-        _arrange_outputs(job)
+        _refuse_several(job)
         return
     _check_outputs(job, prepared.began, job.at)
     if prepared.own is not None and (extra := _undeclared(job.at, prepared.own)):
@@ -73,36 +73,20 @@ def _check_outputs(job: Job, began: float, project: Path) -> None:
             )
 
 
-def _arrange_outputs(job: Job) -> None:
-    """Give what a stage has written into the folders of its slots the paths that its node declares.
-
-    Raises:
-        StageError: for a slot that is declared as a file and has several.
-    """
+def _refuse_several(job: Job) -> None:
+    """Raise StageError when a stage that names its files itself has put out several where one is declared."""
     for slot, path in job.node.paths.items():
-        folder = job.output_folder(slot)
-        aside = folder.with_name(f"{slot}.written")
-        folder.rename(aside)
-        target = folder / path.rstrip("/")
-        if path.endswith("/"):
-            target.parent.mkdir(parents=True)
-            aside.rename(target)
-            continue
-        target.parent.mkdir(parents=True)
-        found = [Path(entry.path) for entry in files_below(aside)]
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found)
+        names = [entry.name for entry in files_below(job.output_folder(slot))]
+        if len(names) > 1 and not path.endswith("/"):
             raise StageError(
-                f"{path} is declared as a file, and {job.node.stage.name} puts out several: {names}.",
+                f"{path} is declared as a file, and {job.node.stage.name} puts out several: {', '.join(names)}.",
                 advice=f"Declare a folder for them, such as {path.partition('.')[0]}/.",
             )
-        for file in found:
-            file.rename(target)
 
 
 def _undeclared(project: Path, own: frozenset[str]) -> list[str]:
     """The files in *project* that are none of its *own*: what a stage has written there without saying so."""
-    names = (Path(entry.path).relative_to(project).as_posix() for entry in files_below(project))
+    names = (name_below(project, entry.path) for entry in files_below(project))
     return [name for name in names if name not in own]
 
 
@@ -110,7 +94,7 @@ def _beside(job: Job, slot: str, path: str) -> Iterator[str]:
     """Files and links of the slot's folder that are not the output, or not in it, by their names in the project."""
     root = job.output_folder(slot)
     for entry in files_below(root):
-        name = Path(entry.path).relative_to(root).as_posix()
+        name = name_below(root, entry.path)
         if name != path and not (path.endswith("/") and name.startswith(path)):
             yield name
 

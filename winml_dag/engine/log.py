@@ -14,6 +14,10 @@ def shorten_log(log: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
     to whoever needs it.
     """
     half = largest_bytes // 2
+    with suppress(FileNotFoundError):
+        # Nearly always: one look, and no file is opened.
+        if log.stat().st_size <= largest_bytes:
+            return
     with suppress(FileNotFoundError), open(log, "r+b") as file:
         size = file.seek(0, 2)
         if size <= largest_bytes:

@@ -322,7 +322,6 @@ class Runner:
         return kept
 
 
-
 def _is_large(path: str) -> bool:
     try:
         status = os.lstat(path)

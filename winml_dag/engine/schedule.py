@@ -250,6 +250,8 @@ class Scheduler:
 
     def _inputs_moved(self, node: Node, key: str) -> bool:
         """Whether an input was made anew, differently, while *node* ran: then its result belongs to no graph now."""
+        if not self._remakes:
+            return False
         ingredients = self._known.ingredients(node)
         return ingredients is None or cache_key(ingredients) != key
 

@@ -59,15 +59,27 @@ def partial_beside(path: Path) -> Path:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write so that whoever reads, or finds it after a kill, sees the old file or the new one and nothing between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_beside(path)
+    partial = str(partial_beside(path))
     try:
-        partial.write_bytes(data)
-        partial.replace(path)
+        try:
+            _write_new(partial, data)
+        except FileNotFoundError:
+            # Usually the folder is there, and asking for it each time would cost as much as the rest.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_new(partial, data)
+        os.replace(partial, path)  # noqa: PTH105 - thousands of small files
     except BaseException:
         with suppress(OSError):
-            partial.unlink()
+            os.unlink(partial)  # noqa: PTH108
         raise
+
+
+def _write_new(path: str, data: bytes) -> None:
+    with open(path, "xb", buffering=0) as opened:
+        left = memoryview(data)
+        while left:
+            # A raw write may take less than it was given, most often just before the disk is full.
+            left = left[opened.write(left) :]
 
 
 def make_writable(path: Path) -> None:
@@ -117,6 +129,12 @@ def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
             yield from files_below(Path(entry.path))
         else:
             yield entry
+
+
+def name_below(folder: Path, path: str) -> str:
+    """The name, with ``/``, that the *path* of an entry of :func:`files_below` has in *folder*."""
+    name = path[len(str(folder)) + 1 :]
+    return name if os.sep == "/" else name.replace(os.sep, "/")
 
 
 def bytes_below(folder: Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.files import files_below
+from winml_dag.store.files import files_below, name_below
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,11 @@ def output_files(slot: str, folder: Path) -> list[OutputFile]:
         raise StoreError(f"Output {slot!r} is not a folder.")
     files = []
     for entry in files_below(folder):
-        path = Path(entry.path)
-        name = path.relative_to(folder).as_posix()
+        name = name_below(folder, entry.path)
         if not entry.is_file(follow_symlinks=False):
             what = "a link" if entry.is_symlink() else "no ordinary file"
             raise StoreError(f"{name} in output {slot!r} is {what}.", advice="A stage must write files of its own.")
-        files.append(OutputFile(name, path))
+        files.append(OutputFile(name, Path(entry.path)))
     if not files:
         raise StoreError(f"Output {slot!r} is empty.", advice="Its stage ended well but wrote nothing; see its log.")
     # Refuses unsafe names, and two that differ only in case, while nothing has been moved yet.
