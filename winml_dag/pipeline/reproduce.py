@@ -127,6 +127,8 @@ def reproduce(
     looked_up = _look_up(planned, foreseen, store)
     able = [found for node in nodes if isinstance(found := looked_up[node.id], Recorded)]
     with store.scratch.open() as scratch:
+        # What runs again reads what its inputs' makers stored: none of it is to be removed meanwhile.
+        store.used(result.cache_key for result in foreseen if result.record is not None and result.cache_key)
         witness = Witness(store, (one.record for one in able), scratch / "kept")
         runner = Runner(
             planned.graph,
