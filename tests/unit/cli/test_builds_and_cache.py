@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,13 @@ def test_a_build_that_fails_is_counted_too() -> None:
     Path("copying.py").write_text("raise SystemExit(3)")
     assert run(["build", "-c", "recipe.yaml", "-q"]) == 1
     assert (counted().builds, counted().ran) == (1, 0)
+
+
+@pytest.mark.usefixtures("two_stages")
+def test_reproducing_a_build_uses_its_records() -> None:
+    assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
+    records = list(Path("cache/records").rglob("*.json"))
+    for record in records:
+        os.utime(record, (10**9, 10**9))
+    assert run(["reproduce", "-c", "recipe.yaml"]) == 0
+    assert [record.stat().st_mtime > 10**9 for record in records] == [True, True]
