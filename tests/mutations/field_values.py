@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, JsonValue
 
 WORDS = (
-    *("word", "other", "model", "same", "data.npz", "data.txt", "other.json", "affinity.json"),
+    *("other.json", "affinity.json", "word", "other", "model", "same", "data.npz", "data.txt", "op_affinity"),
     *("cpu", "qnn", "openvino", "npu", "gpu", "w8a16", "fp16", "int4", "0", "1", "input_ids", "org/name", "roberta"),
     *("text-classification", "fill-mask", "BertForMaskedLM"),
 )
@@ -81,7 +81,7 @@ def values(declared: Any) -> list[Any]:
     if declared in scalars:
         return list(scalars[declared])
     if next(sections_in(declared), None) is declared:
-        return [{}, {name: values(inner)[0] for name, inner in _declared(declared)}]
+        return [{}, *({name: value} for name, inner in _declared(declared) for value in values(inner)[-2:])]
     raise TypeError(f"no values are known for {declared!r}: say here what they are")
 
 

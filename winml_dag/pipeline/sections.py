@@ -36,8 +36,10 @@ def refuse_unavailable(recipe: Recipe) -> None:
         for name, what in _UNAVAILABLE_LOADER.items()
         if getattr(recipe.loader, name) is not None
     ]
-    if recipe.quant is not None:
-        problems += [f"quant.{name} is not available yet" for name in _UNAVAILABLE_QUANT if getattr(recipe.quant, name)]
+    nested = recipe.compile.quant_config if recipe.compile else None
+    for place, quant in (("quant", recipe.quant), ("compile.quant_config", nested)):
+        if quant is not None:
+            problems += [f"{place}.{name} is not available yet" for name in _UNAVAILABLE_QUANT if getattr(quant, name)]
     if recipe.compile is not None and recipe.compile.compiler == "qairt":
         problems.append("compile.compiler: qairt is not available yet; use ort")
     if problems:
