@@ -1,0 +1,102 @@
+"""A stage of the recipe's own between ours: quantize reads what it has made of the optimized model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from user_project import UserProject
+
+pytestmark = pytest.mark.slow
+
+# Twice the weights: the cosine to the float model stays 1.
+SURGERY = """\
+import sys
+import onnx
+from onnx import numpy_helper
+
+model = onnx.load(sys.argv[1])
+for tensor in model.graph.initializer:
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * FACTOR, tensor.name))
+onnx.save(model, sys.argv[2])
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> UserProject:
+    made = UserProject(tmp_path / "project")
+    made.folder.mkdir()
+    weights = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weights"], ["y"], name="product")],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), made.folder / "small.onnx"
+    )
+    made.write("surgery.py", SURGERY.replace("FACTOR", "2"))
+    made.recipe = {
+        "model": "small.onnx",
+        "quant": {"samples": 2},
+        "stages": {
+            "surgery": {
+                "command": [sys.executable, "surgery.py", "{inputs.model}", "{outputs.model}"],
+                "inputs": {"model": "optimize.model"},
+                "outputs": {"model": "build/surgery.onnx"},
+            },
+            "quantize": {"inputs": {"model": "surgery.model"}},
+        },
+    }
+    return made
+
+
+def inputs(project: UserProject, stage: str) -> dict[str, Any]:
+    (found,) = [entry for entry in project.manifest("out")["stages"] if entry.get("id") == stage]
+    return {slot: f"{given['from']}.{given['name']}" for slot, given in found["inputs"].items()}
+
+
+def test_what_follows_reads_the_output_of_the_stage_between(project: UserProject) -> None:
+    result = project.build("-o", "out")
+    assert result.code == 0, result.messages
+    assert result.ran == ["optimize.0", "surgery", "calibrate", "quantize", "validate", "finalize"]
+    assert inputs(project, "surgery")["model"] == "optimize.0.model"
+    assert inputs(project, "calibrate")["model"] == "surgery.model", "ranges are of the model that is quantized"
+    assert inputs(project, "quantize")["model"] == "surgery.model"
+    assert (project.folder / "build/surgery.onnx").is_file()
+    assert (project.folder / "out/model.onnx").is_file()
+    assert not (project.folder / "out/surgery.onnx").exists()
+    assert project.build("-o", "out").ran == []
+
+    project.write("surgery.py", SURGERY.replace("FACTOR", "2.0"))
+    assert project.build("-o", "out").ran == ["surgery"], "the same model: the edit stops there"
+    project.write("surgery.py", SURGERY.replace("FACTOR", "3"))
+    assert project.build("-o", "out").ran == ["surgery", "calibrate", "quantize", "validate", "finalize"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "complaint"),
+    [
+        ({"compile": {"inputs": {"model": "surgery.model"}}}, "there is no compile in this build: there is nothing"),
+        ({"quantise": {"inputs": {"model": "surgery.model"}}}, "did you mean 'quantize'?"),
+        ({"quantize": {"inputs": {"modle": "surgery.model"}}}, "quantize has no input 'modle'; did you mean 'model'?"),
+        ({"quantize": {"inputs": {"model": "surgery.modle"}}}, "surgery has no output 'modle'"),
+        ({"quantize": {"inputs": {"model": "small.onnx"}}}, "'small.onnx' is no output of a stage (stage.output)"),
+        ({"calibrate": {"inputs": {"data": "surgery.model"}}}, "takes from the settings of the recipe alone"),
+        ({"quantize": {"inputs": {"model": "surgery.model"}, "config": {}}}, "an entry of that name has only inputs"),
+        ({"optimize": {"inputs": {"model": "surgery.model"}}}, "these stages wait for each other"),
+        ({"finalize": {"inputs": {"model": "optimize.modle"}}}, "optimize has no output 'modle'"),
+    ],
+)
+def test_what_cannot_be_rewired_is_refused(project: UserProject, stages: dict[str, Any], complaint: str) -> None:
+    project.recipe["stages"].update(stages)
+    result = project.build("-o", "out")
+    assert result.code == 2
+    assert complaint in result.messages
