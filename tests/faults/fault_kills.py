@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fault_engine import Step
-from fault_lab import Engine, Lab, at_step
+from fault_lab import Engine, Lab, at_step, kill_oneself
 
 # The moments are spread over what a whole run of these graphs takes, with and without other work on the machine.
 _LONGEST_DELAY_SECONDS = 0.4
@@ -27,7 +27,7 @@ def kill_engine(lab: Lab) -> Iterator[None]:
         steps = _next_graph(lab)
         moment = lab.chance.random()
         if moment < 0.4:
-            engine = lab.start(steps, at_step(lab.chance.randint(1, steps_of_a_run), _kill_oneself))
+            engine = lab.start(steps, at_step(lab.chance.randint(1, steps_of_a_run), kill_oneself))
             was_killed = engine.wait() is None
         elif moment < 0.8:
             was_killed = _kill_after_delay(lab, steps)
@@ -127,7 +127,3 @@ def _kill(pid: int) -> None:
     if pid:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _kill_oneself() -> None:
-    _kill(os.getpid())

@@ -183,6 +183,10 @@ def at_step(number: int, happens: Callable[[], None]) -> Callable[[], None]:
     return before
 
 
+def kill_oneself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
     """Whether it happens before patience ends."""
     return any(happened() or threading.Event().wait(0.005) for _ in range(int(seconds / 0.005)))
