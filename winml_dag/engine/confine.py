@@ -7,7 +7,7 @@ bytes are out of reach.
 """
 
 # Every module that it does not import starts it sooner.
-# ruff: noqa: PTH, SIM105
+# ruff: noqa: PTH112, PTH118, PTH120, PTH208, SIM105
 
 import ctypes
 import os

@@ -10,7 +10,7 @@ Run as a file, by an interpreter that imports nothing but this. On Windows a job
 """
 
 # Every module that it does not import starts it sooner.
-# ruff: noqa: PTH, SIM105
+# ruff: noqa: PTH208, SIM105
 
 import os
 import struct

@@ -193,9 +193,11 @@ def _run(
     if len(foreseen) == len(planned.graph.nodes):
         # Nothing to run: no scratch folder, no threads, no process.
         store.used(result.cache_key for result in foreseen if result.cache_key)
+        with store.together(()):
+            for result in foreseen:
+                if result.cache_key and result.reason.kind != "up to date":
+                    store.remember(remembered_name(scope, result.node), result.cache_key)
         for result in foreseen:
-            if result.cache_key and result.reason.kind != "up to date":
-                store.remember(remembered_name(scope, result.node), result.cache_key)
             if observer is not None:
                 observer.finished(result)
         return foreseen
