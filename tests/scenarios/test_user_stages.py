@@ -330,3 +330,19 @@ def test_a_sandbox_shows_a_stage_its_declared_inputs_only(project: UserProject) 
     assert project.build("--sandbox").code == 0
     assert project.read("seen.txt") == "notes.txt"
     assert project.build().ran == [], "the key is the same with and without"
+
+
+def test_a_file_that_turns_up_under_a_name_in_a_command_is_noticed(project: UserProject) -> None:
+    """Also by a plan that stands: what was not there when it was made has a say in it."""
+    optional = (
+        "import sys; from pathlib import Path; extra = Path('settings.txt'); "
+        "Path(sys.argv[1]).write_text(extra.read_text() if extra.exists() else 'none')"
+    )
+    project.recipe["stages"] = {
+        "show": {"command": [PYTHON, "-c", optional, "{outputs.shown}"], "outputs": {"shown": "shown.txt"}}
+    }
+    assert project.build().ran == ["show"]
+    assert project.build().ran == []
+    project.write("settings.txt", "there")
+    assert project.build().ran == ["show"]
+    assert project.read("shown.txt") == "there"

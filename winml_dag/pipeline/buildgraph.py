@@ -95,6 +95,7 @@ class BuildGraph:
         sources: the user's files by content, by the name of the source.
         final: id of the node that puts out the model to ship; None in a build without a model.
         looked_at: files and folders outside of the sources that had a say in this plan.
+        absent: paths where nothing was, and where a file would have had a say.
         given: artifacts that stages outside of this part have put out, by name.
         placed: of a part, by stage, what the build before has put into the recipe's folder.
         others: how many stages there are outside of this part, all of them up to date.
@@ -108,6 +109,7 @@ class BuildGraph:
     sources: Mapping[str, Artifact]
     final: str | None
     looked_at: tuple[Path, ...] = ()
+    absent: tuple[Path, ...] = ()
     given: Mapping[str, Artifact] = field(default_factory=dict)
     placed: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     others: int = 0

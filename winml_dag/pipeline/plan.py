@@ -76,6 +76,7 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
         sources=_digested(sources, fingerprints),
         final="finalize",
         looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at),
+        absent=own.absent,
     )
 
 
@@ -105,6 +106,7 @@ def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGrap
         sources=_digested(own.sources, fingerprints),
         final=None,
         looked_at=own.looked_at,
+        absent=own.absent,
     )
 
 

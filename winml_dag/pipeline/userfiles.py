@@ -24,11 +24,13 @@ class UserFiles:
     Attributes:
         sources: by name in the graph.
         folders: looked into, so that a file that comes or goes is noticed.
+        absent: where files that words of commands may name are not.
     """
 
     def __init__(self, declared: Declared, outputs: OutputPaths, findings: Findings) -> None:
         self.sources: dict[str, Source] = {}
         self.folders: set[Path] = set()
+        self.absent: set[str] = set()
         self._folder = declared.folder
         self._outputs = outputs
         self._findings = findings
@@ -51,17 +53,21 @@ class UserFiles:
         if word not in self._literals:
             name = inside(self._folder, word)
             found = None
-            if name is not None and self._is_file(name) and not self._unsafe(name):
+            if name is not None and not self._unsafe(name) and self._is_file(name):
                 found = self._one_file(name, name)
                 self.sources.setdefault(found.name, found)
             self._literals[word] = found
         return self._literals[word]
 
     def _is_file(self, name: str) -> bool:
+        path = f"{self._folder}{os.sep}{name}"
         try:
-            return stat.S_ISREG(os.stat(f"{self._folder}/{name}").st_mode)  # noqa: PTH116 - thousands of words
+            return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - of thousands of words
+        except FileNotFoundError:
+            self.absent.add(path)
         except (OSError, ValueError):
-            return False
+            pass  # no name of a file
+        return False
 
     def _look(self, text: str) -> Source | str:
         name = inside(self._folder, text)

@@ -15,7 +15,7 @@ from winml_dag.engine.toolchain import versions
 from winml_dag.pipeline.plugins import PluginProblem, load_plugin, plugin_config
 from winml_dag.pipeline.userfiles import KIND, UserFiles
 from winml_dag.pipeline.userlinks import Links, taken_files
-from winml_dag.pipeline.userpaths import OutputPaths, parents
+from winml_dag.pipeline.userpaths import OutputPaths
 from winml_dag.pipeline.userstages import NAME, Declared, Ours, Tools, is_ours
 from winml_dag.pipeline.usertools import Functions, Programs
 from winml_dag.pipeline.userwords import placeholders, plain_words
@@ -37,12 +37,14 @@ class UserPlan:
     Attributes:
         rewired: artifact by stage of ours and slot: where it reads from instead.
         looked_at: files and folders that had a say in this plan, besides the sources.
+        absent: where files that commands seem to name, or programs of the same names, are not.
     """
 
     nodes: tuple[Node, ...] = ()
     sources: tuple[Source, ...] = ()
     rewired: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     looked_at: tuple[Path, ...] = ()
+    absent: tuple[Path, ...] = ()
 
 
 def plan_stages(
@@ -96,7 +98,10 @@ class _Planner:
             nodes=tuple(self._node(name, draft, digests) for name, draft in drafts.items()),
             sources=tuple(self._files.sources.values()),
             rewired=self._links.rewired,
-            looked_at=(*tools.values(), *sorted(self._files.folders), *self._literal_folders(drafts)),
+            looked_at=(*tools.values(), *sorted(self._files.folders)),
+            absent=tuple(
+                map(Path, sorted({*self._files.absent, *self._programs.passed_over, *self._functions.passed_over}))
+            ),
         )
 
     def _check_name(self, name: str, entry: StageEntry) -> None:
@@ -268,13 +273,6 @@ class _Planner:
             folder=self._declared.folder,
             paths=self._outputs.paths[name],
         )
-
-    def _literal_folders(self, drafts: Mapping[str, _Draft]) -> Iterator[Path]:
-        """Folders in which a file that commands name could turn up or go."""
-        if any(draft.command is not None for draft in drafts.values()):
-            yield self._declared.folder
-        names = {name.removeprefix("./") for draft in drafts.values() for name in draft.literals}
-        yield from sorted({self._declared.folder / around for name in names for around in parents(name)})
 
 
 def _json(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from winml_dag.engine.toolchain import distribution_version
@@ -21,9 +21,14 @@ _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASC
 
 
 class Programs:
-    """Programs by name, looked up once for each name and search path."""
+    """Programs by name, looked up once for each name and search path.
+
+    Attributes:
+        passed_over: where a program was looked for, and was not, before it was found.
+    """
 
     def __init__(self) -> None:
+        self.passed_over: set[str] = set()
         self._found: dict[tuple[str, str], Path | None] = {}
 
     def find(self, program: str, environment: Mapping[str, str]) -> Path | None:
@@ -32,13 +37,28 @@ class Programs:
         if (program, search) not in self._found:
             found = shutil.which(program, path=search)
             self._found[program, search] = None if found is None else Path(found)
+            self.passed_over.update(_passed_over(program, search, found))
         return self._found[program, search]
 
 
+def _passed_over(program: str, search: str, found: str | None) -> Iterator[str]:
+    for folder in search.split(os.pathsep):
+        candidate = os.path.join(folder, program)  # noqa: PTH118 - compared with a text
+        if found is None or candidate == found or found == program:
+            return
+        if folder and not os.path.lexists(candidate):
+            yield candidate
+
+
 class Functions:
-    """Modules by name, looked up once each: in the recipe's folder first, then where Python looks."""
+    """Modules by name, looked up once each: in the recipe's folder first, then where Python looks.
+
+    Attributes:
+        passed_over: where a module was not, in the recipe's folder.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.passed_over: set[str] = set()
         self._folder = folder
         self._found: dict[str, Path | None] = {}
 
@@ -61,20 +81,26 @@ class Functions:
 
     def _module(self, module: str) -> Path | None:
         if module not in self._found:
-            self._found[module] = _module_file(module, [str(self._folder), *filter(None, sys.path)])
+            own = str(self._folder)
+            found = _module_file(module, [own])
+            if found is None:
+                self.passed_over.update(_candidates(module, own))
+                found = _module_file(module, list(filter(None, sys.path)))
+            self._found[module] = found
         return self._found[module]
 
 
 def _module_file(module: str, search: list[str]) -> Path | None:
+    candidates = (candidate for folder in search for candidate in _candidates(module, folder))
+    found = next(filter(os.path.isfile, candidates), None)
+    return None if found is None else Path(found)
+
+
+def _candidates(module: str, folder: str) -> Iterator[str]:
     from importlib.machinery import EXTENSION_SUFFIXES
 
-    relative = module.replace(".", os.sep)
-    for folder in search:
-        package = os.path.join(folder, relative)  # noqa: PTH118 - joined for every folder that is searched
-        for ending in (f"{os.sep}__init__.py", ".py", *EXTENSION_SUFFIXES):
-            if os.path.isfile(package + ending):  # noqa: PTH113
-                return Path(package + ending)
-    return None
+    package = os.path.join(folder, module.replace(".", os.sep))  # noqa: PTH118
+    yield from (package + ending for ending in (f"{os.sep}__init__.py", ".py", *EXTENSION_SUFFIXES))
 
 
 def _lacks(path: Path, function: str) -> str | None:

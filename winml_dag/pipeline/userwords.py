@@ -35,5 +35,5 @@ def plain_words(arguments: Iterable[str]) -> Iterator[str]:
 @cache
 def _words(argument: str) -> tuple[str, ...]:
     text = _PLACEHOLDER.sub("\0 \0", argument)
-    words = [word for word in _WORD.findall(text) if "\0" not in word]
+    words = [word for word in _WORD.findall(text) if "\0" not in word and word[0] != "-"]
     return (*words, argument) if "\0" not in text and argument not in words and len(argument) < 256 else tuple(words)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.pipeline.buildgraph import BuildGraph, Origin
-from winml_dag.pipeline.standing.check import Standing, content_of, places_of
+from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of
 from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
 from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
@@ -56,7 +56,13 @@ def note(planned: BuildGraph, store: LocalStore, finished: Finished | None = Non
     looked_at = [path.absolute() for path in (*([origin.recipe] if origin.recipe else ()), *planned.looked_at)]
     if not all(changetime.has_settled(path, origin.began_ns) for path in looked_at):
         return
+    # What was absent when planning began and is now has steered nothing, however young the folder around it may be: it
+    # is where outputs have just been put.
+    absent = [str(path.absolute()) for path in planned.absent]
+    if any(map(os.path.lexists, absent)):
+        return
     content = _Content()
+    content.steering.update(dict.fromkeys(absent, ABSENT))
     for path in looked_at:
         content.steering.setdefault(str(path), "")
     # The store has looked at it when it was opened, so it may be young.
