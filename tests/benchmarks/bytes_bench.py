@@ -3,7 +3,8 @@
     python tests/benchmarks/bytes_bench.py --size-mib 2048 --folder DIR
 
 Prints one JSON object. Everything is measured beside what it has to be compared with, in turns, and medians are given,
-so the ratios hold on a machine that does other things too. The page cache is hot. The folder is left as it was.
+so the ratios hold on a machine that does other things too, unless these need all its processors. The page cache is
+hot. The folder is left as it was.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import xxhash
 
@@ -30,6 +32,8 @@ from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
+
+Taken: TypeAlias = dict[str, list[float]]
 
 MIB = 1 << 20
 SMALL_BYTES = 4096
@@ -70,6 +74,9 @@ def main() -> None:
         with open(big, "wb") as file:
             for _ in range(arguments.size_mib):
                 file.write(os.urandom(MIB))
+            # Or the disk is busy with it all the time.
+            file.flush()
+            os.fsync(file.fileno())
         figures = {
             "size_mib": arguments.size_mib,
             "rounds": arguments.rounds,
@@ -83,14 +90,14 @@ def main() -> None:
 
 def hashing(big: Path, rounds: int) -> dict[str, float]:
     """GB/s of ours, and its ratio to the two simple loops that xxhash's users write; above 1 is faster."""
-    seconds = medians({"ours": lambda: digest_file(big), "read": lambda: read(big), "map": lambda: mapped(big)}, rounds)
-    size = big.stat().st_size
+    taken = in_turns({"ours": lambda: digest_file(big), "read": lambda: read(big), "map": lambda: mapped(big)}, rounds)
+    speeds = {name: round(big.stat().st_size / statistics.median(each) / 1e9, 2) for name, each in taken.items()}
     return {
-        "gb_per_second": round(size / seconds["ours"] / 1e9, 2),
-        "plain_read_gb_per_second": round(size / seconds["read"] / 1e9, 2),
-        "plain_mmap_gb_per_second": round(size / seconds["map"] / 1e9, 2),
-        "speed_to_plain_read": round(seconds["read"] / seconds["ours"], 2),
-        "speed_to_plain_mmap": round(seconds["map"] / seconds["ours"], 2),
+        "gb_per_second": speeds["ours"],
+        "plain_read_gb_per_second": speeds["read"],
+        "plain_mmap_gb_per_second": speeds["map"],
+        "speed_to_plain_read": ratio(taken, "read", "ours"),
+        "speed_to_plain_mmap": ratio(taken, "map", "ours"),
     }
 
 
@@ -108,29 +115,35 @@ def mapped(big: Path) -> None:
 
 def storing(big: Path, folder: Path, rounds: int) -> dict[str, float]:
     """Seconds to store and to restore, the ratio of restoring to ``cp`` (below 1 is faster), milliseconds to link."""
-    source = folder / "source"
-    source.mkdir()
-    shutil.copyfile(big, source / "big")
+    output = folder / "output"
+    output.mkdir()
+    big.replace(output / "big")
     with opened_store(folder / "cache") as store:
         started = time.perf_counter()
         made = Ingredients("bench", 1, {}, {}, {})
-        artifact = store.publish(Record("0" * 64, "", made, {}), {"big": source}).outputs["big"]
+        artifact = store.publish(Record("0" * 64, "", made, {}), {"big": output}).outputs["big"]
         stored = time.perf_counter() - started
+        blob = store.blobs.path(artifact.files[0].digest)
         ways: dict[str, Callable[[Path], object]] = {
             "restore": lambda to: store.fetch(artifact, to),
-            "cp": lambda to: copy(big, to / "big"),
+            "cp": lambda to: copy(blob, to / "big"),
             "link": lambda to: link(store, artifact, to),
         }
         if hasattr(os, "copy_file_range"):
-            ways["copy_file_range"] = lambda to: copy_range(big, to / "big")
-        seconds = medians_of_copies(ways, folder / "target", rounds)
+            ways["copy_file_range"] = lambda to: copy_range(blob, to / "big")
+        taken: Taken = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            for name, way in ways.items():
+                seconds = into_new_folder(way, folder / "target")
+                if number:  # the first round finds memory that nobody has used yet
+                    taken[name].append(seconds)
+        blob.replace(big)
+    medians = {name: round(statistics.median(each), 4) for name, each in taken.items()}
     return {
         "store_seconds": round(stored, 3),
-        "restore_seconds": round(seconds["restore"], 3),
-        "cp_seconds": round(seconds["cp"], 3),
-        **({"copy_file_range_seconds": round(seconds[name], 3)} if (name := "copy_file_range") in seconds else {}),
-        "restore_to_cp": round(seconds["restore"] / seconds["cp"], 2),
-        "link_ms": round(seconds["link"] * 1e3, 2),
+        **{f"{name}_seconds": seconds for name, seconds in medians.items() if name != "link"},
+        "restore_to_cp": ratio(taken, "restore", "cp"),
+        "link_ms": round(medians["link"] * 1e3, 2),
     }
 
 
@@ -202,36 +215,34 @@ def write_and_rename(work: Path, datas: Sequence[bytes]) -> None:
         os.rename(f"{work}/plain/{place}", f"{work}/renamed/{place}")  # noqa: PTH104
 
 
-def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median seconds of each way; they take turns, so that whatever else the machine does hits all alike."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
+def in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> Taken:
+    """The seconds of each way in each round, after one round that is not counted."""
+    taken: Taken = {name: [] for name in ways}
+    for number in range(rounds + 1):
         for name, way in ways.items():
-            taken[name].append(timed(way))
-    return {name: statistics.median(each) for name, each in taken.items()}
+            seconds = timed(way)
+            if number:
+                taken[name].append(seconds)
+    return taken
 
 
-def medians_of_copies(ways: Mapping[str, Callable[[Path], object]], target: Path, rounds: int) -> dict[str, float]:
-    """Like :func:`medians`, each time into a new folder, and with nothing left to be written to the disk before."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            target.mkdir()
-            settle()
-            taken[name].append(timed(lambda way=way: way(target)))
-            shutil.rmtree(target)
-    return {name: statistics.median(each) for name, each in taken.items()}
+def into_new_folder(way: Callable[[Path], object], target: Path) -> float:
+    """The seconds of *way* alone; what it put there is removed."""
+    target.mkdir()
+    seconds = timed(lambda: way(target))
+    shutil.rmtree(target)
+    return seconds
+
+
+def ratio(taken: Taken, name: str, other: str) -> float:
+    """How much longer *name* takes than *other*: by rounds, since both then found the machine in the same mood."""
+    return round(statistics.median(one / two for one, two in zip(taken[name], taken[other], strict=True)), 2)
 
 
 def timed(way: Callable[[], object]) -> float:
     started = time.perf_counter()
     way()
     return time.perf_counter() - started
-
-
-def settle() -> None:
-    if hasattr(os, "sync"):
-        os.sync()
 
 
 if __name__ == "__main__":
