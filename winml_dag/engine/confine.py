@@ -7,7 +7,7 @@ bytes are out of reach.
 """
 
 # Every module that it does not import starts it sooner.
-# ruff: noqa: PTH112, PTH118, PTH120, PTH208, SIM105
+# ruff: noqa: PTH112, PTH120
 
 import ctypes
 import os
@@ -74,12 +74,16 @@ class _Rules:
 
 
 def _beside(hidden: str) -> list[str]:
-    """Everything but *hidden* and the folders that it lies in: what lies beside each of them."""
+    """Everything but *hidden* and the folders that it lies in: what lies beside each of them.
+
+    No links: what one leads to is allowed by its own place, and may be *hidden*.
+    """
     found = []
     while hidden != os.path.dirname(hidden):
         parent, name = os.path.split(hidden)
         try:
-            found += [os.path.join(parent, other) for other in os.listdir(parent) if other != name]
+            with os.scandir(parent) as entries:
+                found += [entry.path for entry in entries if entry.name != name and not entry.is_symlink()]
         except OSError:
             pass
         hidden = parent

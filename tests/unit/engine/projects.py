@@ -1,0 +1,165 @@
+"""A folder of the user's with stages that work in it, run with real processes and a store on disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.inplace import InPlace
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.run import Runner
+from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
+from winml_dag.store.local import LocalStore
+
+
+@dataclass(frozen=True)
+class Built:
+    """One run: its results by stage, and the files that it put into the folder."""
+
+    results: Mapping[str, StageResult]
+    put: frozenset[str]
+
+    def of(self, status: Status) -> list[str]:
+        return sorted(name for name, result in self.results.items() if result.status is status)
+
+    @property
+    def ran(self) -> list[str]:
+        assert not self.of(Status.FAILED), [result for result in self.results.values() if result.error]
+        return self.of(Status.RAN)
+
+    def error(self, name: str) -> str:
+        result = self.results[name]
+        assert result.status is Status.FAILED, result
+        return result.error
+
+
+@dataclass
+class Project:
+    """The user's folder and a cache beside it."""
+
+    root: Path
+    nodes: list[Node] = field(default_factory=list)
+    _runs: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "project"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    def command(
+        self,
+        name: str,
+        *arguments: str,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        config: Mapping[str, JsonValue] | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        """A command; *inputs* are paths in the folder (with ``/`` at the end: all in it) or ``stage.slot``."""
+        env = dict(environment or {})
+        self._add(
+            name,
+            Stage("command", 1, "", "", *self._slots(inputs, outputs), (), timeout_seconds, works_in_place=True),
+            {"command": list(arguments), "env": env, "config": dict(config or {})},
+            inputs or {},
+            outputs or {},
+            Command(arguments, env),
+        )
+
+    def function(
+        self,
+        name: str,
+        run: str,
+        *,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        config: Mapping[str, JsonValue] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        slots, kinds = self._slots(inputs, outputs)
+        stage = Stage("function", 1, "winml_dag.engine.function:call", "", slots, kinds, (), 60.0, works_in_place=True)
+        settings: dict[str, JsonValue] = {"run": run, "env": dict(environment or {})}
+        if config is not None:
+            settings["config"] = dict(config)
+        self._add(name, stage, settings, inputs or {}, outputs or {}, None)
+
+    def build(self, *, jobs: int = 2, keep_going: bool = False, rebuild: bool = False, sandbox: bool = False) -> Built:
+        """Run all stages that were declared so far."""
+        store = LocalStore(self.cache)
+        try:
+            graph = Graph.of(self.nodes, self._sources())
+            digests = {source.name: source_artifact(source, store.fingerprints) for source in graph.sources.values()}
+            in_place = InPlace(store, store.fingerprints)
+            with store.scratch.open() as scratch:
+                runner = Runner(
+                    graph,
+                    store,
+                    LocalExecutor(),
+                    store.fingerprints,
+                    scratch=scratch,
+                    failures=store.failures,
+                    made_by="tests",
+                    rebuild=rebuild,
+                    in_place=in_place,
+                    sandbox=sandbox,
+                )
+                options = RunOptions("here", jobs, keep_going, rebuild)
+                results = Scheduler(graph, digests, store, runner, options).run()
+                assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
+            put = frozenset(path.relative_to(self.folder).as_posix() for path in in_place.put_files)
+            return Built({result.node.id: result for result in results}, put)
+        finally:
+            store.close()
+
+    def _slots(
+        self, inputs: Mapping[str, str] | None, outputs: Mapping[str, str] | None
+    ) -> tuple[dict[str, InputSlot], dict[str, str]]:
+        return {slot: InputSlot(None) for slot in inputs or {}}, dict.fromkeys(outputs or {}, "file")
+
+    def _add(
+        self,
+        name: str,
+        stage: Stage,
+        config: dict[str, JsonValue],
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, str],
+        command: Command | None,
+    ) -> None:
+        settings = {**config, "outputs": dict(outputs)}
+        self.nodes.append(
+            Node(name, stage, settings, dict(inputs), command=command, folder=self.folder, paths=dict(outputs))
+        )
+
+    def _sources(self) -> Iterable[Source]:
+        made = {node.output(slot) for node in self.nodes for slot in node.stage.outputs}
+        for name in sorted({name for node in self.nodes for name in node.inputs.values()} - made):
+            path = self.folder / name
+            paths = sorted(path.rglob("*")) if name.endswith("/") else [path]
+            files = tuple(
+                SourceFile(
+                    file.relative_to(self.folder).as_posix() if file.is_relative_to(self.folder) else file.name, file
+                )
+                for file in paths
+                if not file.is_dir()
+            )
+            yield Source(name, "file", files)

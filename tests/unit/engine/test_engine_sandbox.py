@@ -1,0 +1,156 @@
+"""The sandbox: what is not declared is not there, and cannot be written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from projects import Project
+
+from winml_dag.engine import sandbox
+from winml_dag.engine.events import Status
+from winml_dag.store.local import LocalStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
+
+OUT = {"o": "build/o.txt"}
+needs_landlock = pytest.mark.skipif(not sandbox.watches_absolute_paths(), reason="this kernel has no Landlock")
+
+
+@pytest.fixture(params=["watched", "relative only"])
+def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """With and without a kernel that watches absolute paths."""
+    if request.param == "relative only":
+        monkeypatch.setattr(sandbox, "watches_absolute_paths", lambda: False)
+    elif not sandbox.watches_absolute_paths():
+        pytest.skip("this kernel has no Landlock")
+    return filled(tmp_path)
+
+
+def filled(root: Path) -> Project:
+    project = Project(root)
+    project.write("raw/notes.txt", "notes")
+    project.write("raw/secret.txt", "secret")
+    project.write("tools/helper.py", "print('helped')")
+    return project
+
+
+def cat(project: Project, *what: str) -> None:
+    project.command(
+        "stage", "sh", "-c", f"cat {' '.join(what)} > {{outputs.o}}", inputs={"text": "raw/notes.txt"}, outputs=OUT
+    )
+
+
+def test_declared_inputs_are_there_at_their_own_paths(project: Project) -> None:
+    cat(project, "{inputs.text}", "raw/notes.txt")
+    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.read("build/o.txt") == "notesnotes"
+
+
+def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(project: Project) -> None:
+    cat(project, "raw/secret.txt")
+    built = project.build(sandbox=True)
+    assert built.error("stage") == (
+        "stage ended with exit code 1. raw/secret.txt is in the project but not among its inputs."
+    )
+    assert built.results["stage"].advice == "Declare what it reads under inputs."
+    assert LocalStore(project.cache).records.keys() == []
+
+
+def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) -> None:
+    project.write("tools/main.py", "import helper")
+    project.command("stage", sys.executable, "tools/main.py", inputs={"script": "tools/main.py"}, outputs=OUT)
+    assert "No module named 'helper'" in project.build(sandbox=True).results["stage"].tail[-1]
+
+
+@needs_landlock
+def test_an_absolute_path_into_the_folder_cannot_be_read(tmp_path: Path) -> None:
+    project = filled(tmp_path)
+    cat(project, str(project.folder / "raw/secret.txt"))
+    built = project.build(sandbox=True)
+    assert "raw/secret.txt is in the project but not among its inputs." in built.error("stage")
+    assert "Permission denied" in built.results["stage"].tail[-1]
+
+
+@needs_landlock
+@pytest.mark.parametrize("target", ["raw/notes.txt", "new.txt", "build/o.txt"])
+def test_nothing_in_the_users_folder_can_be_written(tmp_path: Path, target: str) -> None:
+    project = filled(tmp_path)
+    project.command(
+        "stage", "sh", "-c", f"echo bad > {project.folder}/{target}; echo good > {{outputs.o}}", outputs=OUT
+    )
+    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.read("raw/notes.txt") == "notes"
+    assert not (project.folder / "new.txt").exists()
+    assert project.read("build/o.txt") == "good\n"
+
+
+@needs_landlock
+def test_a_function_cannot_read_what_is_not_declared_either(tmp_path: Path) -> None:
+    project = filled(tmp_path)
+    project.write(
+        "pack/work.py",
+        "def work(inputs, outputs, config):\n    outputs['o'].write_text(open(config['path']).read())\n",
+    )
+    for name, path in {"fine": "raw/notes.txt", "bad": str(project.folder / "raw/secret.txt")}.items():
+        project.function(
+            name,
+            "pack.work:work",
+            inputs={"text": "raw/notes.txt"},
+            outputs={"o": f"build/{name}.txt"},
+            config={"path": path},
+        )
+    built = project.build(sandbox=True, keep_going=True)
+    assert built.of(Status.RAN) == ["fine"]
+    assert built.error("bad").startswith("PermissionError")
+
+
+def test_what_is_written_without_being_declared_fails_the_stage_and_is_named(project: Project) -> None:
+    project.command("stage", "sh", "-c", "echo x > extra.log; echo x > {outputs.o}", outputs=OUT)
+    built = project.build(sandbox=True)
+    assert built.error("stage") == "stage wrote extra.log in its folder, and does not declare it."
+    assert not (project.folder / "extra.log").exists()
+    assert built.put == frozenset()
+
+
+def test_temporary_files_are_no_undeclared_ones(project: Project) -> None:
+    project.command("stage", "sh", "-c", 'f=$(mktemp); echo x > "$f"; cat "$f" > {outputs.o}', outputs=OUT)
+    assert project.build(sandbox=True).ran == ["stage"]
+
+
+def test_an_input_that_the_stage_edits_fails_it_and_the_users_file_stays(project: Project) -> None:
+    project.command(
+        "stage",
+        *("sh", "-c", "echo y > {outputs.o}; echo edited > {inputs.text}"),
+        inputs={"text": "raw/notes.txt"},
+        outputs=OUT,
+    )
+    assert "raw/notes.txt changed while it was being used" in project.build(sandbox=True).error("stage")
+    assert project.read("raw/notes.txt") == "notes"
+
+
+def test_the_key_and_the_bytes_are_the_same_with_and_without(project: Project) -> None:
+    cat(project, "{inputs.text}")
+    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.build().of(Status.REUSED) == ["stage"]
+
+
+def test_a_chain_reads_what_the_stage_before_put_out(project: Project) -> None:
+    cat(project, "{inputs.text}")
+    project.command(
+        "next", "sh", "-c", "cat build/o.txt {inputs.i} > {outputs.o}", inputs={"i": "stage.o"}, outputs={"o": "n.txt"}
+    )
+    assert project.build(sandbox=True).ran == ["next", "stage"]
+    assert project.read("n.txt") == "notesnotes"
+
+
+def test_words_of_a_log_that_name_a_file_are_found_however_they_are_quoted(tmp_path: Path) -> None:
+    project = filled(tmp_path)
+    tail = [
+        "cat: './raw/secret.txt': No such file",
+        f'File "{project.folder}/tools/helper.py", line 3.',
+        "raw/notes.txt",
+    ]
+    found = sandbox.not_declared(tail, project.folder, tmp_path / "elsewhere", {"raw/notes.txt"})
+    assert found == ["raw/secret.txt", "tools/helper.py"]
