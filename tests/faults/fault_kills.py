@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fault_engine import Step
-from fault_lab import Engine, Lab, at_step, kill_oneself
+from fault_lab import Engine, Lab, at_step, kill_oneself, soon
 
 # The moments are spread over what a whole run of these graphs takes, with and without other work on the machine.
 _LONGEST_DELAY_SECONDS = 0.4
@@ -30,11 +30,13 @@ def kill_engine(lab: Lab) -> Iterator[None]:
             engine = lab.start(steps, at_step(lab.chance.randint(1, steps_of_a_run), kill_oneself))
             was_killed = engine.wait() is None
         elif moment < 0.8:
-            was_killed = _kill_after_delay(lab, steps)
+            was_killed = _kill_after_delay(lab, lab.start(steps))
         else:
             steps[-1] = replace(steps[-1], work="misbehave", number=lab.graphs.fresh())
-            with lab.asking_for(lab.chance.choice(["hang with children", "hang holding the lock"])):
-                was_killed = _kill_after_delay(lab, steps)
+            with lab.asking_for(lab.chance.choice(["hang with children", "hang holding the lock"])) as begun:
+                engine = lab.start(steps)
+                assert soon(begun.exists)
+                was_killed = _kill_after_delay(lab, engine)
         lab.check(steps)
         if was_killed:
             yield
@@ -96,8 +98,7 @@ def kill_one_of_many(lab: Lab) -> Iterator[None]:
             yield
 
 
-def _kill_after_delay(lab: Lab, steps: list[Step]) -> bool:
-    engine = lab.start(steps)
+def _kill_after_delay(lab: Lab, engine: Engine) -> bool:
     _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
     engine.kill()
     return engine.wait() is None

@@ -118,12 +118,15 @@ class Lab:
         return told
 
     @contextmanager
-    def asking_for(self, misdeed: str) -> Iterator[None]:
-        """Let stages that do the work ``misbehave`` commit *misdeed* while the block runs, and never after it."""
-        asked = self.folder / "misbehave"
+    def asking_for(self, misdeed: str) -> Iterator[Path]:
+        """Let stages that do the work ``misbehave`` commit *misdeed* while the block runs, and never after it. What the
+        block gets is there as soon as one has begun.
+        """
+        asked, begun = self.folder / "misbehave", self.folder / "misbehaving"
+        begun.unlink(missing_ok=True)
         asked.write_text(misdeed)
         try:
-            yield
+            yield begun
         finally:
             asked.unlink()
 

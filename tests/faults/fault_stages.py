@@ -140,6 +140,7 @@ def misbehave(config: Config, workspace: Workspace) -> JsonObject:
     metrics = derive(config, workspace)
     asked = Path(config.fault.path).with_name("misbehave")
     if asked.exists():
+        asked.with_name("misbehaving").touch()
         MISDEEDS[asked.read_text()](config, workspace)
     return metrics
 
