@@ -109,8 +109,8 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
         options=("quiet", "jobs", "stage_timeout", "format_"),
     ),
     "a loud build": Surroundings(
-        ("build", "-c", "recipe.json", "-o", "loud", "-v", "-j", "7", "-k", "--link"),
-        options=("verbose", "jobs", "keep_going", "link"),
+        ("build", "-c", "recipe.json", "-o", "loud", "-v", "-j", "7", "-k", "--link", "--sandbox"),
+        options=("verbose", "jobs", "keep_going", "link", "sandbox"),
     ),
 }
 
