@@ -92,4 +92,16 @@ def _build(
     if format_ == "json":
         print_json([result], result.elapsed_seconds)
     print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose)
+    if how.sandbox:
+        _say_what_is_not_watched()
     return StageError.exit_code if result.failed else 0
+
+
+def _say_what_is_not_watched() -> None:
+    """Where the kernel cannot keep a stage from reading undeclared files by their absolute path, say so."""
+    from winml_dag.engine.sandbox import watches_absolute_paths
+
+    if not watches_absolute_paths():
+        click.echo(
+            "note: absolute paths are not watched here: the sandbox needs Linux with Landlock for that.", err=True
+        )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from winml_dag.engine import confine
 
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _WORD = re.compile(r"[^\s'\"`:,;()\[\]{}<>|&=*?!]+")
 # So many files are named; more would be a listing.
 _MOST_NAMED = 5
@@ -38,7 +39,7 @@ def confined(arguments: Sequence[str], program: str | None, hidden: Path, folder
 
 def not_declared(tail: Sequence[str], folder: Path, project: Path, own: Collection[str]) -> list[str]:
     """Files of the user's *folder* that the last lines of a log name, and that are not among the *own* of *project*."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = dict.fromkeys(_modules(tail, folder, own))
     for word in (word for line in tail for word in _WORD.findall(line)):
         for root in (folder, project):
             word = word.removeprefix(f"{root}/")
@@ -51,3 +52,13 @@ def not_declared(tail: Sequence[str], folder: Path, project: Path, own: Collecti
         except OSError:
             continue
     return list(found)[:_MOST_NAMED]
+
+
+def _modules(tail: Sequence[str], folder: Path, own: Collection[str]) -> Iterator[str]:
+    """Files of modules that Python looked for in vain: in the folder itself, or beside what is declared."""
+    beside = {"", *(f"{name.rpartition('/')[0]}/" for name in own if "/" in name)}
+    for match in (match for line in tail for match in _NO_MODULE.finditer(line)):
+        path = match[1].replace(".", "/")
+        for name in (f"{root}{path}{ending}" for root in sorted(beside) for ending in (".py", "/__init__.py")):
+            if name not in own and (folder / name).is_file():
+                yield name

@@ -61,7 +61,9 @@ def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(proj
 def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) -> None:
     project.write("tools/main.py", "import helper")
     project.command("stage", sys.executable, "tools/main.py", inputs={"script": "tools/main.py"}, outputs=OUT)
-    assert "No module named 'helper'" in project.build(sandbox=True).results["stage"].tail[-1]
+    built = project.build(sandbox=True)
+    assert "No module named 'helper'" in built.results["stage"].tail[-1]
+    assert "tools/helper.py is in the project but not among its inputs." in built.error("stage")
 
 
 @needs_landlock
