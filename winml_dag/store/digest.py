@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal, TypeAlias, cast
 import xxhash
 
 from winml_dag.errors import StoreError
-from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, hash_in_chunks, write_all
+from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, has_spare_processor, hash_in_chunks, write_all
 
 DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
 
@@ -60,7 +60,7 @@ def _digest_stream(source: BinaryIO, function: DigestFunction, target: BinaryIO 
     # Read into reused buffers, not mapped: a mapped file that somebody truncates ends the process with SIGBUS.
     hasher = _NEW[function]()
     size = os.fstat(source.fileno()).st_size
-    if size >= BIG_BYTES:
+    if size >= BIG_BYTES and has_spare_processor():
         hash_in_chunks(source, hasher, target)
     else:
         _hash_by_one(source, size, hasher, target)

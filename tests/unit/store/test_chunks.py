@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import subprocess
 import sys
 import textwrap
@@ -122,3 +123,20 @@ def test_a_hash_of_xxhash_is_one(tmp_path: Path) -> None:
     with open_raw(tmp_path / "source", "rb") as source:
         hash_in_chunks(source, hasher)
     assert hasher.hexdigest() == xxhash.xxh3_128(data).hexdigest()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what runs right now")
+def test_no_processor_is_spare_while_others_use_them_all() -> None:
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert not chunks.has_spare_processor()
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()

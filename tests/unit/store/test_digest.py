@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.errors import StoreError
+from winml_dag.store import digest as module
 from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES
 from winml_dag.store.digest import copy_and_digest, digest_bytes, digest_file, split_digest
 
@@ -23,7 +24,11 @@ def test_a_digest_is_written_with_its_function() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("function", ["xxh3-128", "sha256"])
-def test_a_file_has_the_digest_of_its_bytes_at_every_size_around_the_buffer(tmp_path, size, function) -> None:
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_file_has_the_digest_of_its_bytes_at_every_size_around_the_buffer(
+    tmp_path, monkeypatch, size, function, spare
+) -> None:
+    monkeypatch.setattr(module, "has_spare_processor", lambda: spare)
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     (tmp_path / "file").write_bytes(data)
     assert digest_file(tmp_path / "file", function) == digest_bytes(data, function)
