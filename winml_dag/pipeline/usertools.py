@@ -81,12 +81,12 @@ class Functions:
 
     def _module(self, module: str) -> Path | None:
         if module not in self._found:
-            own = str(self._folder)
-            found = _module_file(module, [own])
-            if found is None:
-                self.passed_over.update(_candidates(module, own))
-                found = _module_file(module, list(filter(None, sys.path)))
-            self._found[module] = found
+            own = list(_candidates(module, str(self._folder)))
+            at = next((place for place, candidate in enumerate(own) if os.path.isfile(candidate)), len(own))  # noqa: PTH113
+            # Also those before the one that was found: a package comes before a module of the same name.
+            self.passed_over.update(own[:at])
+            searched = list(filter(None, sys.path))
+            self._found[module] = Path(own[at]) if at < len(own) else _module_file(module, searched)
         return self._found[module]
 
 
