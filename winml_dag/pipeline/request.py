@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
+from winml_dag.errors import InputError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
@@ -92,7 +93,8 @@ def plan_request(
     if standing is not None:
         from winml_dag.pipeline.standing.recall import recall
 
-        with suppress(*MALFORMED):
+        # A source that is gone is missed, or done without, when it is looked for anew.
+        with suppress(*MALFORMED, InputError):
             return recall(standing, store, part=part)
     began_ns = time.time_ns()
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
