@@ -76,10 +76,10 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
         for notice in result.build.notices:
             click.echo(f"note: {notice}", err=to_stderr)
     if restored := result.materialised.restored:
-        click.echo(f"note: restored what had been changed or deleted: {', '.join(restored)}", err=to_stderr)
+        click.echo(f"note: restored what had been changed or deleted: {_few(restored)}", err=to_stderr)
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
-        click.echo(f"note: copied, no links can be made from the cache to {where}: {', '.join(copied)}", err=to_stderr)
+        click.echo(f"note: copied, no links can be made from the cache to {where}: {_few(copied)}", err=to_stderr)
     if result.cache_note:
         click.echo(f"note: {result.cache_note}", err=to_stderr)
     for view in result.stages:
@@ -87,6 +87,12 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
             for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
     click.echo(summary(result), err=to_stderr)
+
+
+def _few(names: Sequence[str], most: int = 10) -> str:
+    """*names* as one text, which a deleted folder of thousands does not flood."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
