@@ -14,6 +14,7 @@ from fault_lab import Lab, at_step, kill_oneself
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError
+from winml_dag.store.files import PARTIAL
 from winml_dag.store.local import LocalStore
 
 _YEAR_SECONDS = 365 * 86400
@@ -107,7 +108,9 @@ def _check_format(lab: Lab, path: Path) -> None:
 def _some_file(lab: Lab, kind: str) -> Path:
     if kind == "FORMAT":
         return lab.cache / kind
-    return lab.chance.choice(sorted(path for path in (lab.cache / kind).rglob("*") if path.is_file()))
+    # What a killed engine had half written is nobody's.
+    files = [path for path in (lab.cache / kind).rglob("*") if path.is_file() and path.suffix != PARTIAL]
+    return lab.chance.choice(sorted(files))
 
 
 def _harm(path: Path, chance: random.Random) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,11 +24,14 @@ from fault_graph import Graphs, expected
 
 from winml_dag.errors import WinmlDagError
 from winml_dag.store.local import LocalStore
+from winml_dag.store.store import BlobDamaged
 from winml_dag.store.upkeep import VerifyReport, verify
 
 HERE = Path(__file__).parent
 # Longer than anything here takes on the busiest machine: an engine that is not done by then hangs.
 _PATIENCE_SECONDS = 120.0
+# One rotten blob can hide behind another.
+_MOST_BUILDS = 3
 _STEPS_OF_THE_SYSTEM = ("os.", "open", "sqlite3.", "fcntl.", "subprocess.")
 
 
@@ -145,25 +148,33 @@ class Lab:
 
     def build(self, steps: Sequence[Step]) -> Told:
         """The next build, which must be right in every byte and leave nothing behind."""
-        told = self.run(steps)
-        assert told.done, f"The next build failed: {told.words}"
-        self.compare(steps, told)
+        told = self._build_and_compare(steps)
         if "ran" in told.status.values():  # a build that needs nothing does not look for what the dead have left
             assert not any((self.cache / "scratch").glob("*")), "A scratch folder was left behind."
         return told
 
+    def _build_and_compare(self, steps: Sequence[Step]) -> Told:
+        """As a build does: damage to what no stage reads shows when it is fetched, and then its stage runs again."""
+        for _ in range(_MOST_BUILDS):
+            told = self.run(steps)
+            assert told.done, f"The next build failed: {told.words}"
+            with suppress(BlobDamaged):
+                self.compare(steps, told)
+                return told
+        raise AssertionError("What was made is damaged again and again.")
+
     def compare(self, steps: Sequence[Step], told: Told) -> None:
         """Hold every output against the oracle."""
         store = LocalStore(self.cache)
-        target = self.folder / "fetched"
-        for node, files in expected(steps).items():
-            record = store.record(told.keys[node])
-            assert record is not None, f"{node} has no record."
-            store.fetch(record.outputs["out"], target)
-            found = {path.relative_to(target).as_posix(): path.read_bytes() for path in _files(target)}
-            assert found == files, f"{node} has wrong bytes."
-            shutil.rmtree(target)
-        store.close()
+        try:
+            for node, files in expected(steps).items():
+                record = store.record(told.keys[node])
+                assert record is not None, f"{node} has no record."
+                with tempfile.TemporaryDirectory(dir=self.folder) as target:
+                    store.fetch(record.outputs["out"], Path(target))
+                    assert _contents(Path(target)) == files, f"{node} has wrong bytes."
+        finally:
+            store.close()
 
     def verify(self) -> VerifyReport:
         store = LocalStore(self.cache)
@@ -238,8 +249,8 @@ def _be_engine(cache: Path, steps: Sequence[Step], answer: Path, before: Callabl
         os._exit(1)
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _works_in(process: Path, folder: Path) -> bool:
