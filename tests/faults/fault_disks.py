@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,7 +14,8 @@ from pathlib import Path
 from fault_engine import Step
 from fault_lab import Impossible, Lab, Told, at_step
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+# On Windows these files are collected too, and skipped.
+_LIBC = ctypes.CDLL(None if sys.platform != "win32" else "msvcrt", use_errno=True)
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _RECURSIVELY_PRIVATE = 0x4000 | 0x40000
 _REMOUNT, _READ_ONLY = 0x20, 0x1
