@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,17 @@ def test_a_plugin_that_cannot_be_imported_is_named(project: UserProject) -> None
     result = project.build()
     assert result.code == 2
     assert "tidy_plugin:SORT cannot be imported: No module named 'no_such_module'" in result.messages
+
+
+def test_a_command_reads_what_a_plugin_made_where_it_lies(project: UserProject) -> None:
+    say = "import sys; _, text, said = sys.argv; open(said, 'w').write(text + open(text).read())"
+    project.recipe["stages"]["say"] = {
+        "command": [sys.executable, "-c", say, "{inputs.text}", "{outputs.said}"],
+        "inputs": {"text": "sort.sorted"},
+        "outputs": {"said": "said.txt"},
+    }
+    result = project.build()
+    assert result.code == 0, result.messages
+    assert project.read("said.txt") == "build/notes.txta\nb\nc"
+    assert project.build("--sandbox", "--rebuild").code == 0
+    assert project.read("said.txt") == "build/notes.txta\nb\nc"

@@ -346,3 +346,34 @@ def test_a_file_that_turns_up_under_a_name_in_a_command_is_noticed(project: User
     project.write("settings.txt", "there")
     assert project.build().ran == ["show"]
     assert project.read("shown.txt") == "there"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="making a link needs a right on Windows")
+def test_no_output_leaves_the_folder_by_a_link(project: UserProject, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (project.folder / "build").symlink_to(outside, target_is_directory=True)
+    result = project.build()
+    assert result.code == 1
+    assert "is a link that leads out of" in result.messages
+    assert list(outside.iterdir()) == []
+
+
+def test_a_folder_is_an_input_with_all_that_comes_and_goes_in_it(project: UserProject) -> None:
+    listing = "import sys; from pathlib import Path; Path(sys.argv[2]).write_text(' '.join(sorted(" + (
+        "str(file.as_posix()) for file in Path(sys.argv[1]).rglob('*.txt'))))"
+    )
+    project.write("raw/more/list.txt", "x\n")
+    project.recipe["stages"] = {
+        "list": {
+            "command": [PYTHON, "-c", listing, "{inputs.all}", "{outputs.names}"],
+            "inputs": {"all": "raw/"},
+            "outputs": {"names": "names.txt"},
+        }
+    }
+    assert project.build().code == 0
+    assert project.read("names.txt") == "raw/more/list.txt raw/notes.txt"
+    project.write("raw/more/new.txt", "x\n")
+    assert project.build().ran == ["list"], "a file has come into the folder"
+    (project.folder / "raw/more/new.txt").unlink()
+    assert project.build().ran == []

@@ -15,7 +15,8 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StageError
 
-_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(inputs|outputs|config)\.([^{}\s]*)\}")
+# Doubled braces stand for themselves; all others that are no placeholder belong to the shell, awk or JSON.
+PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(inputs|outputs|config)\.([^{}\s]*)\}")
 
 # What programs need to be found and to find their own files; none of it tells the time or the terminal.
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -60,7 +61,7 @@ def fill(text: str, names: Mapping[str, Mapping[str, str]]) -> str:
         # Unknown ones were refused when the recipe was planned.
         return names[section].get(name, match[0])
 
-    return _PLACEHOLDER.sub(filled, text)
+    return PLACEHOLDER.sub(filled, text)
 
 
 def config_texts(config: JsonObject) -> dict[str, str]:
@@ -79,9 +80,9 @@ def minimal_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | _FIXED
 
 
-def temporary_environment(folder: Path) -> dict[str, str]:
+def temporary_environment(folder: str) -> dict[str, str]:
     """Names of the folder for temporary files, on every system."""
-    return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
 
 
 class Programs:

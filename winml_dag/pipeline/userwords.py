@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-# Doubled braces stand for themselves; all others that are no placeholder belong to the shell, awk or JSON.
-_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(inputs|outputs|config)\.([^{}\s]*)\}")
+from winml_dag.engine.command import PLACEHOLDER
+
 _WORD = re.compile(r"[^\s'\"`();|&<>=,:$\[\]{}*?!#]+")
 
 
 def placeholders(argument: str) -> Iterator[tuple[str, str]]:
     """(section, name) of each placeholder in *argument*."""
     if "{" in argument:
-        for match in _PLACEHOLDER.finditer(argument):
+        for match in PLACEHOLDER.finditer(argument):
             if match[1]:
                 yield match[1], match[2]
 
@@ -34,6 +34,6 @@ def plain_words(arguments: Iterable[str]) -> Iterator[str]:
 
 @cache
 def _words(argument: str) -> tuple[str, ...]:
-    text = _PLACEHOLDER.sub("\0 \0", argument)
+    text = PLACEHOLDER.sub("\0 \0", argument)
     words = [word for word in _WORD.findall(text) if "\0" not in word and word[0] != "-"]
     return (*words, argument) if "\0" not in text and argument not in words and len(argument) < 256 else tuple(words)
