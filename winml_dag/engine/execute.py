@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -48,7 +49,7 @@ class Job:
     seen: Mapping[str, str] = field(default_factory=dict)
     hidden: Path | None = None
 
-    @property
+    @cached_property
     def log(self) -> Path:
         return self.folder / LOG_FILE
 
@@ -56,7 +57,7 @@ class Job:
         return self.folder / "inputs" / slot
 
     def output_folder(self, slot: str) -> Path:
-        return self.folder / "outputs" / slot
+        return self.folder / f"outputs/{slot}"
 
     def output_path(self, slot: str) -> str:
         """Where a stage that works in place has to write *slot*: what ``{outputs.SLOT}`` stands for."""
@@ -136,9 +137,9 @@ class LocalExecutor:
         """
         job.make_output_folders()
         # Kept for the next job by who uses a folder again: making a file or folder costs more than all else here.
-        temporary = job.folder / "temporary"
+        temporary = f"{job.folder}{os.sep}temporary"
         if not os.path.isdir(temporary):  # noqa: PTH112
-            temporary.mkdir()
+            os.mkdir(temporary)  # noqa: PTH102
         if job.node.command is None:
             return self._start_worker(job, temporary)
         try:
@@ -165,7 +166,7 @@ class LocalExecutor:
         if reaper is not None:
             reaper.close()
 
-    def _start_worker(self, job: Job, temporary: Path) -> Started | Outcome:
+    def _start_worker(self, job: Job, temporary: str) -> Started | Outcome:
         _task(job).write(job.folder)
         arguments = [sys.executable, "-P", "-m", "winml_dag.engine.worker"]
         if job.at is None:
@@ -177,7 +178,7 @@ class LocalExecutor:
         environment = {**self._minimum, **_python_path(), **_declared(job.node), **temporary_environment(temporary)}
         return self._begin(job, [*arguments, str(job.folder)], job.at, environment)
 
-    def _start_command(self, job: Job, temporary: Path) -> Started | Outcome:
+    def _start_command(self, job: Job, temporary: str) -> Started | Outcome:
         node = job.node
         assert node.command is not None
         assert job.at is not None
@@ -284,7 +285,7 @@ def _python_path() -> dict[str, str]:
     return {"PYTHONPATH": package if not search else os.pathsep.join([package, search])}
 
 
-def worker_environment(temporary: Path) -> dict[str, str]:
+def worker_environment(temporary: str) -> dict[str, str]:
     """The environment of a worker: the user's, without what would make its bytes depend on the moment.
 
     Hash order, time zone and locale are fixed, temporary files stay in the scratch folder, and hubs are not asked:

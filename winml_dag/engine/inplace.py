@@ -96,12 +96,13 @@ class InPlace:
         """Make *file* be in *folder* under its name; returns its path. Raises as :meth:`put` does."""
         path = f"{folder}{os.sep}{file.name}"
         if not self.is_right(path, file):
-            self._refuse(folder, Path(path))
+            placed = Path(path)
+            self._refuse(folder, placed)
             self._store.fetch(Artifact((file,)), folder)
             found = _print(path)
             if found is not None:
                 self._right[path] = (found, file.digest)
-            self.put_files[Path(path)] = file
+            self.put_files[placed] = file
         return path
 
     def _digest(self, path: str, file: FileEntry) -> str | None:

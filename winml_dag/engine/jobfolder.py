@@ -86,7 +86,7 @@ def _is_clean(folder: Path) -> bool:
     names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
     if not names <= {"outputs", "temporary", "log.txt"}:
         return False
-    temporary = folder / "temporary"
+    temporary = f"{folder}{os.sep}temporary"
     if os.listdir(temporary):  # noqa: PTH208
-        remove_tree(temporary)
+        remove_tree(Path(temporary))
     return True

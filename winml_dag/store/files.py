@@ -118,7 +118,7 @@ def _unlock(folder: Path) -> None:
                 make_writable(Path(entry.path))
 
 
-def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+def files_below(folder: Path | str) -> Iterator[os.DirEntry[str]]:
     """Everything below *folder* that is not a folder, links included; what goes away meanwhile is left out."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -126,7 +126,7 @@ def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from files_below(Path(entry.path))
+            yield from files_below(entry.path)
         else:
             yield entry
 

@@ -102,7 +102,9 @@ class Records:
             StoreError: when it is damaged.
         """
         try:
-            value = unseal(key, self.path(key).read_text(encoding="utf-8"))
+            # As text: asked for each stage that has to run, and then it is not there.
+            with open(f"{self.folder}/{key[:2]}/{key[2:]}{_SUFFIX}", encoding="utf-8") as opened:
+                value = unseal(key, opened.read())
         except ValueError as error:
             raise StoreError(f"The record of {key} is damaged: {error}") from error
         return _checked(key, Record.from_json(value))
