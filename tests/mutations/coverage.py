@@ -36,7 +36,8 @@ def main() -> None:
     of_no_files = len(files.MUST_NOT_CHANGE) + len(own.MUST_NOT_CHANGE)
     for what, count in (
         ("fields of a recipe, with values from their types", f"{sum(covered.values())} of {len(covered)}"),
-        ("  refused by this version, whatever they say", ", ".join(refused)),
+        ("  refused by this version, whatever they say", len(refused)),
+        *((f"    {name}", "") for name in refused),
         ("  the same once more, in compile.quant_config", len(again)),
         ("fields of a stage that a recipe declares", f"{len(entry_fields)} of {len(entry_fields)}"),
         ("options of a run", f"{len({name for name, *_ in OPTIONS})} of {len(fields.OVERRIDES)}"),
@@ -50,7 +51,7 @@ def main() -> None:
         ("surroundings that must not matter", len(surroundings.SURROUNDINGS)),
         ("spellings that must not matter", len(surroundings.SPELLINGS)),
     ):
-        print(f"{what:<50} {count}")
+        print(f"{what:<50} {count}".rstrip())
 
 
 if __name__ == "__main__":
