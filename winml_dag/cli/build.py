@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -18,12 +19,22 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
 
 
+class _Seconds(click.FloatRange):
+    """A range that "nan" is outside of: no comparison with it holds, so that neither bound would refuse it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return seconds
+
+
 @click.command(name="build")
 @request_options
 @rebuild_option
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
 @click.option("-k", "--keep-going", is_flag=True, help="After a failure go on with what does not depend on it.")
-@click.option("--stage-timeout", type=click.FloatRange(min=0.1), help="Seconds after which any stage is ended.")
+@click.option("--stage-timeout", type=_Seconds(min=0.1), help="Seconds after which any stage is ended.")
 @click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
 @click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
 @click.option("-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole.")

@@ -186,6 +186,6 @@ def _data_files(path: Path) -> Iterator[SourceFile]:
         inside = sorted(entry for entry in path.rglob("*") if entry.is_file() and entry.suffix in _DATA_SUFFIXES)
         yield from (SourceFile(entry.relative_to(path).as_posix(), entry) for entry in inside)
     elif path.is_file() and path.suffix in _DATA_SUFFIXES:
-        # The user's name for a single file says nothing: under a fixed one, renaming it changes no key. But an array has
-        # the name of the input that it is for.
+        # The user's name for a single file says nothing: under a fixed one, renaming it changes no key. But an array
+        # has the name of the input that it is for.
         yield SourceFile(path.name if path.suffix == ".npy" else f"data{path.suffix}", path)

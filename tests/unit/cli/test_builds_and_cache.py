@@ -112,3 +112,10 @@ def test_reproducing_a_build_uses_its_records() -> None:
         os.utime(record, (10**9, 10**9))
     assert run(["reproduce", "-c", "recipe.yaml"]) == 0
     assert [record.stat().st_mtime > 10**9 for record in records] == [True, True]
+
+
+@pytest.mark.parametrize("seconds", ["nan", "0", "-1", "soon"])
+def test_a_timeout_that_is_no_time_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.yaml").write_text("stages: {hello: {command: [sh, -c, exit 0]}}")
+    assert run(["build", "-c", "recipe.yaml", "--stage-timeout", seconds]) == 2
+    assert "'--stage-timeout'" in capsys.readouterr().err
