@@ -288,6 +288,67 @@ def test_a_stage_may_put_out_a_folder(project: UserProject) -> None:
     assert not (project.folder / "build/parts/sub/two").exists(), "it is no longer put out"
 
 
+SPLIT = "import sys; from pathlib import Path; out = Path(sys.argv[2]); out.mkdir(exist_ok=True); " + (
+    "[(out / word).write_text(word) for word in Path(sys.argv[1]).read_text().split()]"
+)
+LIST = "import sys, os; open(sys.argv[2], 'w').write(' '.join(sorted(os.listdir(sys.argv[1]))))"
+
+
+@pytest.fixture
+def lister(project: UserProject) -> UserProject:
+    """A stage that puts out a folder with a file for each word, and one that lists that folder."""
+    project.recipe = {
+        "stages": {
+            "split": {
+                "command": [PYTHON, "-c", SPLIT, "{inputs.text}", "{outputs.words}"],
+                "inputs": {"text": "raw/notes.txt"},
+                "outputs": {"words": "build/words/"},
+            },
+            "list": {
+                "command": [PYTHON, "-c", LIST, "{inputs.words}", "{outputs.names}"],
+                "inputs": {"words": "split.words"},
+                "outputs": {"names": "build/names.txt"},
+            },
+        }
+    }
+    assert project.build().ran == ["split", "list"]
+    assert project.read("build/names.txt") == "one two"
+    return project
+
+
+def test_who_reads_a_folder_finds_nothing_of_an_earlier_build_in_it(lister: UserProject) -> None:
+    """Else what it gives would be stored under a key that says otherwise."""
+    lister.write("raw/notes.txt", "two three")
+    edited = lister.build()
+    assert edited.ran == ["split", "list"]
+    assert lister.read("build/names.txt") == "three two"
+    assert "build/words/one" in edited.messages
+    assert not (lister.folder / "build/words/one").exists()
+
+
+def test_who_reads_a_folder_finds_nothing_of_a_failed_build_in_it(lister: UserProject) -> None:
+    works = lister.recipe["stages"]["list"]["command"]
+    lister.recipe["stages"]["list"]["command"] = [PYTHON, "-c", "raise SystemExit(3)"]
+    lister.write("raw/notes.txt", "two half")
+    assert lister.build().code == 1
+    lister.recipe["stages"]["list"]["command"] = works
+    lister.write("raw/notes.txt", "two three")
+    assert lister.build().code == 0
+    assert lister.read("build/names.txt") == "three two"
+
+
+def test_a_file_of_somebody_elses_in_a_folder_that_is_read_is_named_and_left_alone(lister: UserProject) -> None:
+    lister.write("build/words/mine", "my own")
+    lister.write("raw/notes.txt", "two three")
+    refused = lister.run("build", "-c", "recipe.yaml")
+    assert refused.returncode == 1
+    assert f"{Path('build/words/mine')} is in the way" in refused.stderr
+    assert lister.read("build/words/mine") == "my own"
+    (lister.folder / "build/words/mine").unlink()
+    assert lister.build().ran == ["list"]
+    assert lister.read("build/names.txt") == "three two"
+
+
 def test_a_recipe_means_the_same_from_everywhere(built: UserProject, tmp_path: Path) -> None:
     finished = built.run("build", "-c", str(built.folder / "recipe.yaml"), cwd=tmp_path)
     assert finished.stdout.splitlines()[-1].startswith("Up to date: 2 stages, checked in ")

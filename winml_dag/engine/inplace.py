@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.changetime import SETTLED_NS
 from winml_dag.store.digest import digest_file, split_digest
+from winml_dag.store.files import PARTIAL
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.store import RunStore
@@ -43,22 +44,36 @@ def anything(path: Path) -> bool:  # noqa: ARG001
     return True
 
 
+def nothing(path: Path) -> bool:  # noqa: ARG001
+    """Nothing may be removed."""
+    return False
+
+
 class InPlace:
-    """Reads and writes the folders of nodes. *may_replace* is asked before a file of other content is overwritten.
+    """Reads and writes the folders of nodes. *may_replace* is asked before a file of other content is overwritten,
+    *may_remove* before one is removed that lies in an output and is no part of it.
 
     Attributes:
         put_files: what was written, by path, in order.
+        removed: what was removed, in order.
     """
 
     def __init__(
-        self, store: RunStore, fingerprints: Fingerprints, may_replace: Callable[[Path], bool] = anything
+        self,
+        store: RunStore,
+        fingerprints: Fingerprints,
+        may_replace: Callable[[Path], bool] = anything,
+        may_remove: Callable[[Path], bool] = nothing,
     ) -> None:
         self._store = store
         self._fingerprints = fingerprints
         self._may_replace = may_replace
+        self._may_remove = may_remove
         self._right: dict[str, tuple[_Print, str]] = {}
         self._safe_folders: set[str] = set()
+        self._exact: dict[str, Sequence[FileEntry]] = {}
         self.put_files: dict[Path, FileEntry] = {}
+        self.removed: list[Path] = []
 
     def is_right(self, path: str, file: FileEntry) -> bool:
         """Whether the bytes of *file* are at *path*."""
@@ -104,6 +119,40 @@ class InPlace:
                 self._right[path] = (found, file.digest)
             self.put_files[placed] = file
         return path
+
+    def hold_only(self, folder: Path, name: str, files: Sequence[FileEntry]) -> None:
+        """Make the output *name* of *folder*, a folder itself, hold nothing but *files*: whoever lists it must find
+        what its key says. What a build has left there goes.
+
+        Raises:
+            UsageError: when something else lies there.
+            StoreError: when what a build has left cannot be removed.
+        """
+        path = f"{folder}{os.sep}{name.rstrip('/')}"
+        # Once for all that read it: looking for each would take as long as the square of their number.
+        if self._exact.get(path) == files:
+            return
+        kept = {file.name.casefold() for file in files}
+        for place, _, names in os.walk(path):
+            for found in (Path(place) / inside for inside in names):
+                inner = found.relative_to(folder).as_posix()
+                if inner.casefold() not in kept and not found.name.endswith(PARTIAL):
+                    self._remove(found, name)
+        self._exact[path] = files
+
+    def _remove(self, path: Path, output: str) -> None:
+        if not self._may_remove(path):
+            raise UsageError(
+                f"{path} is in the way: it lies in {output}, which a stage reads, and no stage has put it there.",
+                advice="Move it out of that folder.",
+            )
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{path} is left of an earlier build and cannot be removed: {error.strerror}.") from error
+        self.removed.append(path)
 
     def _digest(self, path: str, file: FileEntry) -> str | None:
         try:

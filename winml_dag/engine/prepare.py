@@ -48,6 +48,7 @@ class _Made:
 
     text: str
     artifact: Artifact
+    is_folder: bool
 
 
 class Preparer:
@@ -118,6 +119,8 @@ class Preparer:
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
                 seen[slot] = made.text
                 watched += [Watched(self._in_place.put_file(node.folder, file), file) for file in made.artifact.files]
+                if made.is_folder:
+                    self._in_place.hold_only(node.folder, made.text, made.artifact.files)
             else:
                 seen[slot] = self._private(job, slot, artifact)
         return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
@@ -169,7 +172,8 @@ class Preparer:
         slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
         if slot not in maker.paths:
             return None
-        return _Made(maker.paths[slot].rstrip("/"), Artifact(tuple(placed_in(maker, slot, artifact))))
+        path = maker.paths[slot]
+        return _Made(path.rstrip("/"), Artifact(tuple(placed_in(maker, slot, artifact))), path.endswith("/"))
 
     def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
         """A copy for this job alone: the path of its file, of its one model file, or else of its folder."""

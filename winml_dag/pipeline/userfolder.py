@@ -44,14 +44,19 @@ class UserFolder:
         self._nodes = [node for node in planned.graph.nodes if node.folder is not None]
         self._store = store
         self._fingerprints = fingerprints
-        self.in_place = InPlace(store, fingerprints, lambda path: self.may_replace(path.relative_to(folder).as_posix()))
+        self.in_place = InPlace(
+            store,
+            fingerprints,
+            lambda path: self.may_replace(path.relative_to(folder).as_posix()),
+            lambda path: self._may_remove(path.relative_to(folder).as_posix()),
+        )
         # A source is the user's, whatever an earlier build may have put there.
-        read = {str(file.path) for source in planned.graph.sources.values() for file in source.files}
+        self._read = {str(file.path) for source in planned.graph.sources.values() for file in source.files}
         self._owned = {
             entry.name: entry
             for entries in placed.values()
             for entry in entries
-            if str(folder / entry.name) not in read
+            if str(folder / entry.name) not in self._read
         }
 
     def refuse_foreign(self, foreseen: Iterable[StageResult]) -> None:
@@ -85,6 +90,18 @@ class UserFolder:
             return False
         return found == entry or not self._store.missing([found])
 
+    def _may_remove(self, name: str) -> bool:
+        """Whether nothing is lost when *name* goes: it is as a build has put it there, of which the cache knows."""
+        path, owned = self.folder / name, self._owned.get(name)
+        if str(path) in self._read or not self._is_inside(name) or path.is_symlink():
+            return False
+        if owned is not None and self.in_place.is_right(str(path), owned):
+            return True
+        try:
+            return not self._store.missing([self._fingerprints.entry(path, name)])
+        except InputError:
+            return False
+
     def materialise(self, results: Iterable[StageResult]) -> Materialised:
         """Make the folder hold what the stages have put out, and nothing of ours beside it.
 
@@ -101,7 +118,9 @@ class UserFolder:
             if result.node.folder is not None and result.record is not None:
                 self.in_place.put(result.node, result.record)
                 kept.update(entry.name.casefold() for entry in placed_files(result.node, result.record.outputs))
-        removed = tuple(self._removed(entry for name, entry in self._owned.items() if name.casefold() not in kept))
+        gone = (path.relative_to(self.folder).as_posix() for path in self.in_place.removed)
+        left = (entry for name, entry in self._owned.items() if name.casefold() not in kept)
+        removed = (*gone, *self._removed(left))
         put = {path.relative_to(self.folder).as_posix(): file for path, file in self.in_place.put_files.items()}
         restored = tuple(name for name, file in put.items() if self._was(name, file))
         return Materialised(tuple(name for name in put if name not in restored), restored, removed)

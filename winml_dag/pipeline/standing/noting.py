@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.pipeline.buildgraph import BuildGraph, Origin
 from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of
-from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, look
+from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, differing, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
 from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
 from winml_dag.pipeline.standing.surroundings import surroundings
@@ -160,11 +160,12 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
     seen = _seen_again(planned.standing, paths, touched)
     settled_ns = finished.checked_ns - changetime.SETTLED_NS
     young = [place for place in changed_after(seen, settled_ns) if place < len(hashed)]
+    doubtful = {*note.header.unsettled, *differing(note.seen, planned.standing.seen)}
     header = replace(
         note.header,
         groups=replace(groups, outputs=len(hashed) - read, blobs=len(blobs)),
-        # What was not touched and is young had been read again when the plan was recalled, which settles nothing.
-        unsettled=[place for place in young if paths[place] in touched or place in note.header.unsettled],
+        # What was read when the plan was recalled, and is young, may have changed since: that settles nothing.
+        unsettled=[place for place in young if paths[place] in touched or place in doubtful],
         complete=True,
         summary=finished.summary,
         seconds=note.header.seconds if planned.others else round(finished.seconds, 3),

@@ -52,8 +52,7 @@ def recall(standing: Standing, store: LocalStore, *, part: bool = False) -> Buil
     data = [place for place in changed if place < groups.steering + groups.data]
     entries = store.fingerprints.entries([(Path(note.paths[place]), "") for place in data])
     plan = StandingPlan(note, dict(zip(data, entries, strict=True)))
-    # What a blob is needed for is not noted: when one has gone, all are decided.
-    if part and changed and note.header.complete and plan.is_divisible and changed[-1] < groups.hashed:
+    if part and changed and note.header.complete and plan.is_divisible and plan.knows(changed):
         return replace(plan.behind(changed), standing=standing)
     return replace(plan.whole(), standing=standing)
 
@@ -98,6 +97,15 @@ class StandingPlan:
         output folder of a model is changed as a whole.
         """
         return bool(self._head["summary"]["origin"] == "stages")
+
+    def knows(self, changed: Sequence[int]) -> bool:
+        """Whether it is noted which nodes read or put out the paths at the places *changed*. Of a blob it is not, and
+        the manifest is of all of them: then all are decided.
+        """
+        groups = self._note.header.groups
+        read = groups.steering + groups.data
+        given = {place for places in self._head["gives"] for place in places}
+        return all(place < read or place in given for place in changed)
 
     def whole(self) -> BuildGraph:
         """The plan as it was noted, with what its sources held then."""

@@ -1,0 +1,98 @@
+"""A part of a standing plan that is brought up to date leaves a note that is true of the whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from winml_dag.cli.main import run
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.standing.check import Standing, check
+from winml_dag.store import changetime
+
+MANIFEST = Path(".winml-dag/recipe/build_manifest.json")
+SPLIT = "import sys; from pathlib import Path; out = Path(sys.argv[2]); out.mkdir(exist_ok=True); " + (
+    "[(out / word).write_text(word) for word in Path(sys.argv[1]).read_text().split()]"
+)
+COPY = "import sys, shutil; shutil.copyfile(sys.argv[1], sys.argv[2])"
+
+
+@pytest.fixture(autouse=True)
+def _built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages that do not know each other, built; what was just written counts as having come to rest."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    Path("words.txt").write_text("one two")
+    Path("other.txt").write_text("other")
+    stages = {
+        name: {
+            "command": [sys.executable, "-c", code, "{inputs.read}", "{outputs.made}"],
+            "inputs": {"read": f"./{name}.txt"},
+            "outputs": {"made": made},
+        }
+        for name, code, made in (("words", SPLIT, "build/words/"), ("other", COPY, "build/other.txt"))
+    }
+    Path("recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    build()
+
+
+def build() -> None:
+    assert run(["build", "-c", "recipe.yaml"]) == 0
+
+
+def stands() -> Standing | None:
+    return check(str(Path("cache").absolute()), str(Request(Path("recipe.yaml"), Overrides()).words))
+
+
+def is_up_to_date() -> bool:
+    standing = stands()
+    return standing is not None and standing.is_up_to_date
+
+
+def stages_in_manifest() -> list[str]:
+    return [stage["id"] for stage in json.loads(MANIFEST.read_text())["stages"]]
+
+
+@pytest.mark.parametrize("edit", ["delete", "edit", "delete, with an output"])
+def test_a_lost_manifest_is_made_anew_as_a_whole(edit: str) -> None:
+    assert is_up_to_date()
+    value = json.loads(MANIFEST.read_text())
+    MANIFEST.unlink()
+    if edit == "edit":
+        MANIFEST.write_text(json.dumps({**value, "stages": value["stages"][:1]}))
+    if edit == "delete, with an output":
+        Path("build/other.txt").unlink()
+    build()
+    assert sorted(stages_in_manifest()) == ["other", "words"]
+    assert is_up_to_date()
+
+
+@pytest.mark.parametrize("words", ["two", "two three", "one two three", "two one"])
+def test_a_folder_with_other_files_in_it_is_up_to_date_after_two_builds(words: str) -> None:
+    """One that plans a part, and one that may have to plan the whole since other files are put out."""
+    Path("words.txt").write_text(words)
+    build()
+    assert sorted(path.name for path in Path("build/words").iterdir()) == sorted(words.split())
+    build()
+    assert is_up_to_date()
+    Path("build/words/two").unlink()
+    build()
+    assert Path("build/words/two").read_text() == "two"
+
+
+def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another write within one step of the file system's clock would not show in its times."""
+    monkeypatch.setattr(changetime, "SETTLED_NS", 10**12)
+    os.utime("other.txt")
+    Path("words.txt").write_text("two one")
+    build()
+    standing = stands()
+    assert standing is not None
+    note = standing.note
+    assert str(Path("other.txt").absolute()) in {note.paths[place] for place in note.header.unsettled}
