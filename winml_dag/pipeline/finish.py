@@ -117,7 +117,7 @@ def note_finished(
     if planned.origin is None and planned.standing is None:
         return
     from winml_dag.pipeline.standing.noting import Finished, note, note_again
-    from winml_dag.pipeline.standing.recall import Made
+    from winml_dag.pipeline.standing.recall import Made, placed_text
 
     checked_ns = time.time_ns()
     folder = planned.summary.output_dir.absolute()
@@ -132,7 +132,7 @@ def note_finished(
         seconds += record.elapsed_seconds
         if result.node.folder is not None:
             put = placed_files(result.node, record.outputs)
-            outputs.update((str(result.node.folder / entry.name), entry.digest) for entry in put)
+            outputs.update((placed_text(result.node.folder, entry.name), entry.digest) for entry in put)
     finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, seconds)
     (note if planned.standing is None else note_again)(planned, store, finished)
 

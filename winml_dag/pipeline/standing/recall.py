@@ -7,6 +7,7 @@ others is given by its digest. To make all nodes of 4000 and to decide each take
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -40,6 +41,11 @@ def text_of(path: Path) -> str:
     return str(path.absolute())
 
 
+def placed_text(folder: Path, name: str) -> str:
+    """The path of the file *name* in *folder*, which is absolute, as a note has it: of thousands, without a Path each."""
+    return f"{folder}{os.sep}{name if os.sep == '/' else name.replace('/', os.sep)}"
+
+
 def recall(standing: Standing, store: LocalStore, *, part: bool = False) -> BuildGraph:
     """The graph that was noted, with what its sources hold now; with *part* no more of it than can have anything to do,
     where that can be told.
@@ -62,13 +68,13 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())
     node_places = {node.id: place for place, node in enumerate(nodes)}
     source_places = {source.name: place for place, source in enumerate(sources)}
-    stages: dict[str, int] = {}
-    lines = [_node_line(node, _stage_place(node.stage, stages), made.get(node.id)) for node in nodes]
+    stages = _Stages()
+    lines = [_node_line(node, stages.place(node.stage), made.get(node.id)) for node in nodes]
     head: JsonObject = {
         "summary": _summary_json(planned.summary),
         "final": planned.final,
         "steps": [[step.id, step.stage, step.skipped] for step in planned.steps],
-        "stages": [json.loads(text) for text in stages],
+        "stages": stages.declarations,
         "sources": [
             [source.name, source.kind, [[file.name, place_of[text_of(file.path)]] for file in source.files]]
             for source in sources
@@ -253,13 +259,24 @@ def _gives(node: Node, made: Made | None, place_of: Mapping[str, int]) -> list[J
     """The places of the files that *node* has put into the user's folder."""
     if node.folder is None or made is None:
         return []
-    paths = (text_of(node.folder / file.name) for file in placed_files(node, made.outputs))
+    paths = (placed_text(node.folder, file.name) for file in placed_files(node, made.outputs))
     return [place_of[path] for path in paths if path in place_of]
 
 
-def _stage_place(stage: Stage, stages: dict[str, int]) -> int:
-    # Most nodes of a large graph are of one stage with the same slots: each declaration is written once.
-    return stages.setdefault(_text(_stage_json(stage)), len(stages))
+class _Stages:
+    """Declarations, each once: most nodes of a large graph share theirs."""
+
+    def __init__(self) -> None:
+        self.declarations: list[JsonObject] = []
+        self._places: dict[int, int] = {}
+
+    def place(self, stage: Stage) -> int:
+        """Where the declaration of *stage* is among the others."""
+        # By identity: a declaration has no hash, and to compare texts each would have to be written out.
+        if id(stage) not in self._places:
+            self._places[id(stage)] = len(self.declarations)
+            self.declarations.append(_stage_json(stage))
+        return self._places[id(stage)]
 
 
 def _stage_json(stage: Stage) -> JsonObject:
@@ -289,4 +306,8 @@ def _summary(value: Any, settings: JsonObject) -> BuildSummary:
 
 
 def _text(value: JsonValue) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+    return _ENCODER.encode(value)
+
+
+# Made once: to make one for each of thousands of lines takes as long as to write the lines.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
