@@ -42,7 +42,7 @@ def text_of(path: Path) -> str:
 
 
 def placed_text(folder: Path, name: str) -> str:
-    """The path of the file *name* in *folder*, which is absolute, as a note has it: of thousands, without a Path each."""
+    """The path of *name* in the absolute *folder*, as a note has it; for thousands, which would cost a Path each."""
     return f"{folder}{os.sep}{name if os.sep == '/' else name.replace('/', os.sep)}"
 
 
