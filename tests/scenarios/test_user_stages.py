@@ -438,3 +438,29 @@ def test_a_folder_is_an_input_with_all_that_comes_and_goes_in_it(project: UserPr
     assert project.build().ran == ["list"], "a file has come into the folder"
     (project.folder / "raw/more/new.txt").unlink()
     assert project.build().ran == []
+
+
+def test_a_stage_that_takes_too_long_is_told_where_its_limit_is(project: UserProject) -> None:
+    sleeper = [PYTHON, "-c", "import threading; threading.Event().wait()"]
+    project.recipe = {"stages": {"sleeper": {"command": sleeper, "timeout": 0.2}}}
+    project.save()
+    failed = project.run("build", "-c", "recipe.yaml")
+    assert failed.returncode == 1
+    assert "limit of 0.2 s" in failed.stderr
+    assert "timeout in the recipe" in failed.stderr
+
+
+def test_an_output_that_cannot_be_put_in_place_says_so_of_its_folder(built: UserProject) -> None:
+    """A name that is taken as a file where a folder should be is found earlier; here the file system refuses."""
+    folder = built.folder / "build"
+    (folder / "count.txt").unlink()
+    folder.chmod(0o555)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user may write everywhere")
+        failed = built.run("build", "-c", "recipe.yaml")
+    finally:
+        folder.chmod(0o755)
+    assert failed.returncode == 1
+    assert "Cannot put build/count.txt" in failed.stderr
+    assert "cache" not in failed.stderr.partition("Cannot put")[2]

@@ -238,7 +238,7 @@ class LocalExecutor:
         job, elapsed = started.job, time.monotonic() - started.began
         if started.group.timed_out:
             error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
-            return Outcome(elapsed, job.log, {}, error, "Give it more time with --stage-timeout.")
+            return Outcome(elapsed, job.log, {}, error, _more_time(job.node))
         if job.node.command is not None:
             error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
             return Outcome(elapsed, job.log, {}, error, _last_words(job.log) if code else "")
@@ -315,3 +315,8 @@ def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+
+
+def _more_time(node: Node) -> str:
+    where = "--stage-timeout" if node.folder is None else "timeout in the recipe, or with --stage-timeout"
+    return f"Give it more time with {where}."
