@@ -68,8 +68,8 @@ SECTIONS = {
     "validate": "Ours. The result is run and held against the float model; see [validate](stages.md#validate).",
     "stages": (
         "Ours. Stages of your own, by name; see [Stages of your own](../how-to/stages-of-your-own.md). An entry has "
-        "one of `command`, `run` and `uses`; one with only `inputs`, under the name of one of our stages, says where that "
-        "stage reads from."
+        "one of `command`, `run` and `uses`; one with only `inputs`, under the name of one of our stages, says where "
+        "that stage reads from."
     ),
     "eval": "Accuracy on a data set. Read and checked, so that recipes with it load; no stage uses it.",
     "eval.dataset": "",

@@ -11,7 +11,6 @@ from pathlib import Path
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.document import Location, Positions
 
-
 # More lines than anybody reads; one wrong folder can make thousands.
 _MOST_TOLD = 50
 

@@ -1,4 +1,4 @@
-"""The text of a manifest: a line for each stage and source, so that those of a part of a build can be replaced alone."""
+"""The text of a manifest: a line for each stage and source, so that those of a part can be replaced alone."""
 
 from __future__ import annotations
 
