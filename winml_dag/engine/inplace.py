@@ -153,7 +153,7 @@ class InPlace:
     def _remove(self, path: Path, output: str) -> None:
         if not self._may_remove(path):
             raise UsageError(
-                f"{path} is in the way: it lies in {output}, which a stage reads, and no stage has put it there.",
+                f"{path} is in the way: it lies in {output}, which a stage reads, and no build has left it so.",
                 advice="Move it out of that folder.",
             )
         try:
