@@ -41,7 +41,8 @@ def not_declared(tail: Sequence[str], folder: Path, project: Path, own: Collecti
     """Files of the user's *folder* that the last lines of a log name, and that are not among the *own* of *project*."""
     found: dict[str, None] = dict.fromkeys(_modules(tail, folder, own))
     for word in (word for line in tail for word in _WORD.findall(line)):
-        for root in (folder, project):
+        # The project's first: it lies in the folder itself where the cache does.
+        for root in (project, folder):
             word = word.removeprefix(f"{root}/")
         name = word.removeprefix("./").rstrip(".")
         if not name or name.startswith(("/", "..")) or name in own or name in found:

@@ -156,3 +156,12 @@ def test_words_of_a_log_that_name_a_file_are_found_however_they_are_quoted(tmp_p
     ]
     found = sandbox.not_declared(tail, project.folder, tmp_path / "elsewhere", {"raw/notes.txt"})
     assert found == ["raw/secret.txt", "tools/helper.py"]
+
+
+def test_a_file_of_the_sandbox_is_not_missing_from_it_where_the_cache_lies_in_the_folder(tmp_path: Path) -> None:
+    project = tmp_path / "cache/scratch/run/project"
+    for name in ("tools/tidy.py", "tools/words.py", "cache/scratch/run/project/tools/tidy.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    tail = [f'  File "{(project / "tools/tidy.py").as_posix()}", line 5', "cat: tools/words.py: No such file"]
+    assert not_declared(tail, tmp_path, project, {"tools/tidy.py"}) == ["tools/words.py"]
