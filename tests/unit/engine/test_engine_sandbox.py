@@ -164,4 +164,4 @@ def test_a_file_of_the_sandbox_is_not_missing_from_it_where_the_cache_lies_in_th
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     tail = [f'  File "{(project / "tools/tidy.py").as_posix()}", line 5', "cat: tools/words.py: No such file"]
-    assert not_declared(tail, tmp_path, project, {"tools/tidy.py"}) == ["tools/words.py"]
+    assert sandbox.not_declared(tail, tmp_path, project, {"tools/tidy.py"}) == ["tools/words.py"]
