@@ -10,6 +10,9 @@ time to now, so one stat tells that a blob is as it was hashed. What no stat can
 found by :meth:`Blobs.fetch`, which hashes whatever it hands out.
 """
 
+# Functions of os on paths that are text, throughout: see Blobs.
+# ruff: noqa: PTH101, PTH105, PTH108, PTH119, PTH120, PTH103
+
 from __future__ import annotations
 
 import errno
@@ -26,7 +29,7 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
-from winml_dag.store.files import files_below, in_words, partial_beside, remove_file
+from winml_dag.store.files import files_below, in_words, partial_in, remove_file
 from winml_dag.store.store import BlobDamaged
 
 # 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
@@ -51,16 +54,20 @@ class Blobs:
 
     def __init__(self, folder: Path, quarantine: Path) -> None:
         self.folder = folder
+        # Within, paths are text and the functions of os are called: pathlib took an eighth of what a small stage costs.
+        self._root = str(folder)
         self._quarantine = quarantine
 
     def path(self, digest: str) -> Path:
         """Where the bytes of *digest* lie, or would."""
-        function, digits = split_digest(digest)
-        # Joined as one text: pathlib takes its time for each part, and this is asked for thousands of small files.
-        return self.folder / f"{function}/{digits[:2]}/{digits[2:]}"
+        return Path(self._path(digest))
 
-    def adopt(self, path: Path, function: DigestFunction) -> FileEntry:
-        """Move the file at *path* into the store and return its digest and size, under its own name.
+    def _path(self, digest: str) -> str:
+        function, digits = split_digest(digest)
+        return f"{self._root}/{function}/{digits[:2]}/{digits[2:]}"
+
+    def adopt(self, path: Path | str, function: DigestFunction, name: str | None = None) -> FileEntry:
+        """Move the file at *path* into the store and return its digest and size, under *name* or its own.
 
         Idempotent: when the bytes are here already, and are found sound by reading them, *path* is only removed, and
         the blob counts as stored just now; a damaged blob is replaced. A file with other hard links is copied, so that
@@ -70,57 +77,58 @@ class Blobs:
             OSError: as moving and reading do.
             StoreError: when the file is written to meanwhile.
         """
-        if path.lstat().st_nlink > 1:
-            path = self._unshared(path)
+        path = str(path)
+        if os.lstat(path).st_nlink > 1:
+            _unshare(path)
         _stamp(path)
         digest = digest_file(path, function)
-        status = path.lstat()
+        status = os.lstat(path)
         # Stamped first, hashed second: a write in between shows, where a stamp set after hashing would hide it.
         if status.st_mtime_ns != STAMP_NS:
             raise StoreError(f"{path} was written to while it was being stored.", advice="Is its stage still running?")
         self._move_in(path, digest)
-        return FileEntry(path.name, digest, status.st_size)
+        return FileEntry(os.path.basename(path) if name is None else name, digest, status.st_size)
 
     def adopt_copy(self, path: Path, function: DigestFunction) -> FileEntry:
         """Store a copy of the file at *path*, which stays. Raises as :meth:`adopt` does."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = partial_beside(self.folder / path.name)
+        partial = partial_in(self._root)
         clone_and_digest(path, partial, function)
         try:
-            entry = self.adopt(partial, function)
+            return self.adopt(partial, function, path.name)
         except BaseException:
             with suppress(OSError):
                 remove_file(partial)
             raise
-        return FileEntry(path.name, entry.digest, entry.size)
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Those of *files* that are not here, or not what they should be as far as one stat each can tell."""
         return [file for file in files if not self._is_here(file)]
 
-    def fetch(self, file: FileEntry, target: Path) -> None:
+    def fetch(self, file: FileEntry, target: Path | str) -> None:
         """Put a copy of *file* at *target*, replacing what is there, and never anything but the right bytes.
 
         Raises:
             BlobDamaged: when the blob has gone or its bytes are wrong; those are in quarantine then.
             OSError: when *target* cannot be written.
         """
-        blob = self.path(file.digest)
+        blob = self._path(file.digest)
         if not _is_regular(blob):
             # A link or a folder under a blob's name may lead anywhere: not even read.
-            self.set_aside(blob)
+            self.set_aside(Path(blob))
             raise BlobDamaged(file, _GONE)
-        partial = partial_beside(target)
+        partial = partial_in(os.path.dirname(target))
         try:
-            if clone_and_digest(blob, partial, split_digest(file.digest)[0]) != file.digest:
-                self.set_aside(blob)
+            digest, size = clone_and_digest(blob, partial, split_digest(file.digest)[0])
+            if digest != file.digest:
+                self.set_aside(Path(blob))
                 raise BlobDamaged(file, _DAMAGED)
-            if partial.stat().st_size != file.size:
+            if size != file.size:
                 raise BlobDamaged(file, _OTHER_SIZE)
-            partial.replace(target)
+            os.replace(partial, target)
         except BaseException as error:
             with suppress(OSError):
-                partial.unlink()
+                os.unlink(partial)
             if isinstance(error, FileNotFoundError) and not _is_regular(blob):
                 raise BlobDamaged(file, _GONE) from None
             raise
@@ -136,31 +144,31 @@ class Blobs:
         """
         if not (self.is_sound(file.digest) if check else self._is_here(file)):
             raise BlobDamaged(file, _DAMAGED)
-        blob = self.path(file.digest)
-        partial = partial_beside(target)
+        blob = self._path(file.digest)
+        partial = partial_in(str(target.parent))
         try:
             # Whoever made another link writable has made this file so.
-            if blob.lstat().st_mode & 0o222:
-                blob.chmod(0o444)
+            if os.lstat(blob).st_mode & 0o222:
+                os.chmod(blob, 0o444)
             os.link(blob, partial)
-            partial.replace(target)
+            os.replace(partial, target)
         except OSError:
             # Systems differ in what they answer. A copy is tried next, and what hinders that too is said then.
             return False
         finally:
             # Renaming one link over another of the same file leaves both.
             with suppress(FileNotFoundError):
-                partial.unlink()
+                os.unlink(partial)
         return True
 
     def is_sound(self, digest: str) -> bool:
         """Read the whole blob; one that is not what its digest says is moved to quarantine."""
-        blob = self.path(digest)
+        blob = self._path(digest)
         try:
             if not _is_regular(blob) or digest_file(blob, split_digest(digest)[0]) != digest:
-                self.set_aside(blob)
+                self.set_aside(Path(blob))
                 return False
-            if blob.lstat().st_mtime_ns == STAMP_NS:
+            if os.lstat(blob).st_mtime_ns == STAMP_NS:
                 return True
             # Whoever copied the cache did not keep the times, or somebody wrote the same bytes again.
             _stamp(blob)
@@ -192,70 +200,73 @@ class Blobs:
                 yield Blob(path, "")
 
     def _is_here(self, file: FileEntry) -> bool:
-        blob = self.path(file.digest)
+        blob = self._path(file.digest)
         try:
-            status = blob.lstat()
+            status = os.lstat(blob)
         except (FileNotFoundError, NotADirectoryError):
             return False
         if status.st_mtime_ns == STAMP_NS and status.st_size == file.size and stat.S_ISREG(status.st_mode):
             return True
         with in_words(f"Cannot check a blob of {file.name}"):
             # A record that names another size than a sound blob has is not to be trusted, but the blob is.
-            return self.is_sound(file.digest) and blob.lstat().st_size == file.size
+            return self.is_sound(file.digest) and os.lstat(blob).st_size == file.size
 
-    def _unshared(self, path: Path) -> Path:
-        partial = partial_beside(path)
-        clone_and_digest(path, partial, "xxh3-128")
-        # Under the old name again, where the one who started this looks for it when something goes wrong.
-        return partial.replace(path)
-
-    def _move_in(self, path: Path, digest: str) -> None:
-        blob = self.path(digest)
-        if _exists(blob) and self.is_sound(digest) and _keep(blob):
+    def _move_in(self, path: str, digest: str) -> None:
+        blob = self._path(digest)
+        if os.path.lexists(blob) and self.is_sound(digest) and _keep(blob):
             remove_file(path)
             return
         try:
             _rename_into(path, blob)
         except PermissionError:
             # Windows replaces no read-only file: another process stored the same bytes a moment ago.
-            if not (_exists(blob) and self.is_sound(digest)):
+            if not (os.path.lexists(blob) and self.is_sound(digest)):
                 raise
             remove_file(path)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            self._copy_in(path, blob, digest)
-
-    def _copy_in(self, path: Path, blob: Path, digest: str) -> None:
-        partial = partial_beside(blob)
-        try:
-            copied = clone_and_digest(path, partial, split_digest(digest)[0])
-            _stamp(partial)
-            if copied != digest:
-                raise StoreError(f"{path} was written to while it was being stored.")
-            partial.replace(blob)
-        except BaseException:
-            with suppress(OSError):
-                remove_file(partial)
-            raise
-        remove_file(path)
+            _copy_in(path, blob, digest)
 
 
-def _rename_into(path: Path, blob: Path) -> None:
+def _unshare(path: str) -> None:
+    """Make *path* a file of its own."""
+    partial = partial_in(os.path.dirname(path))
+    clone_and_digest(path, partial, "xxh3-128")
+    # Under the old name again, where the one who started this looks for it when something goes wrong.
+    os.replace(partial, path)
+
+
+def _copy_in(path: str, blob: str, digest: str) -> None:
+    partial = partial_in(os.path.dirname(blob))
     try:
-        path.replace(blob)
+        copied, _ = clone_and_digest(path, partial, split_digest(digest)[0])
+        _stamp(partial)
+        if copied != digest:
+            raise StoreError(f"{path} was written to while it was being stored.")
+        os.replace(partial, blob)
+    except BaseException:
+        with suppress(OSError):
+            remove_file(partial)
+        raise
+    remove_file(path)
+
+
+def _rename_into(path: str, blob: str) -> None:
+    try:
+        os.replace(path, blob)
     except FileNotFoundError:
         # Only the first of many blobs has to make the folder.
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(blob)
+        os.makedirs(os.path.dirname(blob), exist_ok=True)
+        os.replace(path, blob)
 
 
-def _stamp(path: Path) -> None:
+def _stamp(path: str) -> None:
     os.utime(path, ns=(STAMP_NS, STAMP_NS))
-    path.chmod(0o444)
+    os.chmod(path, 0o444)
 
 
-def _keep(blob: Path) -> bool:
+def _keep(blob: str) -> bool:
     """Have a blob that was found here count as stored just now, so that nobody removes it as one that no record needs
     before its new record is written. False when that cannot be said of it: it has just gone, or is another user's.
     """
@@ -267,12 +278,8 @@ def _keep(blob: Path) -> bool:
     return True
 
 
-def _exists(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
-def _is_regular(path: Path) -> bool:
+def _is_regular(path: str) -> bool:
     try:
-        return stat.S_ISREG(path.lstat().st_mode)
+        return stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False

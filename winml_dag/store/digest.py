@@ -17,11 +17,15 @@ import xxhash
 
 from winml_dag.errors import StoreError
 from winml_dag.store.chunks import BIG_BYTES, CHUNK_BYTES, Hash, has_spare_processor, hash_in_chunks, write_all
+from winml_dag.store.files import open_to_read, read_rest
 
 DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
 
 _DIGEST = re.compile(r"(xxh3-128):([0-9a-f]{32})|(sha256):([0-9a-f]{64})")
 
+
+# A file up to here is read at once: nearly all of thousands are.
+SMALL_BYTES = 64 << 10
 
 _NEW: dict[DigestFunction, Callable[[], Hash]] = {"xxh3-128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 
@@ -40,15 +44,22 @@ def split_digest(digest: str) -> tuple[DigestFunction, str]:
 
 def digest_bytes(data: bytes, function: DigestFunction = "xxh3-128") -> str:
     """The digest of *data*."""
-    hasher = _NEW[function]()
-    hasher.update(memoryview(data))
-    return f"{function}:{hasher.hexdigest()}"
+    if function == "xxh3-128":
+        return "xxh3-128:" + xxhash.xxh3_128_hexdigest(data)
+    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def digest_file(path: Path, function: DigestFunction = "xxh3-128") -> str:
+def digest_file(path: Path | str, function: DigestFunction = "xxh3-128") -> str:
     """The digest of the file's bytes. Raises OSError when it cannot be read."""
-    with open(path, "rb", buffering=0) as source:
-        return _digest_stream(source, function)
+    descriptor = open_to_read(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size <= SMALL_BYTES:
+            return digest_bytes(read_rest(descriptor, size), function)
+        with open(descriptor, "rb", buffering=0, closefd=False) as source:
+            return _digest_stream(source, function)
+    finally:
+        os.close(descriptor)
 
 
 def copy_and_digest(source: BinaryIO, target: BinaryIO, function: DigestFunction = "xxh3-128") -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 from store_samples import KEY, contents
@@ -139,8 +140,8 @@ def test_an_output_that_is_a_hard_link_to_a_users_file_leaves_that_file_as_it_wa
 
 def test_a_file_that_is_written_to_while_it_is_stored_is_refused(blobs, adopt, monkeypatch) -> None:
     def digest_file(path, function):
-        path.chmod(0o644)
-        path.write_bytes(DATA)
+        Path(path).chmod(0o644)
+        Path(path).write_bytes(DATA)
         return original(path, function)
 
     original = module.digest_file
@@ -177,7 +178,6 @@ def test_a_name_that_is_no_blobs_is_listed_without_a_digest(blobs, adopt, tmp_pa
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a second file system")  # noqa: PTH112
 def test_a_file_on_another_device_is_copied_in(tmp_path) -> None:
     import tempfile
-    from pathlib import Path
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
         if Path(elsewhere).stat().st_dev == tmp_path.stat().st_dev:

@@ -18,6 +18,7 @@ from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.collect import Collected, Limits, collect
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.records import Records
 from winml_dag.store.statistics import read_statistics
 from winml_dag.store.tally import note_build
 from winml_dag.store.upkeep import verify
@@ -210,12 +211,12 @@ def test_a_record_that_may_not_be_read_stops_it_before_anything_is_removed(store
     put(2, b"two", days=9)
     store.index.clear()
 
-    def denied(self: Path, *_arguments: object, **_options: object) -> str:
-        raise PermissionError(13, "Permission denied", str(self))
+    def denied(records: Records, key: str) -> Record:
+        raise PermissionError(13, "Permission denied", str(records.path(key)))
 
     before = contents(store.blobs.folder)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", denied)
+        patched.setattr(Records, "read_file", denied)
         with pytest.raises(module.StoreError, match="permission denied"):
             collected(store, Limits(max_bytes=0))
     assert contents(store.blobs.folder) == before
