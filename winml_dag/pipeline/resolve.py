@@ -77,6 +77,8 @@ def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, 
         return loaded.path.parent / KEPT / loaded.path.stem
     if not needed:
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
+        raise RecipeError(f"{loaded.path} names neither a model nor a stage, so there is nothing to build.")
     raise UsageError(
         "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
     )

@@ -227,3 +227,7 @@ def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Plan
     assert "'a:b.txt' is a name that not every system can have" in problems(
         planned, {"tidy": {**TIDY, "inputs": {"text": "raw/"}}}
     )
+
+
+def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: Planner) -> None:
+    assert "names neither a model nor a stage" in problems(planned, {})
