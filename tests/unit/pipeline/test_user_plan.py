@@ -230,4 +230,5 @@ def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Plan
 
 
 def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: Planner) -> None:
-    assert "names neither a model nor a stage" in problems(planned, {})
+    with pytest.raises(RecipeError, match="names neither a model nor a stage"):
+        planned({})
