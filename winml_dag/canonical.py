@@ -6,6 +6,7 @@ readers cannot take them. A whole float keeps its ``.0`` (``1.0`` and ``1`` are 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, Union
@@ -26,3 +27,8 @@ def canonical_json(value: JsonValue) -> str:
         TypeError: for anything that is not JSON.
     """
     return _ENCODER.encode(value)
+
+
+def json_hash(value: JsonValue) -> str:
+    """64 hex digits (sha256) over the canonical JSON of *value*. Raises as :func:`canonical_json` does."""
+    return hashlib.sha256(_ENCODER.encode(value).encode()).hexdigest()

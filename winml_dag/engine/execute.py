@@ -56,8 +56,8 @@ class Job:
     def input_folder(self, slot: str) -> Path:
         return self.folder / "inputs" / slot
 
-    def output_folder(self, slot: str) -> Path:
-        return self.folder / f"outputs/{slot}"
+    def output_folder(self, slot: str) -> str:
+        return f"{self.folder}{os.sep}outputs{os.sep}{slot}"
 
     def output_path(self, slot: str) -> str:
         """Where a stage that works in place has to write *slot*: what ``{outputs.SLOT}`` stands for."""
@@ -67,7 +67,7 @@ class Job:
         """The folders of all slots; for a stage that works in place those that its declared paths lie in."""
         if self.at is None:
             for slot in self.node.stage.outputs:
-                self.output_folder(slot).mkdir(parents=True)
+                os.makedirs(self.output_folder(slot))  # noqa: PTH103
             return
         for slot, path in self.node.paths.items():
             target = self.output_path(slot)

@@ -112,23 +112,13 @@ class InPlace:
         path = f"{folder}{os.sep}{file.name}"
         if not self.is_right(path, file):
             placed = Path(path)
-            self._refuse(folder, placed)
-            self._fetch(folder, file)
+            self._refuse(folder, path)
+            self._store.fetch(Artifact((file,)), folder)
             found = _print(path)
             if found is not None:
                 self._right[path] = (found, file.digest)
             self.put_files[placed] = file
         return path
-
-    def _fetch(self, folder: Path, file: FileEntry) -> None:
-        try:
-            self._store.fetch(Artifact((file,)), folder)
-        except StoreError as error:
-            # Fetching from the store speaks of the store; here it is the user's folder that has to be seen to.
-            if isinstance(error, BlobDamaged) or not isinstance(error.__cause__, OSError):
-                raise
-            advice = "Make room or give permission, or give the output another path; nothing has to run again."
-            raise StoreError(error.message, advice=advice) from error.__cause__
 
     def hold_only(self, folder: Path, name: str, files: Sequence[FileEntry]) -> None:
         """Make the output *name* of *folder*, a folder itself, hold nothing but *files*: whoever lists it must find
@@ -167,7 +157,7 @@ class InPlace:
     def _digest(self, path: str, file: FileEntry) -> str | None:
         try:
             if file.size <= _SMALL:
-                return digest_file(Path(path), split_digest(file.digest)[0])
+                return digest_file(path, split_digest(file.digest)[0])
             return self._fingerprints.digest(Path(path))
         except (OSError, InputError):
             return None
@@ -177,19 +167,19 @@ class InPlace:
         if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and _print(path) == found:
             self._right[path] = (found, digest)
 
-    def _refuse(self, folder: Path, path: Path) -> None:
+    def _refuse(self, folder: Path, path: str) -> None:
         """Raise when *path* leads out of *folder*, or when what is there may not be replaced."""
         parent = os.path.dirname(path)  # noqa: PTH120 - for thousands of small files
         if parent not in self._safe_folders:
-            self._refuse_way(folder, path)
+            self._refuse_way(folder, Path(path))
             self._safe_folders.add(parent)
         try:
-            mode = path.lstat().st_mode
+            mode = os.lstat(path).st_mode
         except FileNotFoundError:
             return
         if stat.S_ISDIR(mode):
             raise UsageError(f"{path} is a folder, and an output should be there.", advice="Move it, or remove it.")
-        if not self._may_replace(path):
+        if not self._may_replace(Path(path)):
             raise UsageError(
                 f"{path} is in the way: it is not a file that a build put there, so it is not overwritten.",
                 advice="Move it, or give the output another path.",

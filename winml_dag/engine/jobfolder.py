@@ -12,8 +12,6 @@ import os
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from winml_dag.engine.stage import Node
@@ -24,12 +22,20 @@ _Layout = tuple[tuple[str, str], ...]
 
 
 class JobFolder:
-    """The folder of one job. *keep* says that it ended well, and may be used again."""
+    """The folder of one job, for the time of a block. *keep* says that it ended well, and may be used again."""
 
-    def __init__(self, path: Path, *, made: bool) -> None:
+    def __init__(self, owner: JobFolders, layout: _Layout, path: Path, *, made: bool) -> None:
         self.path = path
         self.keep = False
+        self._owner = owner
+        self._layout = layout
         self._made = made
+
+    def __enter__(self) -> JobFolder:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._owner.take_back(self, self._layout)
 
     def make(self) -> None:
         """Make it if it is not there yet. Raises OSError."""
@@ -47,23 +53,22 @@ class JobFolders:
         self._free: defaultdict[_Layout, list[Path]] = defaultdict(list)
         self._lock = threading.Lock()
 
-    @contextmanager
-    def folder(self, node: Node) -> Iterator[JobFolder]:
+    def folder(self, node: Node) -> JobFolder:
         """A folder for a job of *node*; afterwards it is removed, or kept for another."""
         layout = _layout(node)
         with self._lock:
             free = self._free[layout] if layout else []
             # A number, not the node's id: paths stay short and free of whatever a recipe may call its stages.
             path = free.pop() if free else None
-            folder = JobFolder(path or self._scratch / str(next(self._numbers)), made=path is not None)
-        try:
-            yield folder
-        finally:
-            if layout and folder.keep and _is_clean(folder.path):
-                with self._lock:
-                    self._free[layout].append(folder.path)
-            else:
-                shutil.rmtree(folder.path, ignore_errors=True)
+            return JobFolder(self, layout, path or self._scratch / str(next(self._numbers)), made=path is not None)
+
+    def take_back(self, folder: JobFolder, layout: _Layout) -> None:
+        """Remove what the job has left, or keep the folder for another."""
+        if layout and folder.keep and _is_clean(folder.path):
+            with self._lock:
+                self._free[layout].append(folder.path)
+        else:
+            shutil.rmtree(folder.path, ignore_errors=True)
 
     def clear(self) -> None:
         """Remove the folders that are kept."""

@@ -7,11 +7,10 @@ because keys are looked up in stores that others write to; the data hashed is sm
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.canonical import JsonObject, json_hash
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
@@ -23,22 +22,21 @@ KEY_FORMAT = 1
 
 def config_hash(config: JsonObject) -> str:
     """64 hex digits over the canonical JSON of the fields that a stage reads."""
-    return hashlib.sha256(canonical_json(config).encode()).hexdigest()
+    return json_hash(config)
 
 
 def cache_key(ingredients: Ingredients) -> str:
     """64 hex digits over everything that the outputs depend on."""
-    text = canonical_json(
+    return json_hash(
         {
             "key_format": KEY_FORMAT,
             "stage": ingredients.stage,
             "version": ingredients.version,
-            "config_hash": config_hash(ingredients.config),
+            "config_hash": ingredients.config_hash,
             "inputs": ingredients.inputs,
             "toolchain": ingredients.toolchain,
         }
     )
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def ingredients_of(node: Node, inputs: Mapping[str, str]) -> Ingredients:

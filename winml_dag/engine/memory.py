@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.canonical import JsonObject
@@ -54,5 +55,5 @@ class MemoryExecutor:
 def _workspace(job: Job) -> Workspace:
     return Workspace(
         inputs={slot: job.input_folder(slot) for slot in job.node.inputs},
-        outputs={slot: job.output_folder(slot) for slot in job.node.stage.outputs},
+        outputs={slot: Path(job.output_folder(slot)) for slot in job.node.stage.outputs},
     )

@@ -123,7 +123,8 @@ class Preparer:
                     self._in_place.hold_only(node.folder, made.text, made.artifact.files)
             else:
                 seen[slot] = self._private(job, slot, artifact)
-        return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
+        placed = Job(node, job.folder, job.timeout_seconds, node.folder, seen)
+        return Prepared(placed, time.time(), tuple(watched))
 
     def _confined(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
         """The job in a folder of its own, below the scratch folder."""

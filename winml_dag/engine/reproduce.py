@@ -70,7 +70,7 @@ class Witness:
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         return self._store.missing(files)
 
-    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:  # noqa: ARG002
+    def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:  # noqa: ARG002
         """Return *record* with the outputs that lie in *folders*. Raises StoreError as a store does."""
         before = self._records[record.cache_key]
         function = split_digest(before.files()[0].digest)[0]
@@ -82,7 +82,7 @@ class Witness:
                     FileEntry(file.name, digest_file(file.path, function), file.path.stat().st_size) for file in files
                 )
                 if outputs[slot] != before.outputs.get(slot):
-                    self._keep((record.cache_key, slot, outputs[slot].digest), folder)
+                    self._keep((record.cache_key, slot, outputs[slot].digest), Path(folder))
                 else:
                     # As when they are stored: a folder that serves another job has none of this one's files.
                     for file in files:

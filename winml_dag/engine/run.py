@@ -11,8 +11,8 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -25,7 +25,6 @@ from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Out
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.jobfolder import JobFolder, JobFolders
-from winml_dag.engine.keys import config_hash
 from winml_dag.engine.log import shorten_log
 from winml_dag.engine.prepare import Prepared, Preparer
 from winml_dag.engine.stage import Node
@@ -126,8 +125,7 @@ class Runner:
         self._rebuild = rebuild
         self._timeout = timeout_seconds
         self._stopped = threading.Event()
-        self._active = 0
-        self._changed = threading.Condition()
+        self._active = _Active(self._stopped)
 
     def stop(self) -> None:
         """End everything that runs or waits, run nothing more, and return when nothing touches the scratch folder.
@@ -136,8 +134,7 @@ class Runner:
         """
         self._stopped.set()
         self._executor.stop()
-        with self._changed:
-            self._changed.wait_for(lambda: self._active == 0)
+        self._active.wait_for_none()
 
     def close(self) -> None:
         """Let go of what was kept for further stages, when all have ended."""
@@ -153,7 +150,7 @@ class Runner:
         """
         task = _Task(node, decision, inputs)
         with ExitStack() as held:
-            held.enter_context(self._counted())
+            held.enter_context(self._active)
             held.enter_context(self._store.claim(decision.key, self._stopped.is_set))
             if found := self._made_meanwhile(decision.key):
                 return found
@@ -198,7 +195,7 @@ class Runner:
     def end(self, underway: Underway) -> StageResult:
         """What became of a command that has ended; one that still runs is ended."""
         assert isinstance(self._executor, LocalExecutor)
-        with underway.held, self._counted():
+        with underway.held, self._active:
             outcome = self._executor.finish(underway.started)
             return self._conclude(underway.folder, underway.task, underway.prepared, outcome)
 
@@ -208,19 +205,6 @@ class Runner:
             assert isinstance(self._executor, LocalExecutor)
             with underway.held:
                 self._executor.finish(underway.started)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._changed:
-            if self._stopped.is_set():
-                raise Interrupted("Stopped.")
-            self._active += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._changed.notify_all()
 
     def _made_meanwhile(self, key: str) -> Reuse | None:
         if self._rebuild:
@@ -282,7 +266,7 @@ class Runner:
         return self._store.publish(
             Record(
                 cache_key=task.decision.key,
-                config_hash=config_hash(node.config),
+                config_hash=task.decision.ingredients.config_hash,
                 ingredients=task.decision.ingredients,
                 outputs={},
                 metrics=outcome.metrics,
@@ -320,6 +304,30 @@ class Runner:
         except OSError:
             return None
         return kept
+
+
+class _Active:
+    """How many threads are at work on stages: each while it is in the block. None comes in after *stopped*."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+        self._number = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._stopped.is_set():
+                raise Interrupted("Stopped.")
+            self._number += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._changed:
+            self._number -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._number == 0)
 
 
 def _is_large(path: str) -> bool:

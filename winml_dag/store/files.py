@@ -195,7 +195,7 @@ def files_below(folder: Path | str) -> Iterator[os.DirEntry[str]]:
             yield entry
 
 
-def name_below(folder: Path, path: str) -> str:
+def name_below(folder: Path | str, path: str) -> str:
     """The name, with ``/``, that the *path* of an entry of :func:`files_below` has in *folder*."""
     name = path[len(str(folder)) + 1 :]
     return name if os.sep == "/" else name.replace(os.sep, "/")

@@ -66,31 +66,33 @@ class LocalStore:
         with in_words("Cannot look for blobs"):
             return self.blobs.missing(files)
 
-    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+    def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
         check_key(record.cache_key)
         with in_words(f"Cannot store the outputs of {record.ingredients.stage}"):
             # All are looked at before the first is moved: a refusal leaves the folders as they were.
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
             outputs = {
-                slot: Artifact.of(replace(self.blobs.adopt(file.path, self.function), name=file.name) for file in files)
+                # Not Artifact.of: their names have been looked at.
+                slot: Artifact(tuple(sorted(self.blobs.adopt(file.place, self.function, file.name) for file in files)))
                 for slot, files in found.items()
             }
             # A copy: whoever waits for the stage still wants to read its log where it was.
-            kept = None if log is None or not log.stat().st_size else self.blobs.adopt_copy(log, self.function)
+            kept = None if log is None or not os.stat(log).st_size else self.blobs.adopt_copy(log, self.function)  # noqa: PTH116
             record = replace(record, outputs=outputs, log=kept)
             self.records.write(record)
         return record
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         for file in artifact.files:
-            with _place(file, folder) as target:
-                self.blobs.fetch(file, target)
+            with in_words(f"Cannot put {file.name} into {folder}"):
+                self.blobs.fetch(file, _place(file, folder))
 
     def link(self, artifact: Artifact, folder: Path, *, check: bool = False) -> tuple[str, ...]:
         copied = []
         for file in artifact.files:
-            with _place(file, folder) as target:
-                if not self.blobs.link(file, target, check=check):
+            with in_words(f"Cannot put {file.name} into {folder}"):
+                target = _place(file, folder)
+                if not self.blobs.link(file, Path(target), check=check):
                     self.blobs.fetch(file, target)
                     copied.append(file.name)
         return tuple(copied)
@@ -130,15 +132,14 @@ class LocalStore:
         self.index.close()
 
 
-@contextmanager
-def _place(file: FileEntry, folder: Path) -> Iterator[Path]:
-    """Where *file* goes in *folder*; errors of the block are told in words."""
-    target = folder / check_name(file.name)
-    with in_words(f"Cannot put {file.name} into {folder}"):
-        # Looked at first: for thousands of files it is there, and to find that out by making it costs more.
-        if not os.path.isdir(target.parent):  # noqa: PTH112
-            target.parent.mkdir(parents=True, exist_ok=True)
-        yield target
+def _place(file: FileEntry, folder: Path) -> str:
+    """Where *file* goes in *folder*: the folder for it is made if need be."""
+    target = f"{folder}{os.sep}{check_name(file.name)}"
+    parent = os.path.dirname(target)  # noqa: PTH120 - for thousands of small files
+    # Looked at first: nearly always it is there, and to find that out by making it costs more.
+    if not os.path.isdir(parent):  # noqa: PTH112
+        os.makedirs(parent, exist_ok=True)  # noqa: PTH103
+    return target
 
 
 def _begin(folder: Path) -> None:

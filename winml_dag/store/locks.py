@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,26 +43,9 @@ class Locks:
         self._folder = folder
         self._keys = ranges.Ranges(folder / _KEYS) if ranges.AVAILABLE else None
 
-    @contextmanager
-    def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
+    def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
         """Hold a cache *key* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
-        if self._keys is None:
-            with self.hold_in_use(key, gives_up):
-                yield
-            return
-        # Two keys of one number would only wait for each other; nobody holds one and waits for another.
-        number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-        nap = _SHORTEST_NAP
-        with in_words(f"Cannot lock {key}"):
-            while not self._keys.acquire(number):
-                if gives_up():
-                    raise Interrupted(f"Waiting for {key} was given up.")
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
-        try:
-            yield
-        finally:
-            self._keys.release(number)
+        return self.hold_in_use(key, gives_up) if self._keys is None else _HeldKey(self._keys, key, gives_up)
 
     @contextmanager
     def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
@@ -165,6 +148,29 @@ class Locks:
             self._folder.mkdir(parents=True, exist_ok=True)
         # A new object each time, so that threads exclude each other as processes do.
         return FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)
+
+
+class _HeldKey(AbstractContextManager[None]):
+    """A key while it is held; a class, since it is made for each stage and a generator costs three times as much."""
+
+    def __init__(self, keys: ranges.Ranges, key: str, gives_up: Callable[[], bool]) -> None:
+        self._keys = keys
+        self._key = key
+        self._gives_up = gives_up
+        # Two keys of one number would only wait for each other; nobody holds one and waits for another.
+        self._number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+
+    def __enter__(self) -> None:
+        nap = _SHORTEST_NAP
+        with in_words(f"Cannot lock {self._key}"):
+            while not self._keys.acquire(self._number):
+                if self._gives_up():
+                    raise Interrupted(f"Waiting for {self._key} was given up.")
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP)
+
+    def __exit__(self, *raised: object) -> None:
+        self._keys.release(self._number)
 
 
 def _in_use() -> StoreError:

@@ -75,7 +75,7 @@ class MemoryStore:
         self.calls.append(("missing", ",".join(file.name for file in files)))
         return [file for file in files if (found := self._sound(file.digest)) is None or len(found) != file.size]
 
-    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+    def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
         self.calls.append(("publish", check_key(record.cache_key)))
         with in_words(f"Cannot store the outputs of {record.ingredients.stage}"):
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}

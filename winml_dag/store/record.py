@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject, JsonValue, json_hash
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 
@@ -30,6 +31,11 @@ class Ingredients:
     config: JsonObject
     inputs: Mapping[str, str]
     toolchain: Mapping[str, str]
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Of ``config``: asked for when a key is made and when a record is."""
+        return json_hash(self.config)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.store.files import PARTIAL, files_below, write_whole
+from winml_dag.store.files import PARTIAL, files_below, open_to_read, read_rest, write_whole
 from winml_dag.store.record import Record
 from winml_dag.store.sealed import seal, seal_text, unseal
 
@@ -52,7 +52,10 @@ class Records:
         self._not_indexed: set[str] = set()
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{key[:2]}/{key[2:]}{_SUFFIX}"
+        return Path(self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"{self.folder}{os.sep}{key[:2]}{os.sep}{key[2:]}{_SUFFIX}"
 
     def read(self, key: str) -> Record | None:
         """The record of *key*, from the index, else from its file; None when neither has a sound one."""
@@ -101,19 +104,21 @@ class Records:
             OSError: when it is not there or cannot be read.
             StoreError: when it is damaged.
         """
+        # Asked for twice for each stage that has to run, and then it is not there: not a file object.
+        opened = open_to_read(self._path(key))
         try:
-            # As text: asked for each stage that has to run, and then it is not there.
-            with open(f"{self.folder}/{key[:2]}/{key[2:]}{_SUFFIX}", encoding="utf-8") as opened:
-                value = unseal(key, opened.read())
+            value = unseal(key, read_rest(opened, os.fstat(opened).st_size).decode())
         except ValueError as error:
             raise StoreError(f"The record of {key} is damaged: {error}") from error
+        finally:
+            os.close(opened)
         return _checked(key, Record.from_json(value))
 
     def write(self, record: Record) -> None:
         """Keep *record*, in place of an earlier one of its key. From here on it can be found."""
         text = canonical_json(record.to_json())
         self._not_indexed.discard(record.cache_key)
-        write_whole(self.path(check_key(record.cache_key)), seal_text(record.cache_key, text).encode())
+        write_whole(self._path(check_key(record.cache_key)), seal_text(record.cache_key, text).encode())
         self._write_row(record, text)
 
     def _write_row(self, record: Record, text: str) -> None:

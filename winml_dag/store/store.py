@@ -35,7 +35,7 @@ class RunStore(Protocol):
         was stored is hashed again).
         """
 
-    def publish(self, record: Record, folders: Mapping[str, Path], log: Path | None = None) -> Record:
+    def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
         """Move the files of each output slot's folder into the store, then write the record, last.
 
         *record* comes without outputs and log; the returned one has them, but no log that is empty. Files are renamed,
