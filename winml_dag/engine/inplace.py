@@ -113,12 +113,22 @@ class InPlace:
         if not self.is_right(path, file):
             placed = Path(path)
             self._refuse(folder, path)
-            self._store.fetch(Artifact((file,)), folder)
+            self._fetch(folder, file)
             found = _print(path)
             if found is not None:
                 self._right[path] = (found, file.digest)
             self.put_files[placed] = file
         return path
+
+    def _fetch(self, folder: Path, file: FileEntry) -> None:
+        try:
+            self._store.fetch(Artifact((file,)), folder)
+        except StoreError as error:
+            # Fetching from the store speaks of the store; here it is the user's folder that has to be seen to.
+            if isinstance(error, BlobDamaged) or not isinstance(error.__cause__, OSError):
+                raise
+            advice = "Make room or give permission, or give the output another path; nothing has to run again."
+            raise StoreError(error.message, advice=advice) from error.__cause__
 
     def hold_only(self, folder: Path, name: str, files: Sequence[FileEntry]) -> None:
         """Make the output *name* of *folder*, a folder itself, hold nothing but *files*: whoever lists it must find
