@@ -87,6 +87,7 @@ def peers(folder: Path, tools_folder: str, chains: int, tools: str, runs: int) -
 def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
     """Everything, by the name of its table."""
     runs = 3 if quick else 9
+    # The comparison with other tools first: see there for what removing many files does to whoever comes next.
     return {
         "start": start(folder, runs * 3),
         "peers": peers(folder, tools_folder, 50 if quick else 1000, _FAST, runs),

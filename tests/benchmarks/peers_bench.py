@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,8 +88,6 @@ def bench(tool: str, chains: int, runs: int, folder: Path, tools_folder: Path) -
     null = _several(runs, lambda _: _seconds(command, folder, environment))
     edit = _several(runs, edited)
     wrong += [path.name for path, text in outputs_of(folder, chains) if path.read_bytes() != text]
-    shutil.rmtree(folder)
-    shutil.rmtree(environment["WINML_DAG_CACHE_DIR"], ignore_errors=True)
     return {"chains": chains, "full": round(full, 3), "null": null, "edit": edit, "wrong": wrong}
 
 
@@ -101,12 +99,14 @@ def main() -> None:
     parser.add_argument("--tools", default="winml-dag,make")
     parser.add_argument("--tools-folder", type=Path, default=_BESIDE)
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    result = {
-        tool: bench(tool, asked.chains, asked.runs, asked.folder / tool, asked.tools_folder)
-        for tool in asked.tools.split(",")
-    }
-    print(json.dumps(result))
+    # Removed when all have been measured: for minutes after thousands of files were removed, ext4 takes many times as
+    # long to make new ones (it looks for inodes that were not deleted recently).
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        result = {
+            tool: bench(tool, asked.chains, asked.runs, Path(name) / tool, asked.tools_folder)
+            for tool in asked.tools.split(",")
+        }
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":
