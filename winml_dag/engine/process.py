@@ -6,6 +6,7 @@ POSIX has process groups; on Windows ``taskkill /T`` walks the tree from the chi
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -23,6 +24,12 @@ else:
 
 # The longest that poll takes; a longer limit is waited for in pieces.
 _MOST_MILLISECONDS = 2**31 - 1
+
+
+@functools.cache
+def _nothing() -> int:
+    """The descriptor of an empty file that is never closed: Popen would open and close one for each command."""
+    return os.open(os.devnull, os.O_RDONLY)
 
 
 class ProcessGroup:
@@ -60,7 +67,7 @@ class ProcessGroup:
                 executable=program,
                 cwd=folder,
                 env=environment,
-                stdin=subprocess.PIPE if holds_stdin else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if holds_stdin else _nothing(),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a group of its own; ignored on Windows
