@@ -30,6 +30,11 @@ SMALL_BYTES = 64 << 10
 _NEW: dict[DigestFunction, Callable[[], Hash]] = {"xxh3-128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 
 
+def new_hash(function: DigestFunction) -> Hash:
+    """A hash that has seen nothing yet."""
+    return _NEW[function]()
+
+
 def split_digest(digest: str) -> tuple[DigestFunction, str]:
     """The function and the hex digits of *digest*.
 
