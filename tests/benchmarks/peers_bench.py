@@ -42,8 +42,11 @@ def _command(tool: str, tools_folder: Path) -> list[str]:
 
 
 def _environment(folder: Path, tools_folder: Path) -> dict[str, str]:
+    # Compiled modules are kept, as they are for every user: without them Python compiles ours anew for each process,
+    # and those of the other tools, which pip compiled, it does not.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **inherited,
         "WINML_DAG_CACHE_DIR": str(folder.parent / f"{folder.name}-cache"),
         "PATH": f"{tools_folder}{os.pathsep}{os.environ['PATH']}",
         "DVC_NO_ANALYTICS": "1",

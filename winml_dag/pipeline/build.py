@@ -125,7 +125,9 @@ def build(
     started = time.monotonic()
     wanted = planned.summary
     refuse_file(wanted.output_dir)
-    if not is_changing(wanted.output_dir):  # else another build is at it; who owns what is asked again at the end
+    # Of a part, the manifest was seen to be the one that we wrote. And where another build is at the folder, who owns
+    # what is asked again at the end.
+    if not (planned.others or is_changing(wanted.output_dir)):
         output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
 
     for attempt in range(_TRIES):
