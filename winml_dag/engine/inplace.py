@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,10 +215,3 @@ def _print(path: str) -> _Print | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
-
-
-def place_all(place: InPlace, nodes: Iterable[Node], records: Mapping[str, Record]) -> None:
-    """Put the outputs of all *nodes* that have a record. Raises as :meth:`InPlace.put` does."""
-    for node in nodes:
-        if node.folder is not None and node.id in records:
-            place.put(node, records[node.id])

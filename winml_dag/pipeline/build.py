@@ -143,12 +143,13 @@ def build(
                 )
                 if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
                     return replace(finished, cache_note=settle_accounts(planned, results, store))
+                checked_ns = time.time_ns()
                 done = materialise(planned, own, by_id, store, time.monotonic() - started, link=options.link)
         except BlobDamaged:
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
             continue
-        note_finished(planned, by_id, visible_files(by_id), store)
+        note_finished(planned, by_id, visible_files(by_id), store, checked_ns)
         note = settle_accounts(planned, results, store)
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
     raise StoreError(

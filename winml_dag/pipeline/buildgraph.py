@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
 from winml_dag.pipeline.layout import MODEL
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -77,13 +77,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a graph was planned from, for noting it: the request word for word, the recipe's file, and when planning
-    began.
+    """What a graph was planned from, for noting it: the request word for word, the recipe's file, when planning began,
+    and what surrounded it then. Later surroundings would vouch for keys that were made in others.
     """
 
     words: str
     recipe: Path | None
     began_ns: int
+    surroundings: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -109,17 +108,20 @@ def output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
 
 
 def note_finished(
-    planned: BuildGraph, results: Mapping[str, StageResult], files: Iterable[FileEntry], store: LocalStore
+    planned: BuildGraph,
+    results: Mapping[str, StageResult],
+    files: Iterable[FileEntry],
+    store: LocalStore,
+    checked_ns: int,
 ) -> None:
     """Remember a finished build, of which *files* lie in its output folder, so that the next one sees at a glance that
-    there is nothing to do.
+    there is nothing to do. Nothing that it has put was found right before *checked_ns*.
     """
     if planned.origin is None and planned.standing is None:
         return
     from winml_dag.pipeline.standing.noting import Finished, note, note_again
     from winml_dag.pipeline.standing.recall import Made, placed_text
 
-    checked_ns = time.time_ns()
     folder = planned.summary.output_dir.absolute()
     outputs = {str(folder / entry.name): entry.digest for entry in files}
     outputs |= {str(folder / name): digest_file(folder / name) for name in (MANIFEST, *_settings(planned))}

@@ -96,7 +96,10 @@ def plan_request(
         # A source that is gone is missed, or done without, when it is looked for anew.
         with suppress(*MALFORMED, InputError):
             return recall(standing, store, part=part)
+    from winml_dag.pipeline.standing.surroundings import surroundings
+
     began_ns = time.time_ns()
+    around = surroundings(began_ns)
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.buildgraph import Origin
     from winml_dag.pipeline.plan import plan_build
@@ -109,6 +112,6 @@ def plan_request(
     from winml_dag.pipeline.standing.noting import note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None
-    planned = replace(planned, origin=Origin(words, recipe, began_ns))
+    planned = replace(planned, origin=Origin(words, recipe, began_ns, around))
     note(planned, store)
     return planned

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from winml_dag.cli.main import run
+from winml_dag.engine import toolchain
+from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.standing.check import Standing, check
 from winml_dag.store import changetime
@@ -96,3 +100,42 @@ def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypat
     assert standing is not None
     note = standing.note
     assert str(Path("other.txt").absolute()) in {note.paths[place] for place in note.header.unsettled}
+
+
+def edit_source() -> None:
+    Path("other.txt").write_text("edited")
+
+
+def edit_output() -> None:
+    Path("build/other.txt").write_text("edited")
+
+
+def install_package() -> None:
+    Path("packages/some_package-1.0.dist-info").mkdir()
+    toolchain._installed.cache_clear()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["planned anew", "recalled"])
+@pytest.mark.parametrize("edit", [edit_source, edit_output, install_package])
+def test_what_changes_at_the_end_of_a_long_build_is_not_vouched_for(
+    monkeypatch: pytest.MonkeyPatch, edit: Callable[[], None], first: bool
+) -> None:
+    """After a source was read, after an output was found right, or after keys were made from what is installed."""
+    Path("packages").mkdir()
+    monkeypatch.syspath_prepend(str(Path("packages").absolute()))
+    if not first:
+        build()  # the search path is another now, and that is noted
+    Path("other.txt").write_text("another")
+    note_finished = pipeline_build.note_finished
+
+    def edit_and_note(*arguments: Any) -> None:
+        edit()
+        note_finished(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline_build, "note_finished", edit_and_note)
+        build()
+    assert not is_up_to_date()
+    build()
+    assert Path("build/other.txt").read_text() == Path("other.txt").read_text()
+    assert is_up_to_date()

@@ -36,12 +36,13 @@ class Standing:
     """A plan that still holds.
 
     ``changed``: places, in the note's list of paths, of data, outputs and blobs that are not what they were; ``seen``:
-    what was seen of all paths when that was found out.
+    what was seen of all paths when that was found out, which was not before ``at_ns``.
     """
 
     note: Note
     changed: tuple[int, ...]
     seen: array[int]
+    at_ns: int
 
     @property
     def is_up_to_date(self) -> bool:
@@ -68,13 +69,13 @@ def _check(cache_dir: str, note: Note) -> Standing | None:
     if unsettled:
         doubtful = sorted({*doubtful, *unsettled})
     if not doubtful:
-        return Standing(note, (), seen)
+        return Standing(note, (), seen, at_ns)
     changed = [place for place in doubtful if not _is_as_noted(note, place, seen)]
     if changed and changed[0] < note.header.groups.steering:
         return None
     if not changed:
         _note_again(cache_dir, note, seen, at_ns, doubtful)
-    return Standing(note, tuple(changed), seen)
+    return Standing(note, tuple(changed), seen, at_ns)
 
 
 def note_use(cache_dir: str, standing: Standing) -> None:

@@ -66,6 +66,11 @@ def differing(one: Sequence[int], other: Sequence[int]) -> list[int]:
     ]
 
 
+def changed_ns(seen: Sequence[int], place: int) -> int:
+    """When the path at *place* last changed; 0 for one that is not there."""
+    return seen[place * PER_PATH + _CHANGED]
+
+
 def changed_after(seen: Sequence[int], moment_ns: int) -> list[int]:
     """The places of the paths that changed after *moment_ns*: a write that follows could get the very same time."""
     return [place for place, changed_ns in enumerate(seen[_CHANGED::PER_PATH]) if changed_ns > moment_ns]

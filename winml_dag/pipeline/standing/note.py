@@ -21,8 +21,7 @@ from typing import Any
 
 import xxhash
 
-from winml_dag.canonical import JsonObject
-from winml_dag.pipeline.standing.surroundings import Surroundings
+from winml_dag.canonical import JsonObject, JsonValue
 
 FORMAT = 1
 _SUFFIX = ".note"
@@ -67,7 +66,7 @@ class Header:
     """
 
     asked: str
-    surroundings: Surroundings
+    surroundings: Mapping[str, JsonValue]
     places: Mapping[str, str]
     groups: Groups
     unsettled: Sequence[int] = ()

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from winml_dag.pipeline.buildgraph import BuildGraph, Origin
 from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of
-from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, differing, look
+from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, changed_ns, differing, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
 from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
-from winml_dag.pipeline.standing.surroundings import surroundings
 from winml_dag.store import changetime
 from winml_dag.store.files import write_whole
 
@@ -118,7 +117,7 @@ def _write(
     folders = {os.path.dirname(path) for path in content.steering} | {str(planned.summary.output_dir.absolute())}
     header = Header(
         asked=origin.words,
-        surroundings=surroundings(origin.began_ns),
+        surroundings=origin.surroundings,
         places=places_of(sorted(folders)),
         groups=Groups(len(content.steering), len(data), len(outputs), len(content.blobs)),
         unsettled=young,
@@ -156,16 +155,11 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
     if planned.others:
         blobs = list(dict.fromkeys([*note.paths[groups.hashed :], *blobs]))
     paths = [*hashed, *blobs]
-    touched = {path for path, _ in _read_by(planned)} | finished.outputs.keys()
-    seen = _seen_again(planned.standing, paths, touched)
-    settled_ns = finished.checked_ns - changetime.SETTLED_NS
-    young = [place for place in changed_after(seen, settled_ns) if place < len(hashed)]
-    doubtful = {*note.header.unsettled, *differing(note.seen, planned.standing.seen)}
+    seen = _seen_again(planned.standing, paths, finished.outputs.keys())
     header = replace(
         note.header,
         groups=replace(groups, outputs=len(hashed) - read, blobs=len(blobs)),
-        # What was read when the plan was recalled, and is young, may have changed since: that settles nothing.
-        unsettled=[place for place in young if paths[place] in touched or place in doubtful],
+        unsettled=_unsettled(planned, finished, paths[: len(hashed)], seen),
         complete=True,
         summary=finished.summary,
         seconds=note.header.seconds if planned.others else round(finished.seconds, 3),
@@ -178,8 +172,31 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
     _keep(Note.of(header, paths, seen, hashed.values(), text), store, keys)
 
 
+def _unsettled(planned: BuildGraph, finished: Finished, hashed: Sequence[str], seen: Sequence[int]) -> list[int]:
+    """Places of files whose content was established so shortly after they changed that a later change need not show.
+
+    Outputs were found right at the end of the build, all else when the plan was recalled. Only what was read or put
+    since the old note can be such a file.
+    """
+    standing = planned.standing
+    assert standing is not None
+    doubtful = {*standing.note.header.unsettled, *differing(standing.note.seen, standing.seen)}
+    suspects = {standing.note.paths[place] for place in doubtful} | finished.outputs.keys()
+    suspects |= {path for path, _ in _read_by(planned)}
+    found = []
+    for place, path in enumerate(hashed):
+        if path in suspects:
+            moment_ns = finished.checked_ns if path in finished.outputs else standing.at_ns
+            if changed_ns(seen, place) > moment_ns - changetime.SETTLED_NS:
+                found.append(place)
+    return found
+
+
 def _seen_again(standing: Standing, paths: Sequence[str], touched: Set[str]) -> array[int]:
-    """What was seen of *paths* when the plan was recalled, and of those that were *touched* since, or are new, now."""
+    """What was seen of *paths* when the plan was recalled, and of those that were *touched* since, or are new, now.
+
+    Of sources never what is seen now: one that was edited after it was read would look like what was read.
+    """
     place_of = {path: place for place, path in enumerate(standing.note.paths)}
     seen = array("q")
     for path in paths:

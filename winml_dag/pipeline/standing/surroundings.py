@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import xxhash
@@ -34,7 +34,7 @@ def surroundings(now_ns: int) -> Surroundings:
     return {**_cheap(), "installed": _installed(), "folders": _folders(), "at_ns": now_ns}
 
 
-def are(noted: Surroundings) -> bool:
+def are(noted: Mapping[str, JsonValue]) -> bool:
     """Whether the surroundings are still what they were when *noted*."""
     now = _cheap()
     if any(noted.get(name) != value for name, value in now.items()):
