@@ -25,7 +25,8 @@ def test_a_file_that_grew_or_shrank_meanwhile_is_read_to_its_end(tmp_path, expec
 def test_a_forked_process_makes_other_partial_names() -> None:
     code = (
         "import os; from winml_dag.store.files import partial_in; pid = os.fork();"
-        "print(partial_in('folder'), flush=True); pid and os.wait()"
+        "pid and os.wait(); print(partial_in('folder'), flush=True)"
     )
+    # One after the other: an unbuffered name and its line end are two writes, and two at once would run together.
     names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert len(set(names)) == 2
