@@ -147,7 +147,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     target = _target(asked)
     task = _task(asked, model)
     onnx = model.onnx
-    quant = _quant(asked, target, onnx)
+    quant = _with_types(_quant(asked, target, onnx))
     compile_ = sections.compile_config(asked, target)
     if not isinstance(compile_, Skip):
         require_installed(target.ep)
@@ -278,6 +278,14 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
     if overrides.quant is True:
         return Quant()
     return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
+
+
+def _with_types(quant: Quant | Skip) -> Quant | Skip:
+    """*quant* with the integer types that it leaves open."""
+    if isinstance(quant, Skip) or quant.mode not in ("static", "dynamic"):
+        return quant
+    types = {"weight_type": quant.weight_type or "uint8", "activation_type": quant.activation_type or "uint8"}
+    return quant.model_copy(update=types)
 
 
 def _precision(asked: Asked, target: Target) -> Precision | None:

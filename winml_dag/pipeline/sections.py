@@ -26,7 +26,15 @@ from winml_dag.stages.validate import MINIMUM_COSINE, ValidateConfig, ValidateFi
 DEFAULT_OPSET = 21
 
 _UNAVAILABLE_LOADER = {"user_script": "user scripts", "module_path": "module mode"}
-_UNAVAILABLE_QUANT = ("save_calibration", "calibration_load_path", "calibration_save_path", "dataset_name")
+_UNAVAILABLE_QUANT = (
+    "save_calibration",
+    "calibration_load_path",
+    "calibration_save_path",
+    "dataset_name",
+    "op_types_to_exclude",
+    "node_overrides",
+    "equalize",
+)
 
 
 def refuse_unavailable(recipe: Recipe) -> None:

@@ -115,6 +115,7 @@ ModelPath = Annotated[str | Mapping[str, str], BeforeValidator(_check_model_path
 
 Device = Literal["auto", "cpu", "gpu", "npu"]
 IntegerType = Literal["uint8", "int8", "uint16", "int16"]
+WeightType = Literal["uint4", "int4", "uint8", "int8", "uint16", "int16"]
 TensorType = Literal[
     "float32", "float16", "bfloat16", "float64",
     "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",

@@ -53,9 +53,9 @@ class QuantFields(Protocol):
     @property
     def mode(self) -> str: ...
     @property
-    def weight_type(self) -> str: ...
+    def weight_type(self) -> str | None: ...
     @property
-    def activation_type(self) -> str: ...
+    def activation_type(self) -> str | None: ...
     @property
     def rtn_bits(self) -> int: ...
 
@@ -130,5 +130,5 @@ def precision_name(quant: QuantFields | None) -> str:
     return quant.mode
 
 
-def _bits(integer_type: str) -> str:
-    return integer_type.removeprefix("u").removeprefix("int")
+def _bits(integer_type: str | None) -> str:
+    return (integer_type or "uint8").removeprefix("u").removeprefix("int")

@@ -30,6 +30,7 @@ from winml_dag.recipe.fields import (
     Seed,
     TensorType,
     Text,
+    WeightType,
     problem,
 )
 
@@ -102,12 +103,22 @@ def _current_mode(value: object) -> object:
     return "static" if value == "qdq" else value
 
 
+class NodeOverride(Section):
+    """Ours: the types of some nodes, where they are not those of the rest."""
+
+    weight_type: WeightType | None = None
+    activation_type: IntegerType | None = None
+
+
 class Quant(Section):
-    """How floats become integers or float16.
+    """How floats become integers or float16: the one configuration of it, in ``quant`` and ``compile.quant_config``.
 
-    Ours: ``calibration_data``, the path of a .npz, .npy or .txt file, or of a folder of them.
+    Ours: ``calibration_data``, the path of data in files; ``dataset_subset``, ``dataset_split`` and
+    ``columns_mapping``, which say what of ``dataset_name`` is used; ``op_types_to_exclude``; ``node_overrides``, by
+    names of nodes or patterns; ``equalize``; ``rtn_float_type``, of what rtn leaves in floats.
 
-    ``per_channel`` and ``symmetric`` None: as suits the target (false in winml-cli).
+    ``weight_type``, ``activation_type``, ``per_channel``, ``symmetric`` and ``equalize`` None: as suits the target
+    and precision (uint8 and false in winml-cli).
     """
 
     mode: Annotated[Literal["static", "dynamic", "rtn", "fp16"], BeforeValidator(_current_mode)] = "static"
@@ -117,19 +128,26 @@ class Quant(Section):
     task: Text | None = None
     model_id: Text | None = None
     dataset_name: Text | None = None
+    dataset_subset: Text | None = None
+    dataset_split: Text = "train"
+    columns_mapping: MapOf[Text] = Field(default_factory=dict)
     model_type: Text | None = None
-    weight_type: IntegerType = "uint8"
-    activation_type: IntegerType = "uint8"
+    weight_type: WeightType | None = None
+    activation_type: IntegerType | None = None
     per_channel: bool | None = None
     symmetric: bool | None = None
     weight_symmetric: bool | None = None
     activation_symmetric: bool | None = None
     op_types_to_quantize: ListOf[Text] | None = None
+    op_types_to_exclude: ListOf[Text] | None = None
     nodes_to_exclude: ListOf[Text] | None = None
+    node_overrides: MapOf[NodeOverride] = Field(default_factory=dict)
+    equalize: bool | None = None
     rtn_bits: Literal[4, 8] = 4
     rtn_block_size: Count = 128
     rtn_symmetric: bool = True
     rtn_accuracy_level: Annotated[int, Field(ge=0, le=4)] = 0
+    rtn_float_type: Literal["float32", "float16"] = "float32"
     reduce_range: bool = False
     fp16_keep_io_types: bool = True
     fp16_op_block_list: ListOf[Text] | None = None
