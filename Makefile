@@ -48,6 +48,7 @@ cache-fixtures: $(VENV)/with-tests
 
 # About half an hour on a quiet machine; the other tools live in an environment of their own.
 bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
+	$(PIP) --no-deps rapidocr
 	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)
 
 clean:

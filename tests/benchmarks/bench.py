@@ -22,7 +22,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tables import bytes_table, machine_table, miss_table, peers_table, start_table
+from tables import (
+    bytes_table,
+    five_table,
+    machine_table,
+    miss_table,
+    peers_table,
+    precisions_table,
+    start_table,
+)
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
@@ -99,6 +107,7 @@ def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
             "miss_bench.py", "--folder", str(folder), "--runs", "1" if quick else "3", "--size",
             "small" if quick else "full",
         ),
+        "precisions": run_program("precisions_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
     }  # fmt: skip
 
 
@@ -134,8 +143,19 @@ def page(found: dict[str, Any], where: dict[str, str]) -> str:
         large=peers_table(found["large"]),
         bytes=bytes_table(found["bytes"]),
         miss=miss_table(found["miss"]),
+        precisions="\n\n".join(
+            f"{_MODELS[name]}\n\n{precisions_table(one['precisions'])}" for name, one in found["precisions"].items()
+        ),
+        five=five_table(found["precisions"]),
         machine=machine_table(where),
     )
+
+
+_MODELS = {
+    "resnet50": "ResNet-50 with random weights, 224 x 224, calibrated and compared on random images:",
+    "minilm": "all-MiniLM-L6-v2 with its real weights, 256 tokens, calibrated on the 32 sentences of the quickstart:",
+    "ocr": "The text detector of PP-OCRv6 (from the package rapidocr), 320 x 320, on pictures of words:",
+}
 
 
 _PAGE = """# Benchmarks
@@ -181,6 +201,20 @@ ResNet-50 with random weights, 224 x 224, w8a8, compiled for QNN, built with an 
 script that calls the same functions with the same settings in as many processes, on plain folders.
 
 {miss}
+
+## Precisions
+
+What each precision costs and gives. Seconds are those of calibrate, quantize and compile; ranges are found once for
+all of a model's precisions. Cosine and SQNR are to the float model, on samples that were kept back, on the CPU or on
+QNN's emulated NPU. "pooled" is the cosine of mean-pooled embeddings of twelve other sentences. "parts" are EPContext
+nodes, "nodes left" those that stay in float.
+
+{precisions}
+
+Five precisions (fp16, w16a16, w16a8, w8a16, w8a8) on the CPU as one graph, against one build each with a cache of its
+own:
+
+{five}
 
 ## Where it was measured
 

@@ -82,3 +82,51 @@ def _ratio(one: float, other: float) -> str:
 
 def _spread(found: Mapping[str, float]) -> str:
     return f"{found['median']:.3f} ({found['min']:.3f}-{found['max']:.3f})"
+
+
+def precisions_table(found: Mapping[str, Any]) -> str:
+    """One model in every precision on every provider: a row each."""
+    head = ["built for", "MB", "cosine", "SQNR dB", "pooled mean", "pooled min", "parts", "nodes left", "seconds"]
+    return table(head, [_precision_row(name, one) for name, one in found.items()])
+
+
+def _precision_row(name: str, one: Mapping[str, Any]) -> Sequence[object]:
+    if "error" in one:
+        return (name, "", "", "", "", "", "", "", _sentence(one["error"]))
+    quality, pooled = one["quality"] or {}, one.get("pooled") or {}
+    return (
+        name,
+        round(one["model_bytes"] / 1e6, 1),
+        _shown(quality.get("cosine")),
+        _shown(quality.get("sqnr_db")),
+        _shown(pooled.get("mean")),
+        _shown(pooled.get("min")),
+        _shown(one["partitions"]),
+        _shown(one["nodes_skipped"]),
+        round(sum(one["seconds"].values()), 1),
+    )
+
+
+def _sentence(text: str) -> str:
+    return text.partition(". ")[0].replace("|", "/")
+
+
+def _shown(value: object) -> object:
+    return "" if value is None else value
+
+
+def five_table(found: Mapping[str, Any]) -> str:
+    """Five precisions at once and one by one, by model."""
+    head = ["model", "one graph, s", "one by one, s", "ratio", "stages in one graph", "stages one by one"]
+    rows = [
+        (
+            name,
+            one["one_graph_seconds"],
+            one["separate_seconds"],
+            one["ratio"],
+            one["stages_in_one_graph"],
+            one["stages_one_by_one"],
+        )
+        for name, one in ((name, model["five"]) for name, model in found.items())
+    ]
+    return table(head, rows)
