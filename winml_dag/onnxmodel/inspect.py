@@ -100,6 +100,12 @@ class ModelSummary:
         return bool(self.ep_context)
 
     @property
+    def is_weight_only(self) -> bool:
+        """Whether its only integers are weights in MatMulNBits, so that all its activations are floats."""
+        others = {name.rpartition("/")[2] for name in self.op_counts} - {"MatMulNBits"}
+        return self.is_quantized and not any(map(_is_quantized, others))
+
+    @property
     def weight_size(self) -> int:
         """Bytes of all tensor data."""
         return sum(self.tensor_bytes.values())
@@ -145,14 +151,16 @@ def inspect_model(path: Path) -> ModelSummary:
         tensor_bytes=dict(sorted(tensor_bytes.items())),
         external_data=external_data,
         ep_context=ep_context,
-        is_quantized=any(
-            node.op_type in _QUANTIZED_OPS or node.op_type.startswith(_QUANTIZED_PREFIXES) for node in nodes
-        ),
+        is_quantized=any(_is_quantized(node.op_type) for node in nodes),
         weight_types=weight_types,
         activation_types=activation_types,
         metadata=model.metadata,
         files=(path.name, *_distinct((*external_data, *sidecars))),
     )
+
+
+def _is_quantized(op_type: str) -> bool:
+    return op_type in _QUANTIZED_OPS or op_type.startswith(_QUANTIZED_PREFIXES)
 
 
 def _subgraphs(nodes: Iterable[Node]) -> Iterator[Graph]:

@@ -53,7 +53,9 @@ COMPILE = Stage(
     work="winml_dag.stages.compile:run",
     config="winml_dag.stages.compile:CompileConfig",
     inputs={
-        "model": kinds.model_slot("compiled", kinds.FLOAT_MODEL, kinds.HALF_MODEL, kinds.QUANTIZED_MODEL),
+        "model": kinds.model_slot(
+            "compiled", kinds.FLOAT_MODEL, kinds.HALF_MODEL, kinds.QUANTIZED_MODEL, kinds.WEIGHT_ONLY_MODEL
+        ),
         "option_files": InputSlot(frozenset({kinds.OPTION_FILES}), required=False),
     },
     outputs={"model": kinds.COMPILED_MODEL},

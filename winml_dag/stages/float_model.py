@@ -15,12 +15,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import resave
-from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
+from winml_dag.onnxmodel.inspect import inspect_model
 
 _HALF_TYPES = ("float16", "bfloat16")
-_INTEGER_OPS = frozenset(
-    {"QuantizeLinear", "DequantizeLinear", "MatMulInteger", "ConvInteger", "com.microsoft/DynamicQuantizeMatMul"}
-)
 _PROBE_FILE = Path("probe.onnx")
 
 NOT_COMPUTING = frozenset({"Constant", "Cast"})
@@ -38,7 +35,7 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
             f" cannot be {done}.",
             advice="Use the ONNX model that it was compiled from.",
         )
-    if model.is_quantized and not (weight_only_too and _is_weight_only(model)):
+    if model.is_quantized and not (weight_only_too and model.is_weight_only):
         raise StageError(
             f"{source.name} is quantized already and cannot be {done} again.", advice="Use the float32 model."
         )
@@ -48,10 +45,6 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
         raise StageError(
             f"{source.name} has tensors in {half[0]} and cannot be {done}.", advice="Use the model in float32."
         )
-
-
-def _is_weight_only(model: ModelSummary) -> bool:
-    return "com.microsoft/MatMulNBits" in model.op_counts and not _INTEGER_OPS & model.op_counts.keys()
 
 
 def write_typed(source: Path, destination: Path) -> None:

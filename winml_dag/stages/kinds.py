@@ -16,13 +16,15 @@ OPTION_FILES = "provider option files"
 FLOAT_MODEL = "onnx"  # an ordinary model in float32
 HALF_MODEL = "float16 onnx"
 QUANTIZED_MODEL = "quantized onnx"  # QDQ or QOperator
+WEIGHT_ONLY_MODEL = "weight-only quantized onnx"  # MatMulNBits: integer weights, everything else in float32
 COMPILED_MODEL = "compiled onnx"  # has EPContext nodes: an execution provider's own binary
 
 RANGES = "activation ranges"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"
 
-ANY_MODEL = frozenset({FLOAT_MODEL, HALF_MODEL, QUANTIZED_MODEL, COMPILED_MODEL})
+ANY_MODEL = frozenset({FLOAT_MODEL, HALF_MODEL, QUANTIZED_MODEL, WEIGHT_ONLY_MODEL, COMPILED_MODEL})
+INTEGER_MODELS = frozenset({QUANTIZED_MODEL, WEIGHT_ONLY_MODEL})
 
 _COMPILED = (
     "it is a compiled EPContext model, an execution provider's own binary that cannot be {done} again; "
@@ -35,6 +37,9 @@ def model_slot(done: str, *accepts: str) -> InputSlot:
     refusals = {
         COMPILED_MODEL: _COMPILED.format(done=done),
         QUANTIZED_MODEL: f"it is already quantized (QDQ) and cannot be {done} again; use the float model",
+        WEIGHT_ONLY_MODEL: (
+            f"its weights are quantized already (MatMulNBits) and it cannot be {done} again; use the float model"
+        ),
         HALF_MODEL: f"it is already in float16 and cannot be {done}; use the float32 model",
     }
     return InputSlot(

@@ -5,7 +5,7 @@ This is the declaration; the work is in :mod:`winml_dag.stages.quantize.work`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.stages import kinds
@@ -66,3 +66,18 @@ QUANTIZE = Stage(
     outputs={"model": kinds.QUANTIZED_MODEL},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir"),
 )
+
+# The same stage by mode, where that takes or makes models of other kinds. float16 is for what rtn left in float32, too.
+_BY_MODE = {
+    "rtn": replace(QUANTIZE, outputs={"model": kinds.WEIGHT_ONLY_MODEL}),
+    "fp16": replace(
+        QUANTIZE,
+        inputs={**QUANTIZE.inputs, "model": kinds.model_slot("quantized", kinds.FLOAT_MODEL, kinds.WEIGHT_ONLY_MODEL)},
+        outputs={"model": kinds.HALF_MODEL},
+    ),
+}
+
+
+def quantize_stage(mode: str) -> Stage:
+    """The declaration of a node with this ``mode``; name, version and work are the same for all."""
+    return _BY_MODE.get(mode, QUANTIZE)
