@@ -264,7 +264,7 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
     if overrides.quant is False:
         return Skip("--no-quant was given")
     asked_for_now = overrides.quant is True or overrides.precision is not None
-    if onnx is not None and onnx.kind == kinds.QUANTIZED_MODEL and not asked_for_now:
+    if onnx is not None and onnx.kind in kinds.INTEGER_MODELS and not asked_for_now:
         return Skip(f"{onnx.path.name} is quantized already")
     precision = _precision(asked, target)
     if precision is not None:

@@ -103,7 +103,7 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
         return Skip("--no-optimize was given")
     if wanted is None and recipe.skip_optimize:
         return Skip("skip_optimize is set in the recipe")
-    if wanted is None and onnx is not None and onnx.kind == kinds.QUANTIZED_MODEL:
+    if wanted is None and onnx is not None and onnx.kind in kinds.INTEGER_MODELS:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
     flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled and not FLAGS[name].always_on}
     # Only where a flag's form depends on it: otherwise builds for different targets share this stage.

@@ -138,6 +138,8 @@ class OnnxFile:
     def kind(self) -> str:
         if self.summary.is_compiled:
             return kinds.COMPILED_MODEL
+        if self.summary.is_weight_only:
+            return kinds.WEIGHT_ONLY_MODEL
         return kinds.QUANTIZED_MODEL if self.summary.is_quantized else kinds.FLOAT_MODEL
 
     def source(self) -> Source:
