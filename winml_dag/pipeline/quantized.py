@@ -1,0 +1,204 @@
+"""What quantization did in a build: counts, times, sizes and quality, put together from the records of its stages.
+
+The fields that winml-cli's result has are here under the same names. Times are those of the work when it was done;
+``cached`` says that this build took it from the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.stages.quality import Quality
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildResult
+
+_NO_METRICS: JsonObject = {}
+
+
+@dataclass(frozen=True)
+class QuantizeStep:
+    """One use of the stage quantize; a chain (4-bit weights, then float16) has one for each link.
+
+    ``reasons``: by operator and reason, how many nodes that compute with floats stayed as they were.
+    ``qdq_insertion_time_seconds`` is 0 for modes that insert no Q and DQ nodes.
+    """
+
+    id: str
+    mode: str
+    weight_type: str
+    activation_type: str
+    nodes_quantized: int
+    nodes_skipped: int
+    nodes_skipped_reasons: Mapping[str, Mapping[str, int]]
+    qdq_insertion_time_seconds: float
+    postproc_time_seconds: float
+    elapsed_seconds: float
+    size_before_bytes: int
+    size_after_bytes: int
+    cached: bool
+
+
+@dataclass(frozen=True)
+class CalibrationStep:
+    """The stage calibrate: on what, and how long the model ran on it."""
+
+    data: str
+    samples: int
+    calibration_time_seconds: float
+    cached: bool
+
+
+@dataclass(frozen=True)
+class QuantizeResult:
+    """What became of a quantization.
+
+    Attributes:
+        success: whether the build ended well.
+        output_path: the quantized model, ready to be shipped; None when the build failed.
+        calibration_path: where the activation ranges were put for the user; None when nobody asked for that.
+        total_time_seconds: of this build as a whole.
+        nodes_quantized, nodes_skipped, nodes_skipped_reasons: of the model that came out, so of the last step.
+        size_before_bytes: of the first step, weights in files of their own included; 0 when there was no step.
+        cached: whether no step ran, because all were known.
+        steps: one for each mode that was applied, in order.
+        calibration: None when nothing was calibrated.
+        quality: None when nothing was validated.
+        errors: why it failed, one sentence each.
+        warnings: what to know before relying on the result, one sentence each.
+    """
+
+    success: bool
+    output_path: Path | None
+    calibration_path: Path | None
+    calibration_time_seconds: float
+    qdq_insertion_time_seconds: float
+    postproc_time_seconds: float
+    total_time_seconds: float
+    nodes_quantized: int
+    nodes_skipped: int
+    nodes_skipped_reasons: Mapping[str, Mapping[str, int]]
+    size_before_bytes: int
+    size_after_bytes: int
+    cached: bool
+    steps: tuple[QuantizeStep, ...]
+    calibration: CalibrationStep | None
+    quality: Quality | None
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> JsonObject:
+        value = asdict(self)
+        for name in ("output_path", "calibration_path"):
+            value[name] = None if value[name] is None else str(value[name])
+        return value
+
+
+def quantize_result(result: BuildResult, *, calibration_path: Path | None = None) -> QuantizeResult | None:
+    """What quantization did in *result*; None for a build that quantizes nothing."""
+    if all(view.stage != "quantize" or view.result is None for view in result.stages):
+        return None
+    done = [view.result for view in result.stages if view.result is not None]
+    steps = quantize_steps(done)
+    calibration = calibration_step(done)
+    last = steps[-1] if steps else None
+    return QuantizeResult(
+        success=not result.failed,
+        output_path=result.final_artifact,
+        calibration_path=calibration_path,
+        calibration_time_seconds=0.0 if calibration is None else calibration.calibration_time_seconds,
+        qdq_insertion_time_seconds=sum(step.qdq_insertion_time_seconds for step in steps),
+        postproc_time_seconds=sum(step.postproc_time_seconds for step in steps),
+        total_time_seconds=result.elapsed_seconds,
+        nodes_quantized=last.nodes_quantized if last else 0,
+        nodes_skipped=last.nodes_skipped if last else 0,
+        nodes_skipped_reasons=last.nodes_skipped_reasons if last else {},
+        size_before_bytes=steps[0].size_before_bytes if last else 0,
+        size_after_bytes=last.size_after_bytes if last else 0,
+        cached=bool(steps) and all(step.cached for step in steps),
+        steps=steps,
+        calibration=calibration,
+        quality=quality_of(done),
+        errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
+        warnings=result.build.notices,
+    )
+
+
+def quantize_steps(results: Sequence[StageResult]) -> tuple[QuantizeStep, ...]:
+    """The uses of quantize among *results* that ended well, in order."""
+    return tuple(_quantize_step(stage) for stage in results if _is(stage, "quantize"))
+
+
+def calibration_step(results: Sequence[StageResult]) -> CalibrationStep | None:
+    stage = next((stage for stage in results if _is(stage, "calibrate")), None)
+    if stage is None:
+        return None
+    metrics = _metrics(stage)
+    return CalibrationStep(
+        data=str(metrics.get("data", "")),
+        samples=int(_number(metrics, "samples")),
+        calibration_time_seconds=_number(metrics, "calibration_time_seconds"),
+        cached=_cached(stage),
+    )
+
+
+def quality_of(results: Sequence[StageResult]) -> Quality | None:
+    """What validate measured, if it did and something was quantized: of a float model it says nothing to rely on."""
+    if not any(_is(stage, "quantize") for stage in results):
+        return None
+    stage = next((stage for stage in results if _is(stage, "validate")), None)
+    return None if stage is None else Quality.from_json(_metrics(stage).get("quality"))
+
+
+def _quantize_step(stage: StageResult) -> QuantizeStep:
+    metrics = _metrics(stage)
+    reasons = metrics.get("nodes_skipped_reasons")
+    return QuantizeStep(
+        id=stage.node.id,
+        mode=str(metrics.get("mode", "")),
+        weight_type=str(metrics.get("weight_type", "")),
+        activation_type=str(metrics.get("activation_type", "")),
+        nodes_quantized=int(_number(metrics, "nodes_quantized")),
+        nodes_skipped=int(_number(metrics, "nodes_skipped")),
+        nodes_skipped_reasons=_counts(reasons),
+        qdq_insertion_time_seconds=_number(metrics, "qdq_insertion_time_seconds"),
+        postproc_time_seconds=_number(metrics, "postproc_time_seconds"),
+        elapsed_seconds=0.0 if stage.record is None else stage.record.elapsed_seconds,
+        size_before_bytes=int(_number(metrics, "size_before_bytes")),
+        size_after_bytes=int(_number(metrics, "size_after_bytes")),
+        cached=_cached(stage),
+    )
+
+
+def _is(stage: StageResult, name: str) -> bool:
+    """Whether *stage* is ours of that *name*, and there is something that it came to."""
+    return stage.node.stage.name == name and stage.node.folder is None and stage.record is not None
+
+
+def _metrics(stage: StageResult) -> JsonObject:
+    return _NO_METRICS if stage.record is None else stage.record.metrics
+
+
+def _cached(stage: StageResult) -> bool:
+    return stage.status is not Status.RAN
+
+
+def _number(metrics: JsonObject, name: str) -> float:
+    """0 for what was not measured, such as the insertion of Q and DQ where there are none."""
+    value = metrics.get(name)
+    return value if isinstance(value, int | float) else 0
+
+
+def _counts(value: JsonValue) -> dict[str, dict[str, int]]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {
+        op_type: {reason: count for reason, count in counts.items() if isinstance(count, int)}
+        for op_type, counts in value.items()
+        if isinstance(counts, Mapping)
+    }
