@@ -225,6 +225,8 @@ EDITS: tuple[Edit, ...] = (
     ("validate.enabled", "static", False, "validate finalize"),
     ("validate.min_cosine", "static", 0.5, "validate"),
     ("validate.samples", "static", 5, "validate"),
+    ("validate.samples", "text", 5, "calibrate validate"),
+    ("validate.enabled", "text", False, "calibrate validate finalize"),
     ("validate.seed", "static", 1, "validate"),
     ("validate.seed", "text", 1, NOTHING),
 )

@@ -103,11 +103,21 @@ def random_feeds(
     Raises:
         InputError: for an input whose type has no random values (texts, sequences).
     """
-    for index in range(count):
-        yield {spec.name: _sample(spec, _generator(seed, spec.name, index), distribution) for spec in specs}
+    return (random_feed(specs, str(seed), index, distribution) for index in range(count))
 
 
-def _generator(seed: int, name: str, index: int) -> np.random.Generator:
+def random_feed(
+    specs: Sequence[InputSpec], seed: str, index: int, distribution: Distribution = "uniform"
+) -> dict[str, NDArray[np.generic]]:
+    """The sample of that *index* alone; texts as seeds, so that there are others than the numbers users choose.
+
+    Raises:
+        InputError: as :func:`random_feeds`.
+    """
+    return {spec.name: _sample(spec, _generator(seed, spec.name, index), distribution) for spec in specs}
+
+
+def _generator(seed: str, name: str, index: int) -> np.random.Generator:
     digest = hashlib.sha256(f"{seed}\0{name}\0{index}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
 

@@ -153,10 +153,10 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         require_installed(target.ep)
     if onnx is None:
         _require_exporter()
-    calibrate = sections.calibrate_config(quant)
     inputs = _inputs(asked, model, target, quant)
     has_data = inputs.calibration_data is not None
     precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
+    validate = sections.validate_config(asked, target, precision, compile_, has_data=has_data)
     build = Build(
         summary=BuildSummary(
             model_id=model.name,
@@ -176,10 +176,10 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
         analyze=Skip("no operator-support tables in this version"),
-        calibrate=calibrate,
+        calibrate=sections.calibrate_config(quant, validate),
         quantize=sections.quantize_config(quant, target),
         compile=compile_,
-        validate=sections.validate_config(asked, target, precision, compile_, has_data=has_data),
+        validate=validate,
         declared=_declared(loaded),
     )
     settings = settings_of(build, asked, model, chosen(quant))

@@ -14,7 +14,7 @@ from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
-from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
+from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.compile import CompileConfig, CompileFields
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
@@ -111,7 +111,7 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
     return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and matters))
 
 
-def calibrate_config(quant: Quant | Skip) -> CalibrateConfig | Skip:
+def calibrate_config(quant: Quant | Skip, validate: ValidateConfig | Skip) -> CalibrateConfig | Skip:
     if isinstance(quant, Skip):
         return quant
     if quant.mode != "static":
@@ -123,7 +123,8 @@ def calibrate_config(quant: Quant | Skip) -> CalibrateConfig | Skip:
             calibration_method=quant.calibration_method,
             seed=(quant.seed or 0) if random else None,
             distribution=quant.distribution if random else None,
-        )
+        ),
+        KeptBack(None if random else 0 if isinstance(validate, Skip) else validate.validate.samples),
     )
 
 

@@ -7,8 +7,7 @@ used, and then be looked for everywhere but here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args
 from zipfile import BadZipFile
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import Distribution, InputSpec, random_feeds
+from winml_dag.onnxmodel.feeds import Distribution, InputSpec, random_feed
 from winml_dag.onnxmodel.inspect import UNKNOWN_RANK
 
 Array: TypeAlias = NDArray[np.generic]
@@ -28,33 +27,40 @@ _SAVE = "Save it with numpy.savez or numpy.save."
 
 @dataclass(frozen=True)
 class Samples:
-    """Data to run a model on: ``count`` feeds that ``make`` makes anew, so that not all are in memory at once.
+    """Data to run a model on: ``numbers`` of samples, each of which ``make`` makes anew whenever it is asked for, so
+    that not all are in memory at once.
+
+    Of all samples of one source, some at the end are kept back for validation, at most half of them, and calibration
+    takes of the others. So a model is never judged by what its ranges come from, unless there is but one sample.
 
     ``kind``: npz, npy, text or random.
     """
 
     kind: str
-    count: int
-    make: Callable[[], Iterator[Feed]]
+    numbers: Sequence[int]
+    make: Callable[[int], Feed]
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
 
     def __iter__(self) -> Iterator[Feed]:
-        return self.make()
+        return map(self.make, self.numbers)
 
-    def first(self, count: int) -> Samples:
-        return Samples(self.kind, min(count, self.count), lambda: islice(self.make(), count))
+    def to_calibrate(self, count: int, keep_back: int) -> Samples:
+        """The first *count* of those that are left when *keep_back* are kept back for validation."""
+        return replace(self, numbers=self.numbers[: min(count, self.count - self._kept_back(keep_back))])
 
-    def last(self, count: int) -> Samples:
-        """Counted from the end: whoever takes the first ones for one purpose has others here."""
-        start = max(0, self.count - count)
-        return Samples(self.kind, self.count - start, lambda: islice(self.make(), start, None))
+    def held_out(self, keep_back: int) -> Samples:
+        """Those that :meth:`to_calibrate` keeps back; the only sample when there is no other."""
+        return replace(self, numbers=self.numbers[-max(1, self._kept_back(keep_back)) :])
 
-    @classmethod
-    def one_by_one(cls, kind: str, count: int, make_one: Callable[[int], Feed]) -> Samples:
-        return cls(kind, count, lambda: map(make_one, range(count)))
+    def _kept_back(self, wanted: int) -> int:
+        return min(wanted, self.count // 2)
 
 
-def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribution: str) -> Samples:
-    """Random values within each input's range.
+def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribution: str, purpose: str = "") -> Samples:
+    """Random values within each input's range; for another *purpose* the same seed gives others.
 
     Raises:
         StageError: for a distribution that is not known.
@@ -63,7 +69,7 @@ def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribut
     if distribution not in known:
         raise StageError(f"Unknown distribution {distribution!r}.", advice=f"Known are: {', '.join(known)}.")
     chosen = cast(Distribution, distribution)
-    return Samples("random", count, lambda: random_feeds(inputs, seed, count, chosen))
+    return Samples("random", range(count), lambda number: random_feed(inputs, f"{seed}{purpose}", number, chosen))
 
 
 def read_samples(folder: Path, inputs: Sequence[InputSpec], processor: Path | None) -> Samples:
@@ -101,7 +107,7 @@ def _stacked_npz(file: Path, inputs: Sequence[InputSpec]) -> Samples:
 
 
 def _single_npz(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
-    return Samples.one_by_one("npz", len(files), lambda index: fit(_load_npz(files[index]), inputs, files[index].name))
+    return Samples("npz", range(len(files)), lambda index: fit(_load_npz(files[index]), inputs, files[index].name))
 
 
 def _npy(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
@@ -117,7 +123,7 @@ def _npy(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Sa
     def make(index: int) -> Feed:
         return fit({name: _load_npy(paths[index]) for name, paths in by_input.items()}, inputs, f"sample {index}")
 
-    return Samples.one_by_one("npy", count, make)
+    return Samples("npy", range(count), make)
 
 
 def _stacked(kind: str, arrays: Mapping[str, Array], inputs: Sequence[InputSpec]) -> Samples:
@@ -128,9 +134,9 @@ def _stacked(kind: str, arrays: Mapping[str, Array], inputs: Sequence[InputSpec]
             f"The calibration data of {flat[0]!r} is a single number; its first axis must count the samples."
         )
     count = _common_count({name: len(array) for name, array in arrays.items()})
-    return Samples.one_by_one(
+    return Samples(
         kind,
-        count,
+        range(count),
         lambda index: fit({name: array[index] for name, array in arrays.items()}, inputs, f"sample {index}"),
     )
 
@@ -230,7 +236,7 @@ def _text(files: Sequence[Path], inputs: Sequence[InputSpec], processor: Path | 
     lines = [line.strip() for file in files for line in _lines(file)]
     texts = [line for line in lines if line]
     tokenizer = _tokenizer(processor)
-    return Samples.one_by_one("text", len(texts), lambda index: _encode(tokenizer, texts[index], inputs))
+    return Samples("text", range(len(texts)), lambda index: _encode(tokenizer, texts[index], inputs))
 
 
 def _lines(file: Path) -> list[str]:

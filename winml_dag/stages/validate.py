@@ -61,7 +61,8 @@ class ValidateFields:
 
     Attributes:
         min_cosine: an output whose cosine to the reference's is below fails.
-        samples: how many inputs to run; of a ``data`` input the last ones, since calibration took the first.
+        samples: how many inputs to run; of a ``data`` input the last ones, which calibration leaves alone, and at most
+            half of all.
         seed: of random inputs, which are used when there is no ``data`` input; None when there is.
     """
 
@@ -85,7 +86,7 @@ class ValidateConfig:
 
 VALIDATE = Stage(
     name="validate",
-    version=1,
+    version=2,
     work="winml_dag.stages.validate:run",
     config="winml_dag.stages.validate:ValidateConfig",
     inputs={
@@ -120,14 +121,14 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(reference_path)
     names = _output_names(reference, candidate)
 
-    samples = _samples(fields, workspace, inputs)
+    samples, held_out = _samples(fields, workspace, inputs)
     feeds = list(samples)
     outputs = _compare(reference, candidate, names, feeds)
     ones = _compare(reference, candidate, names, [_ones(inputs)])
     for comparison in (*outputs, *ones):
         _require_numbers(comparison)
     for comparison in outputs:
-        _require_close(comparison, fields)
+        _require_close(comparison, fields.min_cosine, samples.count)
 
     report: JsonObject = {
         "execution_provider": target.ep.name,
@@ -136,6 +137,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         "assigned_nodes": assigned_nodes(candidate) if target.ep != CPU else {},
         "data": samples.kind,
         "samples": samples.count,
+        "held_out": held_out,
         "seed": fields.seed,
         "min_cosine": fields.min_cosine,
         "outputs": {comparison.name: _rounded(comparison) for comparison in outputs},
@@ -147,13 +149,15 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _samples(fields: ValidateFields, workspace: Workspace, inputs: tuple[InputSpec, ...]) -> Samples:
+def _samples(fields: ValidateFields, workspace: Workspace, inputs: tuple[InputSpec, ...]) -> tuple[Samples, bool]:
+    """What to run, and whether calibration has seen none of it."""
     from winml_dag.stages.samples import random_samples, read_samples
 
     if not workspace.has("data"):
-        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform")
+        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="validate"), True
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
-    return read_samples(workspace.inputs["data"], inputs, processor).last(fields.samples)
+    samples = read_samples(workspace.inputs["data"], inputs, processor)
+    return samples.held_out(fields.samples), samples.count > 1
 
 
 def _session_options(target: Target, given: ValidateTarget) -> dict[str, str]:
@@ -233,11 +237,11 @@ def _require_numbers(comparison: OutputComparison) -> None:
         )
 
 
-def _require_close(comparison: OutputComparison, fields: ValidateFields) -> None:
-    if comparison.cosine < fields.min_cosine:
+def _require_close(comparison: OutputComparison, min_cosine: float, samples: int) -> None:
+    if comparison.cosine < min_cosine:
         raise StageError(
             f"Output {comparison.name!r} is too far from the reference: cosine {comparison.cosine:.7g} over"
-            f" {fields.samples} samples, below the bound of {fields.min_cosine:.7g} (signal to noise"
+            f" {samples} sample{'s' * (samples != 1)}, below the bound of {min_cosine:.7g} (signal to noise"
             f" {comparison.sqnr_db:.1f} dB, largest error {comparison.max_abs_error:.3g}).",
             advice="Try typical calibration data, optim.clamp_constant_values or a higher precision; "
             "validate.min_cosine moves the bound.",

@@ -15,7 +15,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
+from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.calibrate.work import run as run_calibrate
 from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.quantize.work import run as run_quantize
@@ -183,6 +183,7 @@ def calibrate(
     model: onnx.ModelProto,
     data: Mapping[str, np.ndarray] | Path | None = None,
     processor: Path | None = None,
+    keep_back: int | None = None,
     **fields: Any,
 ) -> Result:
     """Run calibrate in *folder*; *data* are stacked arrays or a folder."""
@@ -198,7 +199,8 @@ def calibrate(
             inputs["processor"] = processor
         Path("ranges").mkdir()
         metrics = run_calibrate(
-            CalibrateConfig(CalibrateFields(**fields)), Workspace(inputs, {"ranges": Path("ranges")})
+            CalibrateConfig(CalibrateFields(**fields), KeptBack(keep_back)),
+            Workspace(inputs, {"ranges": Path("ranges")}),
         )
         return Result(metrics, Path("ranges").resolve())
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from quantization_samples import SEQUENCE, VOCABULARY, calibrate, image_model, pixels, text_model, token_ids
 
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.samples import Samples, random_samples
 
 WORDS = ["[PAD]", "[UNK]", "red", "green", "blue", "fish", "bird", "sings", "swims", "and"]
 
@@ -66,6 +70,37 @@ def test_the_first_samples_are_taken_and_no_more_than_asked_for(tmp_path):
     assert result.metrics["samples"] == 4
     assert ranges_of(result)["pixels"] == (data["pixels"][:4].min(), data["pixels"][:4].max())
     assert calibrate(tmp_path, image_model(), data, samples=100).metrics["samples"] == 6
+
+
+def test_what_validation_keeps_back_is_left_alone(tmp_path):
+    data = pixels(6)
+    data["pixels"][4:] *= 1000
+    result = calibrate(tmp_path, image_model(), data, samples=100, keep_back=2)
+    assert result.metrics["samples"] == 4
+    assert ranges_of(result)["pixels"] == (data["pixels"][:4].min(), data["pixels"][:4].max())
+    assert calibrate(tmp_path, image_model(), data, samples=100, keep_back=5).metrics["samples"] == 3
+    one = {name: array[:1] for name, array in data.items()}
+    assert calibrate(tmp_path, image_model(), one, keep_back=3).metrics["samples"] == 1
+
+
+@given(count=st.integers(1, 50), samples=st.integers(1, 60), keep_back=st.integers(0, 60))
+def test_no_sample_serves_both_calibration_and_validation_unless_there_is_but_one(count, samples, keep_back):
+    all_samples = Samples("npz", range(count), lambda number: {"x": np.array(number)})
+    seen = [int(feed["x"]) for feed in all_samples.to_calibrate(samples, keep_back)]
+    held_out = [int(feed["x"]) for feed in all_samples.held_out(keep_back)]
+    assert seen == list(range(len(seen)))
+    assert seen
+    assert held_out
+    assert (count == 1) == (seen == held_out == [0]) if keep_back else held_out
+    assert count == 1 or not keep_back or not set(seen) & set(held_out)
+    assert len(seen) == min(samples, count - min(keep_back, count // 2))
+
+
+def test_random_samples_to_validate_on_are_others_than_those_of_calibration():
+    inputs = [InputSpec("x", "float32", (1, 4))]
+    seen = [feed["x"].tobytes() for feed in random_samples(inputs, 5, 0, "uniform")]
+    others = [feed["x"].tobytes() for feed in random_samples(inputs, 5, 0, "uniform", purpose="validate")]
+    assert len({*seen, *others}) == 10
 
 
 def test_a_dynamic_dimension_takes_the_size_of_the_data(tmp_path, data):

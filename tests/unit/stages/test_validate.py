@@ -20,10 +20,11 @@ def models(tmp_path_factory) -> Models:
     return make_models(tmp_path_factory.mktemp("models"))
 
 
-def validate(folder, candidate, reference, target=CPU, **fields):
+def validate(folder, candidate, reference, target=CPU, data=None, **fields):
     files = candidate if isinstance(candidate, dict) else {"candidate.onnx": candidate}
     config = {"validate": {"min_cosine": 0.95, **fields}, "target": target}
-    return run_stage(VALIDATE, folder, config, {"model": files, "reference": {"reference.onnx": reference}})
+    inputs = {"model": files, "reference": {"reference.onnx": reference}}
+    return run_stage(VALIDATE, folder, config, inputs if data is None else {**inputs, "data": {"data.npz": data}})
 
 
 def compiled(models, precision, folder) -> dict:
@@ -59,6 +60,21 @@ def test_the_report_says_what_the_metrics_say_and_is_the_same_every_time(models,
     second = validate(tmp_path / "b", models.w8a16, models.float32)
     assert first.files() == second.files()
     assert json.loads(first.files()["validation.json"]) == first.metrics
+
+
+@pytest.mark.parametrize(("given", "samples", "held_out"), [(20, 3, True), (4, 2, True), (2, 1, True), (1, 1, False)])
+def test_the_last_samples_are_run_which_calibration_leaves_alone(tmp_path, given, samples, held_out):
+    # They differ where 1 - x is negative.
+    model, reference = elementwise(tmp_path / "sqrt.onnx", "Sqrt"), elementwise(tmp_path / "abs.onnx", "Abs")
+    x = np.zeros((given, 2, 3), np.float32)
+    x[: given - samples] = 2
+    np.savez(tmp_path / "data.npz", x=x)
+    outcome = validate(tmp_path / "v", model, reference, data=tmp_path / "data.npz")
+    assert outcome.error == ""
+    assert (outcome.metrics["samples"], outcome.metrics["held_out"]) == (samples, held_out)
+    x[given - samples] = 2
+    np.savez(tmp_path / "data.npz", x=x)
+    assert "NaN" in validate(tmp_path / "w", model, reference, data=tmp_path / "data.npz").error
 
 
 @requires_qnn

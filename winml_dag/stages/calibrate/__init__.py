@@ -17,7 +17,8 @@ class CalibrateFields:
     """What calibrate reads.
 
     Attributes:
-        samples: how many random samples; of a ``data`` input, the most that are taken, in their order.
+        samples: how many random samples; of a ``data`` input, the most that are taken, in their order, of those that
+            are not kept back to validate.
         calibration_method: minmax, entropy or percentile.
         seed, distribution: of random data (uniform, normal), which is used when there is no ``data`` input.
     """
@@ -29,13 +30,21 @@ class CalibrateFields:
 
 
 @dataclass(frozen=True)
+class KeptBack:
+    """``samples``: how many of a ``data`` input are left to validate; None without such an input."""
+
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
 class CalibrateConfig:
     quant: CalibrateFields
+    validate: KeptBack = KeptBack()
 
 
 CALIBRATE = Stage(
     name="calibrate",
-    version=1,
+    version=2,
     work="winml_dag.stages.calibrate.work:run",
     config="winml_dag.stages.calibrate:CalibrateConfig",
     inputs={

@@ -54,5 +54,6 @@ def _samples(config: CalibrateConfig, workspace: Workspace, model: Path) -> Samp
     inputs = model_inputs(model)
     if workspace.has("data"):
         processor = workspace.inputs["processor"] if workspace.has("processor") else None
-        return read_samples(workspace.inputs["data"], inputs, processor).first(fields.samples)
+        data = read_samples(workspace.inputs["data"], inputs, processor)
+        return data.to_calibrate(fields.samples, config.validate.samples or 0)
     return random_samples(inputs, fields.samples, fields.seed or 0, fields.distribution or "uniform")
