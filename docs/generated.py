@@ -197,7 +197,7 @@ def precisions() -> str:
         same = "" if found.name == name else f"`{found.name}`"
         fields = ", ".join(f"`{key}: {value}`" for key, value in found.quant_fields().items())
         by_device = ", ".join(f"{device}: `{wanted}`" for device, wanted in precision.DEFAULT_PRECISION.items())
-        note = by_device if found.is_auto else "not available yet" if found.then else fields or "no quantization"
+        note = by_device if found.is_auto else fields or "no quantization"
         rows.append((f"`{name}`", same, note))
     return table(("precision", "the same as", "fields of quant"), rows)
 

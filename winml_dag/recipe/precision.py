@@ -22,7 +22,7 @@ class Precision:
         weight_type: integer type of the weights, for static.
         activation_type: integer type of the activations, for static.
         rtn_bits: width of the weights, for rtn.
-        then: the mode of a second quantization of the result: float16 for what 4-bit weights leave in float32 (w4a16).
+        rtn_float_type: what rtn makes of all that has no integer weights: float16 for w4a16.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Precision:
     weight_type: str | None = None
     activation_type: str | None = None
     rtn_bits: int | None = None
-    then: str | None = None
+    rtn_float_type: str | None = None
 
     @property
     def is_auto(self) -> bool:
@@ -43,6 +43,7 @@ class Precision:
             "weight_type": self.weight_type,
             "activation_type": self.activation_type,
             "rtn_bits": self.rtn_bits,
+            "rtn_float_type": self.rtn_float_type,
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -58,11 +59,13 @@ class QuantFields(Protocol):
     def activation_type(self) -> str | None: ...
     @property
     def rtn_bits(self) -> int: ...
+    @property
+    def rtn_float_type(self) -> str: ...
 
 
 _W8A8 = Precision("w8a8", "static", "uint8", "uint8")
 _W16A16 = Precision("w16a16", "static", "int16", "uint16")
-_W4A32 = Precision("w4a32", "rtn", rtn_bits=4)
+_W4A32 = Precision("w4a32", "rtn", rtn_bits=4, rtn_float_type="float32")
 
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     {
@@ -78,7 +81,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         "w16a8": Precision("w16a8", "static", "int16", "uint8"),
         "w16a16": _W16A16,
         "w4a32": _W4A32,
-        "w4a16": Precision("w4a16", "rtn", rtn_bits=4, then="fp16"),
+        "w4a16": Precision("w4a16", "rtn", rtn_bits=4, rtn_float_type="float16"),
     }
 )
 
@@ -126,7 +129,7 @@ def precision_name(quant: QuantFields | None) -> str:
     if quant.mode == "static":
         return f"w{_bits(quant.weight_type)}a{_bits(quant.activation_type)}"
     if quant.mode == "rtn":
-        return f"w{quant.rtn_bits}a32"
+        return f"w{quant.rtn_bits}a{quant.rtn_float_type.removeprefix('float')}"
     return quant.mode
 
 

@@ -19,9 +19,9 @@ from winml_dag.recipe.schema import Quant
         ("w16a8", {"mode": "static", "weight_type": "int16", "activation_type": "uint8"}),
         ("int16", {"mode": "static", "weight_type": "int16", "activation_type": "uint16"}),
         ("w16a16", {"mode": "static", "weight_type": "int16", "activation_type": "uint16"}),
-        ("int4", {"mode": "rtn", "rtn_bits": 4}),
-        ("w4a32", {"mode": "rtn", "rtn_bits": 4}),
-        ("w4a16", {"mode": "rtn", "rtn_bits": 4}),
+        ("int4", {"mode": "rtn", "rtn_bits": 4, "rtn_float_type": "float32"}),
+        ("w4a32", {"mode": "rtn", "rtn_bits": 4, "rtn_float_type": "float32"}),
+        ("w4a16", {"mode": "rtn", "rtn_bits": 4, "rtn_float_type": "float16"}),
     ],
 )
 def test_a_precision_says_what_the_quant_section_must_hold(name: str, fields: dict[str, object]) -> None:
@@ -34,12 +34,7 @@ def test_two_names_of_the_same_work_are_one_precision() -> None:
     assert parse_precision("int4") == parse_precision("w4a32")
 
 
-def test_w4a16_is_not_w4a32() -> None:
-    assert parse_precision("w4a16").then == "fp16"
-    assert parse_precision("w4a32").then is None
-
-
-@pytest.mark.parametrize("name", sorted(set(PRECISIONS) - {"auto", "w4a16"}))
+@pytest.mark.parametrize("name", sorted(set(PRECISIONS) - {"auto"}))
 def test_a_quant_section_is_called_by_its_precision(name: str) -> None:
     precision = parse_precision(name)
     quant = Quant.model_validate(precision.quant_fields()) if precision.mode else None
