@@ -11,7 +11,7 @@ from winml_dag.engine.placed import placed_files
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, is_changing
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, VISIBLE_OUTPUTS
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, VISIBLE_OUTPUTS, is_carried_on
 from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
 from winml_dag.pipeline.userfolder import UserFolder
@@ -155,9 +155,12 @@ def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
         StoreError: when two stages put out different files of one name.
     """
     found: dict[str, FileEntry] = {}
-    for result in results.values():
+    ours = [result for result in results.values() if result.node.folder is None]
+    for result in ours:
         assert result.record is not None
-        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()) if result.node.folder is None else ():
+        if any(is_carried_on(result.node, other.node) for other in ours):
+            continue
+        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()):
             for entry in result.record.outputs[slot].files:
                 if found.setdefault(entry.name, entry) != entry:
                     raise StoreError(f"Two stages put out different files named {entry.name}.")

@@ -5,6 +5,11 @@ The names are winml-cli's, so that whatever picks up its results finds ours.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from winml_dag.engine.stage import Node
+
 MODEL = "model.onnx"
 EXPORTED = "export.onnx"
 OPTIMIZED = "optimized.onnx"
@@ -31,6 +36,13 @@ STAGE_FILE: dict[str, str] = {
     "compile": COMPILED,
     "finalize": MODEL,
 }
+
+
+def is_carried_on(node: Node, other: Node) -> bool:
+    """Whether *other* does more of the same with what *node* puts out: then only the end of it is visible."""
+    read = other.inputs.values()
+    return other.stage.name == node.stage.name and any(node.output(slot) in read for slot in node.stage.outputs)
+
 
 # Names that a build may write, whatever its recipe: none of them may be a file of somebody else's.
 RESERVED = (MODEL, EXPORTED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, MANIFEST, BUILD_CONFIG)

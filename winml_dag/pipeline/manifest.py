@@ -23,7 +23,7 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.engine.placed import placed_files
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE
+from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE, is_carried_on
 from winml_dag.store.artifact import Artifact, FileEntry
 
 SCHEMA_VERSION = 1
@@ -179,13 +179,14 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
     record = result.record
     assert record is not None
     node = result.node
+    carried_on = node.folder is None and any(is_carried_on(node, other.node) for other in results.values())
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
     return {
         "id": node.id,
         "name": node.stage.name,
         "status": "completed",
-        "filename": _filename("" if node.folder else node.stage.name, record.outputs),
+        "filename": None if carried_on else _filename("" if node.folder else node.stage.name, record.outputs),
         # How long the work took when it was done; a reuse took nothing, and `cached` says that it was one.
         "elapsed_seconds": record.elapsed_seconds,
         **promoted,

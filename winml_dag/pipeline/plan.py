@@ -31,7 +31,7 @@ from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.export import EXPORT
 from winml_dag.stages.finalize import FINALIZE, FinalizeConfig
 from winml_dag.stages.optimize import OPTIMIZE
-from winml_dag.stages.quantize import QUANTIZE
+from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
@@ -81,10 +81,19 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
 
 
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
-    ours = {name: Ours(stage, node_id, _left_out(build, name)) for name, (node_id, stage) in _OURS.items()}
+    ours = {
+        name: Ours(stage, _quantize_ids(build)[-1] if name == "quantize" else node_id, _left_out(build, name))
+        for name, (node_id, stage) in _OURS.items()
+    }
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
     taken = {Path(there, name).as_posix(): "a file of the output folder" for name in RESERVED}
     return plan_stages(declared, ours, taken, fingerprints)
+
+
+def _quantize_ids(build: Build) -> list[str]:
+    """The ids of one quantization after the other; the last one's result is the quantized model."""
+    first = _OURS["quantize"][0]
+    return [first, *(f"{first}.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
 
 
 def _left_out(build: Build, name: str) -> str | None:
@@ -192,11 +201,9 @@ class _Line:
             )
             ranges = node.output("ranges")
             yield node
-        if quantize := chosen(build.quantize):
-            kind = kinds.HALF_MODEL if quantize.quant.mode == "fp16" else kinds.QUANTIZED_MODEL
-            yield self._after(
-                self._node("quantize", QUANTIZE, config_json(quantize), kind=kind, model=self._model, ranges=ranges)
-            )
+        for node_id, quantize in zip(_quantize_ids(build), chosen(build.quantize) or (), strict=False):
+            stage = quantize_stage(quantize.quant.mode)
+            yield self._after(self._node(node_id, stage, config_json(quantize), model=self._model, ranges=ranges))
         if compile_ := chosen(build.compile):
             yield self._after(
                 self._node(
@@ -248,7 +255,8 @@ class _Line:
             id=node_id,
             stage=stage,
             config=config,
-            inputs={**given, **self._rewired.get(stage.name, {})},
+            # A second one of a stage reads what the first gives.
+            inputs={**given, **(self._rewired.get(stage.name, {}) if node_id == _OURS[stage.name][0] else {})},
             kinds={} if kind is None else {"model": kind},
             toolchain={**_packages(stage), **(tools or {})},
         )

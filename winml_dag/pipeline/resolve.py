@@ -177,7 +177,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
         analyze=Skip("no operator-support tables in this version"),
         calibrate=sections.calibrate_config(quant, validate),
-        quantize=sections.quantize_config(quant, target),
+        quantize=sections.quantize_configs(quant, target),
         compile=compile_,
         validate=validate,
         declared=_declared(loaded),
@@ -268,8 +268,6 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
         return Skip(f"{onnx.path.name} is quantized already")
     precision = _precision(asked, target)
     if precision is not None:
-        if precision.then is not None:
-            raise UsageError(f"Precision {precision.name} is not available yet.", advice="Use w4a32 or w8a16.")
         if precision.mode is None:
             return Skip(f"precision {precision.name} needs no quantization")
         return (section or Quant()).model_copy(update=precision.quant_fields())

@@ -135,6 +135,17 @@ def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Ski
     return QuantizeConfig(_quantize_fields(quant), QuantizeTarget(rules))
 
 
+def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
+    """The quantizations that *quant* asks for, one after the other."""
+    first = quantize_config(quant, target)
+    if isinstance(quant, Skip) or isinstance(first, Skip):
+        return first if isinstance(first, Skip) else (first,)
+    if quant.mode != "rtn" or quant.rtn_float_type == "float32":
+        return (first,)
+    # A second, so that w4a32 and w4a16 share the first.
+    return (first, QuantizeConfig(_quantize_fields(quant.model_copy(update={"mode": "fp16"}))))
+
+
 def _quantize_fields(quant: Quant) -> QuantizeFields:
     excluded = _distinct(quant.nodes_to_exclude)
     types = _distinct(quant.op_types_to_quantize)

@@ -49,7 +49,8 @@ class Inputs:
 class Build:
     """One resolved variant: what it is called, where it starts, and the config of each stage.
 
-    ``declared``: stages of the recipe's own, which run beside and between ours.
+    ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
+    is a second. ``declared``: stages of the recipe's own, which run beside and between ours.
     """
 
     summary: BuildSummary
@@ -58,7 +59,7 @@ class Build:
     export: ExportConfig | Skip
     optimize: OptimizeConfig | Skip
     calibrate: CalibrateConfig | Skip
-    quantize: QuantizeConfig | Skip
+    quantize: tuple[QuantizeConfig, ...] | Skip
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
