@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.store.record import Record
@@ -27,7 +29,7 @@ class StageResult:
 
     ``cache_key`` is None while an input is not known yet; ``record`` is there for what ran or was reused.
     ``elapsed_seconds`` is time spent in this run (0 for a reuse), in a plan the estimate, None without one.
-    ``error``, ``advice``, ``log`` and ``tail`` tell of a failure.
+    ``error``, ``advice``, ``log`` and ``tail`` tell of a failure. ``progress``: what its work told last, if anything.
     """
 
     node: Node
@@ -40,12 +42,18 @@ class StageResult:
     advice: str = ""
     log: Path | None = None
     tail: tuple[str, ...] = ()
+    progress: Progress | None = None
 
 
 class Observer(Protocol):
-    """Told from the scheduler's thread, in the order in which things happen."""
+    """Told from the scheduler's thread, in the order in which things happen.
 
-    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None: ...
+    *progress* reads how far the work is, from any thread and as often as one likes; None while it tells nothing.
+    """
+
+    def started(
+        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
+    ) -> None: ...
 
     def finished(self, result: StageResult) -> None: ...
 
@@ -53,6 +61,8 @@ class Observer(Protocol):
 class Silent:
     """An observer that says nothing."""
 
-    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None: ...
+    def started(
+        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
+    ) -> None: ...
 
     def finished(self, result: StageResult) -> None: ...

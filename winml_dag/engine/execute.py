@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ from typing import Protocol
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.command import Programs, config_texts, fill, minimal_environment, temporary_environment
 from winml_dag.engine.process import ProcessGroup, describe_exit
+from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.reaper import Reaper
 from winml_dag.engine.sandbox import confined
 from winml_dag.engine.stage import Node
@@ -78,13 +79,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``error`` is empty after success."""
+    """How a run ended. ``error`` is empty after success; ``progress`` is what the work told last."""
 
     elapsed_seconds: float
     log: Path
     metrics: JsonObject
     error: str = ""
     advice: str = ""
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -236,13 +238,14 @@ class LocalExecutor:
         if started.entry is not None and self._reaper is not None:
             self._reaper.remove(started.entry)
         job, elapsed = started.job, time.monotonic() - started.began
+        told = None if job.node.command is not None else read_progress(job.folder)
         if started.group.timed_out:
             error = f"It took longer than its limit of {job.timeout_seconds:g} s and was ended."
-            return Outcome(elapsed, job.log, {}, error, _more_time(job.node))
+            return Outcome(elapsed, job.log, {}, error, _more_time(job.node), told)
         if job.node.command is not None:
             error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
             return Outcome(elapsed, job.log, {}, error, _last_words(job.log) if code else "")
-        return _worker_outcome(job, code, Result.read(job.folder), elapsed)
+        return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=told)
 
 
 def _task(job: Job) -> Task:

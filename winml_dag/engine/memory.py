@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.execute import LOG_FILE, Job, Outcome
+from winml_dag.engine.progress import Teller
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import WinmlDagError
 
@@ -40,11 +41,12 @@ class MemoryExecutor:
             self.calls.append(job.node.id)
         job.make_output_folders()
         started = time.monotonic()
+        teller = Teller(job.folder)
         try:
-            metrics = self._work(job.node, _workspace(job))
+            metrics = self._work(job.node, _workspace(job, teller))
         except WinmlDagError as error:
-            return Outcome(time.monotonic() - started, log, {}, error.message, error.advice)
-        return Outcome(time.monotonic() - started, log, metrics)
+            return Outcome(time.monotonic() - started, log, {}, error.message, error.advice, teller.last)
+        return Outcome(time.monotonic() - started, log, metrics, progress=teller.last)
 
     def stop(self) -> None:
         """Run nothing more. What runs goes on to its end: a thread cannot be ended from outside."""
@@ -52,8 +54,9 @@ class MemoryExecutor:
             self._stopped = True
 
 
-def _workspace(job: Job) -> Workspace:
+def _workspace(job: Job, teller: Teller) -> Workspace:
     return Workspace(
         inputs={slot: job.input_folder(slot) for slot in job.node.inputs},
         outputs={slot: Path(job.output_folder(slot)) for slot in job.node.stage.outputs},
+        progress=teller,
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import Observer, Silent, StageResult
 from winml_dag.engine.places import first_ended, places
+from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
@@ -120,8 +121,9 @@ def run_again(
             while waiting and len(running) < jobs:
                 one, number = waiting.popleft()
                 decision = _decision(one.record, Reason("reproduce", f"run {number} of {runs}"))
-                observer.started(one.node, decision.reason, decision.estimate_seconds)
-                running[pool.submit(runner.run, one.node, decision, one.inputs)] = (one, number)
+                watch = Watch()
+                observer.started(one.node, decision.reason, decision.estimate_seconds, watch.read)
+                running[pool.submit(runner.run, one.node, decision, one.inputs, watch)] = (one, number)
             for future in first_ended(running):
                 outcome = future.result()
                 # The store that a runner works with here knows no record, so nothing can be found to reuse.

@@ -27,6 +27,7 @@ from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.jobfolder import JobFolder, JobFolders
 from winml_dag.engine.log import shorten_log
 from winml_dag.engine.prepare import Prepared, Preparer
+from winml_dag.engine.progress import Watch
 from winml_dag.engine.stage import Node
 from winml_dag.engine.waiting import CAN_POLL
 from winml_dag.errors import Interrupted, WinmlDagError
@@ -142,8 +143,12 @@ class Runner:
         if isinstance(self._executor, LocalExecutor):
             self._executor.close()
 
-    def run(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> StageResult | Reuse | Damaged:
+    def run(
+        self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch | None = None
+    ) -> StageResult | Reuse | Damaged:
         """Do what was decided with the artifacts by slot. Reuse means: somebody else did it while we waited.
+
+        *watch* follows the progress of the work.
 
         Raises:
             Interrupted: after :meth:`stop`.
@@ -158,6 +163,8 @@ class Runner:
             prepared = self._prepare(folder, task)
             if not isinstance(prepared, Prepared):
                 return prepared
+            if watch is not None:
+                watch.follow(folder.path)
             outcome = self._run(folder, task, prepared)
             return outcome if isinstance(outcome, StageResult) else self._conclude(folder, task, prepared, outcome)
 
@@ -255,8 +262,15 @@ class Runner:
                     folder.keep = True
                     if self._in_place is not None:
                         self._in_place.put(task.node, record)
-                    seconds = record.elapsed_seconds
-                    return StageResult(task.node, Status.RAN, task.decision.reason, task.decision.key, record, seconds)
+                    return StageResult(
+                        task.node,
+                        Status.RAN,
+                        task.decision.reason,
+                        task.decision.key,
+                        record,
+                        record.elapsed_seconds,
+                        progress=outcome.progress,
+                    )
         except WinmlDagError as error:
             outcome = replace(outcome, error=error.message, advice=error.advice)
         return self._failed(task, explain(prepared, outcome))
@@ -293,6 +307,7 @@ class Runner:
             advice=outcome.advice,
             log=self._keep_log(task, outcome.log),
             tail=log_tail(outcome.log),
+            progress=outcome.progress,
         )
 
     def _keep_log(self, task: _Task, log: Path) -> Path | None:

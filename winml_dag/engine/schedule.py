@@ -23,6 +23,7 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
 from winml_dag.engine.places import places
 from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Damaged, Runner, Underway
 from winml_dag.engine.stage import Node
 from winml_dag.engine.waiting import Waiting
@@ -133,11 +134,12 @@ class Scheduler:
 
     def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
-        self._observer.started(node, decision.reason, decision.estimate_seconds)
+        watch = Watch()
+        self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
         begun = self._runner.begin(node, decision, inputs)
         if begun is None:
             self._busy_threads += 1
-            self._watch(pool.submit(self._runner.run, node, decision, inputs), node, decision, 1)
+            self._watch(pool.submit(self._runner.run, node, decision, inputs, watch), node, decision, 1)
         elif isinstance(begun, Underway):
             self._underway[begun.descriptor] = begun
             self._waiting.add_process(begun.descriptor)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
@@ -129,11 +130,13 @@ class Workspace:
     """The folders a stage works with, all relative to its current folder, so that no absolute path can reach the bytes.
 
     Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an
-    empty folder to fill. Anything written elsewhere is thrown away.
+    empty folder to fill. Anything written elsewhere is thrown away. Long work calls ``progress(done, total, unit)``:
+    somebody may be waiting for it.
     """
 
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
+    progress: Tell = tell_nobody
 
     def has(self, slot: str) -> bool:
         return slot in self.inputs

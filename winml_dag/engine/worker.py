@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.progress import Tell, Teller
 from winml_dag.errors import WinmlDagError
 
 TASK_FILE = "task.json"
@@ -85,7 +86,7 @@ def load(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def perform(task: Task) -> Result:
+def perform(task: Task, progress: Tell) -> Result:
     """Call the stage's function. Any error becomes a :class:`Result`; what is not the user's fault is also printed, to
     the log.
     """
@@ -97,6 +98,7 @@ def perform(task: Task) -> Result:
         workspace = Workspace(
             inputs={slot: Path(folder) for slot, folder in task.inputs.items()},
             outputs={slot: Path(folder) for slot, folder in task.outputs.items()},
+            progress=progress,
         )
         work: Callable[[object, Workspace], JsonObject] = load(task.work)
         metrics = work(config, workspace)
@@ -167,8 +169,10 @@ def main() -> int:
     _die_with_parent()
     # Before the work, which may change the current folder.
     folder = Path(sys.argv[1]).absolute()
+    progress = Teller(folder)
     try:
-        result = perform(Task.read(folder))
+        result = perform(Task.read(folder), progress)
+        progress.flush()
         _flush()
         result.write(folder)
     except OSError as error:

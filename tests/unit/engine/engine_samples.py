@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.memory import MemoryExecutor, Work
 from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
@@ -92,11 +93,19 @@ class StatStore(MemoryStore):
 
 @dataclass
 class Notes:
-    """An observer that writes down what it is told."""
+    """An observer that writes down what it is told, and keeps by node what reads its progress."""
 
     lines: list[str] = field(default_factory=list)
+    progress: dict[str, Callable[[], Progress | None]] = field(default_factory=dict)
 
-    def started(self, node: Node, reason: Reason, estimate_seconds: float | None) -> None:  # noqa: ARG002
+    def started(
+        self,
+        node: Node,
+        reason: Reason,  # noqa: ARG002
+        estimate_seconds: float | None,  # noqa: ARG002
+        progress: Callable[[], Progress | None],
+    ) -> None:
+        self.progress[node.id] = progress
         self.lines.append(f"start {node.id}")
 
     def finished(self, result: StageResult) -> None:
@@ -148,6 +157,7 @@ class Bench:
         keep_going: bool = False,
         rebuild: bool = False,
         scope: str = "here",
+        notes: Notes | None = None,
     ) -> Ran:
         graph = Graph.of(nodes, sources)
         digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
@@ -164,7 +174,7 @@ class Bench:
             made_by="tests",
             rebuild=rebuild,
         )
-        notes = Notes()
+        notes = notes or Notes()
         options = RunOptions(scope, jobs, keep_going, rebuild)
         results = Scheduler(graph, digests, self.store, runner, options, notes).run()
         assert list(scratch.iterdir()) == [], "every run clears its scratch folder"

@@ -92,3 +92,35 @@ def wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:  # noq
     Path(workspace.input_file("fifo", ".txt").read_text()).write_text("at work")
     threading.Event().wait()
     return {}
+
+
+def tell_how_far(config: Config, workspace: Workspace) -> JsonObject:
+    """Counts to as many as it has bits; most of it faster than anybody writes."""
+    for done in range(config.text.bits + 1):
+        workspace.progress(done, config.text.bits, "bits")
+    return write(config, workspace)
+
+
+def tell_an_odd_number_last(config: Config, workspace: Workspace) -> JsonObject:
+    for done in range(100):
+        workspace.progress(done, None, "steps")
+    return write(config, workspace)
+
+
+def tell_and_refuse(config: Config, workspace: Workspace) -> JsonObject:
+    workspace.progress(0, 8, "bits")
+    workspace.progress(3, 8, "bits")
+    return refuse(config, workspace)
+
+
+def tell_and_wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:
+    workspace.progress(64, 512, "samples")
+    return wait_to_be_ended(config, workspace)
+
+
+def tell_where_nothing_can_be_written(config: Config, workspace: Workspace) -> JsonObject:
+    """Something of the stage's own is in the way of what it would tell."""
+    Path("../progress.json").mkdir()
+    workspace.progress(1, 2, "samples")
+    workspace.progress(2, 2, "samples")
+    return write(config, workspace)

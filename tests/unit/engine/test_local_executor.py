@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.engine.execute import Job, LocalExecutor, Outcome, log_tail
+from winml_dag.engine.progress import PROGRESS_FILE, Progress, read_progress
 from winml_dag.engine.stage import InputSlot, Node, Stage
 
 RunWork = Callable[..., tuple[Outcome, Path]]
@@ -141,6 +142,49 @@ def test_stopping_ends_what_runs_and_runs_nothing_more(run_work: RunWork, tmp_pa
     after, folder = run_work("write", executor=executor)
     assert after.error == "stopped"
     assert output(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("work", "done", "total", "unit"),
+    [("tell_how_far", 8, 8, "bits"), ("tell_an_odd_number_last", 99, None, "steps"), ("tell_and_refuse", 3, 8, "bits")],
+)
+def test_what_a_stage_tells_last_is_known_when_it_has_ended(
+    run_work: RunWork, work: str, done: int, total: int | None, unit: str
+) -> None:
+    told = run_work(work)[0].progress
+    assert told is not None
+    assert (told.done, told.total, told.unit) == (done, total, unit)
+    assert told.per_second is not None
+    assert told.per_second > 0
+
+
+def test_a_stage_that_tells_nothing_writes_nothing(run_work: RunWork) -> None:
+    outcome, folder = run_work("write")
+    assert outcome.progress is None
+    assert not list(folder.rglob(f"{PROGRESS_FILE}*"))
+
+
+def test_a_stage_does_not_fail_because_its_progress_cannot_be_written(run_work: RunWork) -> None:
+    outcome, _ = run_work("tell_where_nothing_can_be_written")
+    assert (outcome.error, outcome.progress) == ("", None)
+
+
+def test_what_was_told_can_be_read_while_a_stage_runs_and_outlives_its_process(
+    run_work: RunWork, tmp_path: Path
+) -> None:
+    executor = LocalExecutor()
+    at_work = tmp_path / "at work"
+    os.mkfifo(at_work)
+    told = Progress(64, 512, "samples")
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_work, "tell_and_wait_to_be_ended", {"fifo": str(at_work)}, executor=executor)
+        at_work.read_text()
+        (folder,) = tmp_path.glob("job*")
+        assert read_progress(folder) == told
+        executor.stop()
+        outcome, _ = running.result()
+    assert outcome.error == "Its process ended with signal SIGKILL."
+    assert outcome.progress == told
 
 
 @pytest.mark.filterwarnings("error")
