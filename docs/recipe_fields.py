@@ -140,6 +140,8 @@ FIELDS: dict[str, Meaning] = {
     "quant.rtn_block_size": Meaning("rtn: weights that share a scale."),
     "quant.rtn_symmetric": Meaning("rtn: no zero points."),
     "quant.rtn_accuracy_level": Meaning("rtn: `accuracy_level` of MatMulNBits."),
+    "quant.rtn_float_type": _ours("rtn: type of what has no integer weights. `float16` (w4a16) is made in a second step, "
+                                  "with the fields of fp16."),
     "quant.reduce_range": Meaning("Static and dynamic: 7 bits of weights, for processors that overflow with 8."),
     "quant.fp16_keep_io_types": Meaning("fp16: inputs and outputs stay in float32."),
     "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, besides those without a float16 form."),

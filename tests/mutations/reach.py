@@ -175,6 +175,8 @@ EDITS: tuple[Edit, ...] = (
     ("quant.rtn_block_size", "rtn", 32, "quantize"),
     ("quant.rtn_symmetric", "rtn", False, "quantize"),
     ("quant.rtn_accuracy_level", "rtn", 4, "quantize"),
+    ("quant.rtn_float_type", "rtn", "float16", "quantize.1 validate finalize"),
+    ("quant.rtn_float_type", "static", "float16", NOTHING),
     ("quant.rtn_bits", "static", 8, NOTHING),
     ("quant.reduce_range", "static", True, "quantize"),
     ("quant.reduce_range", "rtn", True, NOTHING),
