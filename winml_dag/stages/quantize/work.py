@@ -28,7 +28,9 @@ _MODEL_FILE = Path("float.onnx")
 
 
 @dataclass(frozen=True)
-class _Quantized:
+class Quantized:
+    """A quantized model, what became of the nodes of the float one, and metrics of the mode's own."""
+
     model: ModelProto
     census: Census
     weight_type: str
@@ -52,7 +54,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
     write_typed(source, _MODEL_FILE)
-    result = _quantize(config, workspace)
+    result = quantize_typed(_MODEL_FILE, _ranges(workspace), config)
     output = workspace.outputs["model"] / QUANTIZED_FILE
     # Our own notes of inputs and outputs get lost in some of onnxruntime's tools.
     _restore_metadata(result.model)
@@ -72,26 +74,34 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def _quantize(config: QuantizeConfig, workspace: Workspace) -> _Quantized:
+def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
+    """The quantized form of the model *source*, whose tensors must have types (see :func:`write_typed`).
+
+    Raises:
+        StageError: as :func:`run`.
+    """
     fields = config.quant
-    model, before = onnx.load(_MODEL_FILE), onnx.load(_MODEL_FILE, load_external_data=False)
+    model, before = onnx.load(source), onnx.load(source, load_external_data=False)
     if fields.mode == "static":
-        if not workspace.has("ranges"):
+        if ranges is None:
             raise StageError(
                 "Static quantization needs activation ranges.", advice="Put the calibrate stage before it."
             )
-        ranges = Ranges.read(workspace.input_file("ranges", ".json"))
         insertion = insert_qdq(model, before, ranges, fields, config.target.rules or "onnxruntime")
         more: dict[str, JsonValue] = {"qdq_insertion_time_seconds": insertion.seconds}
-        return _Quantized(insertion.model, insertion.census, str(fields.weight_type), str(fields.activation_type), more)
+        return Quantized(insertion.model, insertion.census, str(fields.weight_type), str(fields.activation_type), more)
     if fields.mode == "fp16":
         half, census = convert_to_half(model, before, fields)
-        return _Quantized(half, census, "float16", "float16")
+        return Quantized(half, census, "float16", "float16")
     if fields.mode == "dynamic":
         quantized, census = quantize_dynamically(model, before, fields)
-        return _Quantized(quantized, census, fields.weight_type or "int8", "uint8")
+        return Quantized(quantized, census, fields.weight_type or "int8", "uint8")
     quantized, census = quantize_weights(model, before, fields)
-    return _Quantized(quantized, census, ", ".join(census.weights), "float32")
+    return Quantized(quantized, census, ", ".join(census.weights), "float32")
+
+
+def _ranges(workspace: Workspace) -> Ranges | None:
+    return Ranges.read(workspace.input_file("ranges", ".json")) if workspace.has("ranges") else None
 
 
 def _restore_metadata(model: ModelProto) -> None:
