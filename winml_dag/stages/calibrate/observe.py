@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramCollector, TensorsData, create_calibrator
 
+from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.samples import Feed, Samples
@@ -43,7 +44,7 @@ _OPTIONS: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def observe(model: Path, samples: Samples, method: str) -> dict[str, tuple[float, float]]:
+def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_nobody) -> dict[str, tuple[float, float]]:
     """The range by *method* of every float activation of *model*, whose tensors must have types.
 
     entropy and percentile go through the samples twice: histograms need to know the largest magnitude first. Growing
@@ -54,13 +55,18 @@ def observe(model: Path, samples: Samples, method: str) -> dict[str, tuple[float
         StageError: when the model cannot be run on the samples, or a range is not finite or, except for minmax, so
             wide that a histogram tells nothing.
     """
-    extremes = _bounds(_collect(model, samples, "minmax"))
+    passes, unit = (1, "samples") if method == "minmax" else (2, "samples in two passes")
+    extremes = _bounds(_collect(model, samples, "minmax", lambda done: progress(done, passes * samples.count, unit)))
     _require_all(model, extremes)
     _require_finite(extremes)
     if method == "minmax":
         return extremes
     _require_moderate(extremes, method)
-    return _bounds(_collect(model, samples, method, extremes))
+    return _bounds(
+        _collect(
+            model, samples, method, lambda done: progress(samples.count + done, passes * samples.count, unit), extremes
+        )
+    )
 
 
 class _Reader:
@@ -74,7 +80,11 @@ class _Reader:
 
 
 def _collect(
-    model: Path, samples: Samples, method: str, extremes: Mapping[str, tuple[float, float]] | None = None
+    model: Path,
+    samples: Samples,
+    method: str,
+    tell: Callable[[int], None],
+    extremes: Mapping[str, tuple[float, float]] | None = None,
 ) -> TensorsData:
     calibrator = create_calibrator(
         model,
@@ -86,7 +96,7 @@ def _collect(
     )
     if extremes is not None:
         calibrator.collector = _empty_histograms(method, extremes)
-    feeds = iter(samples)
+    feeds = _counted(samples, tell)
     for start in range(0, samples.count, _CHUNK):
         try:
             calibrator.collect_data(_Reader(itertools.islice(feeds, _CHUNK)))
@@ -95,7 +105,15 @@ def _collect(
         except Exception as error:  # onnxruntime's errors have no base class of their own
             end = min(start + _CHUNK, samples.count)
             raise StageError(f"The model failed on calibration samples {start} to {end - 1}: {error}") from error
+    tell(samples.count)
     return calibrator.compute_data()
+
+
+def _counted(samples: Samples, tell: Callable[[int], None]) -> Iterator[Feed]:
+    """*samples*; when one is asked for, those before it are done, and that is told."""
+    for done, feed in enumerate(samples):
+        tell(done)
+        yield feed
 
 
 def _empty_histograms(method: str, extremes: Mapping[str, tuple[float, float]]) -> HistogramCollector:

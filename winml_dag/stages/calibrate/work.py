@@ -35,7 +35,7 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
     write_typed(source, _MODEL_FILE)
     samples = _samples(config, workspace, source)
     started = time.perf_counter()
-    bounds = observe(_MODEL_FILE, samples, method)
+    bounds = observe(_MODEL_FILE, samples, method, workspace.progress)
     seconds = time.perf_counter() - started
     Ranges(method, bounds).write(workspace.outputs["ranges"] / RANGES_FILE)
     return {
