@@ -1,0 +1,181 @@
+"""What a user sees of a stage while it runs and when it has ended, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from winml_dag.cli.counts import counted, under_way
+from winml_dag.cli.progress import Lines, LiveTable
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.progress import Progress
+from winml_dag.engine.reason import Reason
+from winml_dag.engine.stage import Node, Stage
+
+CALIBRATE = Node("calibrate", Stage("calibrate", 1, "", "", {}, {"ranges": "ranges"}), {}, {})
+EXPORT = Node("export", Stage("export", 1, "", "", {}, {"model": "model"}), {}, {})
+WHY = Reason("never", "never built before")
+HALF_WAY = Progress(64, 512, "samples", 5.2)
+
+
+def nothing() -> None:
+    return None
+
+
+def ended(node: Node, status: Status = Status.RAN, progress: Progress | None = None, error: str = "") -> StageResult:
+    return StageResult(node, status, WHY, elapsed_seconds=12.34, progress=progress, error=error)
+
+
+@pytest.mark.parametrize(
+    ("told", "running", "end"),
+    [
+        (HALF_WAY, "64/512 samples, 5.2/s, 1 min 26 s left", "64/512 samples, 5.2/s"),
+        (Progress(0, 512, "samples"), "0/512 samples", "0/512 samples"),
+        (Progress(512, 512, "samples", 41.62), "512/512 samples, 41.6/s", "512 samples, 41.6/s"),
+        (Progress(7, None, "steps", 0.054), "7 steps, 0.054/s", "7 steps, 0.054/s"),
+        (Progress(9, 10, "samples", 0.5), "9/10 samples, 0.5/s, 2 s left", "9/10 samples, 0.5/s"),
+        (Progress(1, 9001, "samples", 1.0), "1/9001 samples, 1.0/s, 2 h 30 min left", "1/9001 samples, 1.0/s"),
+        (Progress(3, 4, "samples", 1234.5), "3/4 samples, 1234/s, 0 s left", "3/4 samples, 1234/s"),
+        (Progress(5, 4, "samples", 2.0), "5/4 samples, 2.0/s", "5/4 samples, 2.0/s"),
+    ],
+)
+def test_how_far_a_stage_is_in_words(told: Progress, running: str, end: str) -> None:
+    assert under_way(told) == running
+    assert counted(told) == end
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_log_gets_a_line_of_a_long_stage_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[Progress | None] = [None]
+    lines = Lines(to_stderr=False, every_seconds=1000.0)
+    lines.started(CALIBRATE, WHY, None, lambda: told[-1])
+    lines.started(EXPORT, WHY, None, nothing)
+    began = time.monotonic()
+    assert lines_of(capsys) == ["calibrate    running: never built before", "export       running: never built before"]
+    lines.tell(began + 1000)
+    assert lines_of(capsys) == [], "nothing is told yet"
+    told.append(HALF_WAY)
+    lines.tell(began + 1999)
+    assert lines_of(capsys) == [], "the next is not due yet"
+    lines.tell(began + 2000)
+    assert lines_of(capsys) == ["calibrate    running, 64/512 samples, 5.2/s, 1 min 26 s left"]
+    lines.tell(began + 3000)
+    assert lines_of(capsys) == [], "it has not got on"
+    told.append(Progress(500, 512, "samples", 41.6))
+    lines.finished(ended(CALIBRATE, progress=Progress(512, 512, "samples", 41.6)))
+    lines.tell(began + 4000)
+    assert lines_of(capsys) == ["calibrate    ran in 12.3 s (512 samples, 41.6/s): never built before"]
+    lines.stop()
+
+
+def test_a_stage_that_fails_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(to_stderr=False)
+    lines.finished(ended(CALIBRATE, Status.FAILED, HALF_WAY, "Its process ended with signal SIGKILL."))
+    lines.finished(ended(EXPORT, Status.FAILED, None, "It is too large."))
+    assert lines_of(capsys) == [
+        "calibrate    failed at 64/512 samples: Its process ended with signal SIGKILL.",
+        "export       failed: It is too large.",
+    ]
+
+
+class Heard(io.StringIO):
+    """A stream that tells when something was written that has *word* in it."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.event = threading.Event()
+        self._word = word
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._word in text:
+            self.event.set()
+        return written
+
+
+def test_lines_come_by_themselves_while_a_stage_runs_and_stop_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Heard("64/512")
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = Lines(to_stderr=True, every_seconds=0.01)
+    lines.started(CALIBRATE, WHY, None, lambda: HALF_WAY)
+    assert stream.event.wait(60)
+    lines.stop()
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_reader_who_has_gone_away_ends_only_the_lines_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Heard("running: never")
+    monkeypatch.setattr(sys, "stdout", stream)
+    lines = Lines(to_stderr=False, every_seconds=0.01)
+    asked = threading.Event()
+
+    def gone() -> Progress:
+        stream.close()
+        asked.set()
+        return HALF_WAY
+
+    lines.started(CALIBRATE, WHY, None, gone)
+    assert asked.wait(60)
+    lines.stop()
+    with pytest.raises(ValueError, match="closed"):
+        lines.finished(ended(CALIBRATE))
+
+
+def table_of(few: bool = True, width: int = 100) -> tuple[LiveTable, Callable[[], list[str]]]:
+    """A live table on a terminal of so many columns, and what stands on it in the end."""
+    console = Console(file=io.StringIO(), force_terminal=True, record=True, width=width, color_system=None)
+    table = LiveTable(to_stderr=False, few=few, console=console)
+
+    def drawn() -> list[str]:
+        table.stop()
+        return [line.rstrip() for line in console.export_text().splitlines()]
+
+    return table, drawn
+
+
+def test_the_table_has_a_bar_with_count_rate_and_time_left_below_the_reason() -> None:
+    table, drawn = table_of()
+    table.started(CALIBRATE, WHY, 100.0, lambda: HALF_WAY)
+    table.started(EXPORT, WHY, None, nothing)
+    reason, bar, other = drawn()[-3:]
+    assert reason.startswith("calibrate  running")
+    assert reason.endswith("never built before")
+    assert bar.split(maxsplit=1)[1] == "64/512 samples, 5.2/s, 1 min 26 s left"
+    assert set(bar.split()[0]) <= set("━╸╺")
+    assert bar.index("━") == reason.index("never")
+    assert other.startswith("export     running")
+
+
+def test_the_table_draws_what_was_told_since_it_was_drawn_last() -> None:
+    told = [Progress(1, None, "steps")]
+    table, drawn = table_of()
+    table.started(CALIBRATE, WHY, None, lambda: told[-1])
+    told.append(Progress(2, None, "steps", 8.0))
+    assert drawn()[-1].strip() == "2 steps, 8.0/s"
+
+
+@pytest.mark.parametrize("status", [Status.RAN, Status.FAILED])
+def test_the_table_keeps_how_far_a_stage_came(status: Status) -> None:
+    table, drawn = table_of()
+    table.started(CALIBRATE, WHY, None, nothing)
+    table.finished(ended(CALIBRATE, status, HALF_WAY, "It broke."))
+    *_, row, told = drawn()
+    assert row.split()[:4] == ["calibrate", str(status), "12.3", "s"]
+    assert told.strip() == "64/512 samples, 5.2/s"
+
+
+def test_a_narrow_terminal_cuts_neither_count_nor_rate() -> None:
+    table, drawn = table_of(width=60)
+    table.started(CALIBRATE, WHY, 100.0, lambda: HALF_WAY)
+    text = " ".join(" ".join(drawn()).split())
+    assert "64/512 samples," in text
+    assert "5.2/s" in text
