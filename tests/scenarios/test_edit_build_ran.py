@@ -33,6 +33,7 @@ def test_more_samples_reach_calibrate_and_the_rest_only_if_the_ranges_changed(pr
     assert result.ran[:2] == ["calibrate", "quantize"]
     assert result.reason("calibrate") == "quant.samples: 8 -> 16"
     assert not {"export", "optimize"} & set(result.ran)
+    assert re.search(r"^calibrate +ran in [0-9.]+ s \(16 samples, [0-9.]+/s\): quant", result.messages, re.MULTILINE)
 
 
 def test_same_ranges_from_a_changed_setting_stop_at_calibrate(project: Project) -> None:
