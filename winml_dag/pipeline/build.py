@@ -16,8 +16,7 @@ from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.finish import materialise, note_finished, output_folder, user_folder, visible_files, whole
-from winml_dag.pipeline.layout import MANIFEST, MODEL, RESERVED
+from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, visible_files, whole
 from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
@@ -48,7 +47,7 @@ class BuildResult:
     @property
     def final_artifact(self) -> Path | None:
         """The model to ship; None when the build did not get that far, or is of stages without a model."""
-        return None if self.failed or self.build.origin == "stages" else self.build.output_dir / MODEL
+        return None if self.failed or self.build.origin == "stages" else self.build.model
 
     @property
     def failed(self) -> bool:
@@ -79,7 +78,8 @@ class BuildOptions:
     """How to go about it, none of which changes a byte of the result.
 
     ``sandbox``: stages of the recipe's own see nothing but their declared inputs. ``link``: files that are put into the
-    output folder are read-only hard links into the cache, not copies.
+    output folder are read-only hard links into the cache, not copies. ``overwrite``: a single output file may take the
+    place of somebody else's.
     """
 
     jobs: int = 1
@@ -88,6 +88,7 @@ class BuildOptions:
     stage_timeout_seconds: float | None = None
     link: bool = False
     sandbox: bool = False
+    overwrite: bool = False
 
 
 def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
@@ -125,10 +126,9 @@ def build(
     started = time.monotonic()
     wanted = planned.summary
     refuse_file(wanted.output_dir)
-    # Of a part, the manifest was seen to be the one that we wrote. And where another build is at the folder, who owns
-    # what is asked again at the end.
-    if not (planned.others or is_changing(wanted.output_dir)):
-        output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
+    # Where another build is at the folder, who owns what is asked again at the end.
+    if not is_changing(wanted.output_dir):
+        refuse_foreign(planned, store, overwrite=options.overwrite)
 
     for attempt in range(_TRIES):
         again = replace(options, rebuild=options.rebuild and attempt == 0)
@@ -144,12 +144,15 @@ def build(
                 if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
                     return replace(finished, cache_note=settle_accounts(planned, results, store))
                 checked_ns = time.time_ns()
-                done = materialise(planned, own, by_id, store, time.monotonic() - started, link=options.link)
+                elapsed = time.monotonic() - started
+                done = materialise(
+                    planned, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite
+                )
         except BlobDamaged:
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
             continue
-        note_finished(planned, by_id, visible_files(by_id), store, checked_ns)
+        note_finished(planned, by_id, visible_files(planned, by_id), store, checked_ns)
         note = settle_accounts(planned, results, store)
         return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
     raise StoreError(

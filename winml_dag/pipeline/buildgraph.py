@@ -32,6 +32,8 @@ class BuildSummary:
         output_dir: where the manifest goes, and all files of a model; a recipe's own stages put theirs where they say.
         settings: the recipe with everything decided, as ``winml_build_config.json`` shows it.
         declared: how many stages of its own the recipe has.
+        output_file: the one file in ``output_dir`` that the build is for, with its weights beside it; None when the
+            whole folder is.
         notices: what the user should know before relying on the result, one sentence each.
     """
 
@@ -46,11 +48,22 @@ class BuildSummary:
     settings: JsonObject
     notices: tuple[str, ...]
     declared: int = 0
+    output_file: str | None = None
 
     @property
     def scope(self) -> str:
-        """What a build is remembered under: its output folder, which is what its user knows it by."""
-        return str(self.output_dir.resolve())
+        """What a build is remembered under: its output folder or file, which is what its user knows it by."""
+        return str(self.output_dir.resolve() / (self.output_file or ""))
+
+    @property
+    def place(self) -> Path:
+        """What is as it was when a build has failed: the folder, or the one file."""
+        return self.output_dir / (self.output_file or "")
+
+    @property
+    def model(self) -> Path:
+        """Where the model to ship lies in the end."""
+        return self.output_dir / (self.output_file or MODEL)
 
     @property
     def headline(self) -> str:
@@ -58,7 +71,7 @@ class BuildSummary:
         if self.origin == "stages":
             return "1 stage" if self.declared == 1 else f"{self.declared} stages"
         where = self.ep if self.ep == self.device else f"{self.ep} {self.device}"
-        return f"{self.output_dir / MODEL} ({self.precision}, {where})"
+        return f"{self.model} ({self.precision}, {where})"
 
     @property
     def up_to_date(self) -> str:

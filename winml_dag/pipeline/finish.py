@@ -11,13 +11,22 @@ from winml_dag.engine.placed import placed_files
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, is_changing
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, VISIBLE_OUTPUTS, is_carried_on
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, RESERVED, VISIBLE_OUTPUTS, is_carried_on
 from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
+from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
 from winml_dag.pipeline.userfolder import UserFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
+
+
+def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -> None:
+    """Raise UsageError when a file of somebody else's is where a build will write, whatever it comes to."""
+    if planned.summary.output_file is not None:
+        _output_file(planned, planned.summary.output_file, store, overwrite=overwrite).refuse_foreign()
+    elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
+        output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
 
 
 def materialise(
@@ -28,6 +37,7 @@ def materialise(
     elapsed_seconds: float,
     *,
     link: bool,
+    overwrite: bool,
 ) -> Materialised:
     """Put what a finished build has made where its user finds it, and its manifest; *own*: the recipe's folder.
 
@@ -35,12 +45,15 @@ def materialise(
         BlobDamaged: when a file cannot be fetched; its stage has to run again.
         UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder` do.
     """
+    if planned.summary.output_file is not None:
+        file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
+        return file.materialise(visible_files(planned, results))
     # Before the manifest, which says that these are ours.
     placed = Materialised() if own is None else own.materialise(results.values())
     if planned.others:
         return placed.and_then(_materialise_part(planned, results, store, elapsed_seconds))
     build = planned.summary
-    files = visible_files(results)
+    files = visible_files(planned, results)
     value = make_manifest(planned, results, files, elapsed_seconds)
     before = read_manifest(build.output_dir)
     same = before is not None and before.says_the_same_as(value)
@@ -107,6 +120,11 @@ def output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
     return OutputFolder(folder, owned, store, store.fingerprints)
 
 
+def _output_file(planned: BuildGraph, name: str, store: LocalStore, *, overwrite: bool) -> OutputFile:
+    read = (file.path for source in planned.graph.sources.values() for file in source.files)
+    return OutputFile(planned.summary.output_dir, name, read, store, overwrite=overwrite)
+
+
 def note_finished(
     planned: BuildGraph,
     results: Mapping[str, StageResult],
@@ -124,7 +142,8 @@ def note_finished(
 
     folder = planned.summary.output_dir.absolute()
     outputs = {str(folder / entry.name): entry.digest for entry in files}
-    outputs |= {str(folder / name): digest_file(folder / name) for name in (MANIFEST, *_settings(planned))}
+    if planned.summary.output_file is None:
+        outputs |= {str(folder / name): digest_file(folder / name) for name in (MANIFEST, *_settings(planned))}
     made: dict[str, Made] = {}
     seconds = 0.0
     for name, result in results.items():
@@ -148,14 +167,17 @@ def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
     return recall(planned.standing, store)
 
 
-def visible_files(results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
-    """The files that belong into the output folder; one that several stages share (a sidecar) is there once.
+def visible_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
+    """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
+    for one file, that one and its weights.
 
     Raises:
         StoreError: when two stages put out different files of one name.
     """
     found: dict[str, FileEntry] = {}
     ours = [result for result in results.values() if result.node.folder is None]
+    if planned.summary.output_file is not None:
+        ours = [result for result in ours if result.node.id == planned.final]
     for result in ours:
         assert result.record is not None
         if any(is_carried_on(result.node, other.node) for other in ours):

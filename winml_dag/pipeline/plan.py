@@ -29,7 +29,7 @@ from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CALIBRATE
 from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.export import EXPORT
-from winml_dag.stages.finalize import FINALIZE, FinalizeConfig
+from winml_dag.stages.finalize import FINALIZE
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.validate import VALIDATE
@@ -97,7 +97,7 @@ def _quantize_ids(build: Build) -> list[str]:
 
 
 def _left_out(build: Build, name: str) -> str | None:
-    config = None if name == "finalize" else getattr(build, name)
+    config = getattr(build, name)
     return config.reason if isinstance(config, Skip) else None
 
 
@@ -143,7 +143,8 @@ def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str
 def _steps(build: Build, graph: Graph) -> Iterator[Step]:
     """Every stage in an order in which they can run; those of ours that are left out stand where they would be."""
     present = {node.stage.name for node in graph.nodes if node.folder is None}
-    left_out = [name for name in LINE if name not in present]
+    # Of a build for one file nobody expects more than what it does.
+    left_out = [name for name in LINE if name not in present and build.summary.output_file is None]
     for node in graph.nodes:
         if node.folder is None and node.stage.name in LINE:
             at = LINE.index(node.stage.name)
@@ -230,8 +231,8 @@ class _Line:
             )
             validation = node.output("report")
             yield node
-        config_none = config_json(FinalizeConfig())
-        yield self._node("finalize", FINALIZE, config_none, kind=self._kind, model=self._model, validation=validation)
+        finalize = config_json(build.finalize)
+        yield self._node("finalize", FINALIZE, finalize, kind=self._kind, model=self._model, validation=validation)
 
     def _after(self, node: Node) -> Node:
         """Let what follows read the model that *node* puts out."""

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import canonical_json
+from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import InputError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.pipeline.standing.check import Standing
+    from winml_dag.pipeline.variant import Build, OnlyDeclared
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.store.local import LocalStore
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What was asked for on the command line or in a call; None and False leave the decision to the recipe."""
+    """What was asked for on the command line or in a call; None and False leave the decision to the recipe.
+
+    ``quant_settings``: fields of ``quant``, by which those of the recipe and of the precision are replaced.
+    """
 
     model: str | None = None
     onnx: Path | None = None
@@ -29,10 +34,12 @@ class Overrides:
     ep: str | None = None
     device: str | None = None
     precision: str | None = None
+    quant_settings: Mapping[str, JsonValue] | None = None
     quant: bool | None = None
     compile: bool | None = None
     optimize: bool | None = None
     analyze: bool | None = None
+    validate: bool | None = None
     random_weights: bool = False
     trust_remote_code: bool = False
 
@@ -41,13 +48,15 @@ class Overrides:
 class Request:
     """A recipe (its file, or loaded already) and the options of this run.
 
-    ``output_dir`` None with ``use_cache`` means a folder in the cache.
+    ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``output_file``, an ONNX model is quantized
+    into that file, and nothing else is done.
     """
 
     recipe: Path | LoadedRecipe | None
     overrides: Overrides
     output_dir: Path | None = None
     use_cache: bool = False
+    output_file: Path | None = None
 
     @property
     def words(self) -> str | None:
@@ -63,6 +72,7 @@ class Request:
                 "overrides": overrides,
                 "output_dir": None if self.output_dir is None else str(self.output_dir),
                 "use_cache": self.use_cache,
+                "output_file": None if self.output_file is None else str(self.output_file),
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
             }
         )
@@ -105,9 +115,14 @@ def plan_request(
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
 
-    build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
+    if request.output_file is not None:
+        from winml_dag.pipeline.quantization import quantization_of
+
+        build: Build | OnlyDeclared = quantization_of(request, request.output_file)
+    else:
+        build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
     planned = plan_build(build, store.fingerprints)
-    if words is None or not (needs_folder or request.output_dir or request.use_cache):
+    if words is None or not (needs_folder or request.output_dir or request.output_file or request.use_cache):
         return planned
     from winml_dag.pipeline.standing.noting import note
 

@@ -12,6 +12,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.errors import InputError
 from winml_dag.pipeline import hub
+from winml_dag.pipeline.layout import COMPILED, EXPORTED, OPTIMIZED, QUANTIZED
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages import kinds
 
@@ -47,6 +48,8 @@ _PROCESSOR_FILES = (
 _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _DATA_SUFFIXES = (".npz", ".npy", ".txt")
+# What lies in an output folder under the very name that the stage behind it reads it by.
+_RESULTS = (EXPORTED, OPTIMIZED, QUANTIZED, COMPILED)
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,11 @@ class OnnxFile:
         """The model with its external data and EPContext sidecars."""
         folder = self.path.parent
         # Under the name that export uses: then a model that was exported here and one given as ONNX are one to what
-        # follows, and renaming the file changes no key. What it refers to must keep the name that it uses.
+        # follows, and renaming the file changes no key. One that has the name of a stage's result keeps it, since it
+        # may be that: then what follows is known. What it refers to must keep the name that it uses.
         own = self.path.name
-        files = (SourceFile("export.onnx" if name == own else name, folder / name) for name in self.summary.files)
+        name_of_own = own if own in _RESULTS else EXPORTED
+        files = (SourceFile(name_of_own if name == own else name, folder / name) for name in self.summary.files)
         return Source(str(self.path), self.kind, tuple(files))
 
 

@@ -16,6 +16,7 @@ from winml_dag.pipeline.userstages import Declared
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.validate import ValidateConfig
@@ -63,6 +64,7 @@ class Build:
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
+    finalize: FinalizeConfig = FinalizeConfig()
     declared: Declared | None = None
 
 

@@ -1,4 +1,4 @@
-"""finalize: the last model of the line becomes ``model.onnx``, once validation has passed it."""
+"""finalize: the last model of the line gets its final name, ``model.onnx``, once validation has passed it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ MODEL_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class FinalizeConfig:
-    """Nothing to set: the external-data rule is the same for every model."""
+    """``file``: what the model is called. The external-data rule is the same for every model."""
+
+    file: str = MODEL_FILE
 
 
 FINALIZE = Stage(
@@ -33,10 +35,10 @@ FINALIZE = Stage(
 )
 
 
-def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG001
-    """Put the model under its final name, its weights beside it as ``model.onnx.data`` where they are large."""
+def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
+    """Put the model under its final name, its weights beside it as ``<name>.data`` where they are large."""
     source = workspace.input_file("model", ".onnx")
-    destination = workspace.outputs["model"] / MODEL_FILE
+    destination = workspace.outputs["model"] / config.file
     before = inspect_model(source)
     if before.is_compiled:
         # Its nodes refer to the binaries by name and its provider may check them: nothing inside may change.

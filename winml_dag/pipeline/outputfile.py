@@ -1,0 +1,106 @@
+"""The one model file that a command puts where its user says, with its weights beside it.
+
+No manifest lies there to tell whose a file is. Ours is what the cache knows as a result, byte for byte: nothing is lost
+when that is overwritten. All else is somebody's, and is only overwritten when that was asked for; the model that is
+read never is.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.commit import change_folder, finish_change, is_changing
+from winml_dag.pipeline.outputs import Materialised, folder_key
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.local import LocalStore
+
+
+class OutputFile:
+    """*name* in *folder*; *read*: files that the build reads. With *overwrite*, what is in the way makes way."""
+
+    def __init__(self, folder: Path, name: str, read: Iterable[Path], store: LocalStore, *, overwrite: bool) -> None:
+        self._folder = folder
+        self._name = name
+        self._read = {path.resolve() for path in read}
+        self._store = store
+        self._overwrite = overwrite
+
+    def refuse_foreign(self, names: Iterable[str] = ()) -> None:
+        """Raise UsageError when the file, or one of *names* beside it, is there and not to be overwritten."""
+        for name in dict.fromkeys((self._name, *names)):
+            path = self._folder / name
+            if path.resolve() in self._read:
+                raise UsageError(f"{path} is the model that is read.", advice="Choose another file with -o.")
+            if path.is_dir() and not path.is_symlink():
+                raise UsageError(f"{path} is a folder.", advice="Choose another file with -o.")
+            if not (self._overwrite or self._may_replace(path)):
+                raise UsageError(
+                    f"{path} is in the way: the cache knows of no stage that made it, so it is not overwritten.",
+                    advice="Give --overwrite, or choose another file with -o.",
+                )
+
+    def materialise(self, wanted: Sequence[FileEntry]) -> Materialised:
+        """Make the file be as in *wanted*, and its weights; those of the one that it takes the place of go.
+
+        Raises:
+            BlobDamaged: when a file cannot be fetched; its stage has to run again.
+            UsageError: when a file of somebody else's is in the way.
+            StoreError: when the folder cannot be written; it is as it was.
+        """
+        if not is_changing(self._folder) and not self._stale(wanted):
+            return Materialised()
+        with self._store.claim(folder_key(self._folder)):
+            finish_change(self._folder)
+            stale = self._stale(wanted)
+            if not stale:
+                return Materialised()
+            self.refuse_foreign(entry.name for entry in stale)
+
+            def prepare(folder: Path) -> list[str]:
+                self._store.fetch(Artifact.of(stale), folder)
+                # The model last: whoever reads it finds its weights.
+                return sorted((entry.name for entry in stale), key=lambda name: (name == self._name, name))
+
+            removed = sorted(self._left_over() - {entry.name for entry in wanted})
+            change = change_folder(self._folder, prepare, removed)
+        return Materialised(written=change.put, removed=change.remove)
+
+    def _stale(self, wanted: Sequence[FileEntry]) -> list[FileEntry]:
+        return [entry for entry in wanted if not self._is(entry)]
+
+    def _is(self, entry: FileEntry) -> bool:
+        path = self._folder / entry.name
+        try:
+            return path.stat().st_size == entry.size and self._store.fingerprints.digest(path) == entry.digest
+        except FileNotFoundError:
+            return False
+
+    def _may_replace(self, path: Path) -> bool:
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            return True
+        if not stat.S_ISREG(mode):
+            return False
+        try:
+            return not self._store.missing([self._store.fingerprints.entry(path, path.name)])
+        except InputError:  # it cannot be read
+            return False
+
+    def _left_over(self) -> set[str]:
+        """The weights of the model of ours that is there now, as far as they are ours too."""
+        # Imported here: only a model that takes the place of another needs it.
+        from winml_dag.onnxmodel.inspect import inspect_model
+
+        path = self._folder / self._name
+        if not path.exists() or not self._may_replace(path):
+            return set()
+        try:
+            names = inspect_model(path).external_data
+        except InputError:
+            return set()
+        own = f"{self._name}.data"
+        return {own} if own in names and self._may_replace(self._folder / own) else set()
