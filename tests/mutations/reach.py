@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from field_values import WORDS
+
 from winml_dag.recipe.optim import OPTIM_FLAGS
 
 # Field, base recipe, its new value, and the stages that it reaches directly.
@@ -87,7 +89,8 @@ EDITS: tuple[Edit, ...] = (
     ("skip_optimize", "no tags", True, "optimize validate finalize"),
     #
     ("loader", "folder", None, NOTHING),
-    ("loader.task", "static", "feature-extraction", "export"),
+    ("loader.task", "static", "feature-extraction", "export validate"),
+    ("loader.task", "static", "token-classification", "export"),
     ("loader.model_class", "static", "BertForMaskedLM", "export"),
     ("loader.model_type", "static", "roberta", "export"),
     ("loader.module_path", "static", "encoder", REFUSED),
@@ -237,12 +240,16 @@ EDITS: tuple[Edit, ...] = (
 AGAIN = {"compile.quant_config.": "quant.", "compile.ep_config.": "compile."}
 _RENAMED = {"compile.provider": "compile.execution_provider"}
 
+# Of a model that is ONNX already, a task says no more than whether it gives scores of classes.
+_CLASSIFYING = ("text-classification", "fill-mask")
+_TASKS = ((None, "text-classification"), _CLASSIFYING, (None, *(word for word in WORDS if word not in _CLASSIFYING)))
+
 # Different values of a field that mean the same, and so have one key; all others have one each.
 SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "model": (("model", "same"),),
     "ep": ((None, "cpu"), (None, "qnn")),
     "device": (("auto", "cpu"), ("auto", "npu")),
-    "loader.task": ((None, "text-classification"),),
+    "loader.task": _TASKS,
     "loader.path": ((None, "model", "same"),),
     "export.dynamic_axes": ((None, {}),),
     "quant.activation_symmetric": ((None, False),),
@@ -264,6 +271,8 @@ OPTIONS: tuple[Edit, ...] = (
     ("model", "onnx", "other", "export optimize validate"),
     ("onnx", "static", Path("onnx/model.onnx"), "export optimize validate"),
     ("task", "static", "fill-mask", "export"),
+    ("task", "static", "feature-extraction", "export validate"),
+    ("task", "onnx", "fill-mask", "validate"),
     ("ep", "static", "qnn", NOTHING),
     ("ep", "static", "cpu", "quantize compile validate finalize"),
     ("ep", "ep in compile", "cpu", "optimize compile validate finalize"),
@@ -293,7 +302,7 @@ OPTIONS: tuple[Edit, ...] = (
 
 SAME_OPTIONS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "model": ((None, "model", "same"),),
-    "task": ((None, "text-classification"),),
+    "task": _TASKS,
     "ep": ((None, "cpu"), (None, "qnn")),
     "device": ((None, "cpu"), (None, "qnn", "npu")),
     "precision": ((None, "fp16"), (None, "int4")),

@@ -156,7 +156,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     inputs = _inputs(asked, model, target, quant)
     has_data = inputs.calibration_data is not None
     precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
-    validate = sections.validate_config(asked, target, precision, compile_, has_data=has_data)
+    validate = sections.validate_config(asked, target, precision, compile_, task=task, has_data=has_data)
     build = Build(
         summary=BuildSummary(
             model_id=model.name,

@@ -20,7 +20,7 @@ from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, Loa
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
-from winml_dag.stages.validate import MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
+from winml_dag.stages.validate import CLASSIFYING_TASKS, MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
 
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
@@ -267,7 +267,7 @@ def option_files(asked: Asked, target: Target) -> Source | None:
 
 
 def validate_config(
-    asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip, *, has_data: bool
+    asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip, *, task: str | None, has_data: bool
 ) -> ValidateConfig | Skip:
     wanted, section = asked.recipe.validation, asked.recipe.compile
     if not wanted.enabled:
@@ -275,7 +275,8 @@ def validate_config(
     if section is not None and not section.validation:
         return Skip("compile.validate is false")
     bound = MINIMUM_COSINE.get(precision, 0.0) if wanted.min_cosine is None else wanted.min_cosine
-    fields = ValidateFields(bound, wanted.samples, None if has_data else wanted.seed)
+    classifies = task is not None and task.endswith(CLASSIFYING_TASKS)
+    fields = ValidateFields(bound, wanted.samples, None if has_data else wanted.seed, classifies)
     if isinstance(compiled, Skip):
         # A model that is not compiled runs on the CPU as it is; compiling it on load for another target is not our
         # result.

@@ -5,11 +5,11 @@ The same random inputs go into both. Loading alone proves little: a compiled mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.ep.options import file_options
 from winml_dag.ep.registry import CPU, Target, resolve_target
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from winml_dag.onnxmodel.compare import OutputComparison
     from winml_dag.onnxmodel.feeds import InputSpec
+    from winml_dag.stages.figures import OutputFigures
     from winml_dag.stages.samples import Samples
 
     Feed = Mapping[str, NDArray[np.generic]]
@@ -54,6 +55,9 @@ MINIMUM_COSINE: Mapping[str, float] = {
     "dynamic": 0.9,
 }
 
+# How the tasks end in which a model gives scores of classes whatever it calls them.
+CLASSIFYING_TASKS = ("classification", "fill-mask", "next-sentence-prediction")
+
 
 @dataclass(frozen=True)
 class ValidateFields:
@@ -64,11 +68,13 @@ class ValidateFields:
         samples: how many inputs to run; of a ``data`` input the last ones, which calibration leaves alone, and at most
             half of all.
         seed: of random inputs, which are used when there is no ``data`` input; None when there is.
+        classifies: whether the first output has scores of classes, whatever it is called.
     """
 
     min_cosine: float
     samples: int = 3
     seed: int | None = 0
+    classifies: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     """
     from winml_dag.ep.session import assigned_nodes, create_session
     from winml_dag.onnxmodel.feeds import model_inputs
+    from winml_dag.onnxmodel.top1 import class_scores
+    from winml_dag.stages.figures import quality
 
     fields = config.validate
     target = resolve_target(config.target.execution_provider, config.target.device)
@@ -122,13 +130,13 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     names = _output_names(reference, candidate)
 
     samples, held_out = _samples(fields, workspace, inputs)
-    feeds = list(samples)
-    outputs = _compare(reference, candidate, names, feeds)
-    ones = _compare(reference, candidate, names, [_ones(inputs)])
-    for comparison in (*outputs, *ones):
-        _require_numbers(comparison)
-    for comparison in outputs:
-        _require_close(comparison, fields.min_cosine, samples.count)
+    scores = class_scores(names, classifies=fields.classifies)
+    outputs = _measure(reference, candidate, names, list(samples), scores)
+    ones = _measure(reference, candidate, names, [_ones(inputs)], scores)
+    for figures in (*outputs, *ones):
+        _require_numbers(figures.whole)
+    for figures in outputs:
+        _require_close(figures.read, fields.min_cosine, samples.count)
 
     report: JsonObject = {
         "execution_provider": target.ep.name,
@@ -140,7 +148,8 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         "held_out": held_out,
         "seed": fields.seed,
         "min_cosine": fields.min_cosine,
-        "outputs": {comparison.name: _rounded(comparison) for comparison in outputs},
+        "outputs": {figures.read.name: figures.to_json() for figures in outputs},
+        "quality": quality(outputs, samples=samples.count, data=samples.kind, held_out=held_out).to_json(),
         "all_ones_finite": True,
     }
     (workspace.outputs["report"] / REPORT_NAME).write_text(
@@ -183,14 +192,14 @@ def _ones(inputs: tuple[InputSpec, ...]) -> Feed:
     }
 
 
-def _compare(
+def _measure(
     reference: onnxruntime.InferenceSession,
     candidate: onnxruntime.InferenceSession,
     names: list[str],
     feeds: Sequence[Feed],
-) -> tuple[OutputComparison, ...]:
-    """Every output over all samples at once: the cosine of one sample says nothing when an output is one number."""
-    from winml_dag.onnxmodel.compare import compare
+    scores: Collection[str],
+) -> tuple[OutputFigures, ...]:
+    from winml_dag.stages.figures import measure
 
     expected = [_run(reference, names, feed) for feed in feeds]
     found = [_run(candidate, names, feed) for feed in feeds]
@@ -199,14 +208,7 @@ def _compare(
             if wanted[index].shape != got[index].shape:
                 shapes = f"{list(got[index].shape)}, but its reference's has {list(wanted[index].shape)}"
                 raise StageError(f"Output {name!r} of the model has the shape {shapes}.")
-    return compare(_joined(expected), _joined(found), names)
-
-
-def _joined(samples: Sequence[Sequence[NDArray[np.generic]]]) -> list[NDArray[np.generic]]:
-    """Flat, since an output's shape may depend on the sample (detections found)."""
-    import numpy as np
-
-    return [np.concatenate([value.ravel() for value in values]) for values in zip(*samples, strict=True)]
+    return measure(names, feeds, expected, found, scores)
 
 
 def _run(session: onnxruntime.InferenceSession, names: list[str], feed: Feed) -> list[NDArray[np.generic]]:
@@ -246,15 +248,3 @@ def _require_close(comparison: OutputComparison, min_cosine: float, samples: int
             advice="Try typical calibration data, optim.clamp_constant_values or a higher precision; "
             "validate.min_cosine moves the bound.",
         )
-
-
-def _rounded(comparison: OutputComparison) -> JsonValue:
-    """Only digits that another processor would give as well. JSON has no infinity: an exact output's ratio is null."""
-    import math
-
-    ratio = comparison.sqnr_db
-    return {
-        "cosine": round(comparison.cosine, 5),
-        "sqnr_db": round(ratio, 1) if math.isfinite(ratio) else None,
-        "max_abs_error": float(f"{comparison.max_abs_error:.2g}"),
-    }

@@ -4,11 +4,14 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage
 from onnx import TensorProto, helper, numpy_helper
 
+from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.compile import COMPILE
+from winml_dag.stages.samples import random_samples
 from winml_dag.stages.validate import MINIMUM_COSINE, VALIDATE
 
 CPU = {"execution_provider": "CPUExecutionProvider", "device": "cpu", "provider_options": {}}
@@ -52,7 +55,88 @@ def test_a_model_agrees_with_itself(models, tmp_path):
     outcome = validate(tmp_path, models.float32, models.float32, min_cosine=1.0)
     assert outcome.error == ""
     assert outcome.metrics["execution_provider"] == "CPUExecutionProvider"
-    assert outcome.metrics["outputs"] == {"scores": {"cosine": 1.0, "sqnr_db": None, "max_abs_error": 0.0}}
+    same = {"cosine": 1.0, "cosine_min": 1.0, "sqnr_db": None, "max_abs_error": 0.0}
+    assert outcome.metrics["outputs"] == {"scores": same}
+    on = {"samples": 3, "data": "random", "held_out": True}
+    assert outcome.metrics["quality"] == {"output": "scores", **same, "top1_agreed": None, "top1_of": None, **on}
+
+
+def test_a_classifiers_scores_are_compared_by_the_class_that_wins(models, tmp_path):
+    outcome = validate(tmp_path, models.w8a16, models.float32, classifies=True, samples=8)
+    figures = outcome.metrics["outputs"]["scores"]
+    assert figures["top1_of"] == 8
+    session, quantized = (onnxruntime.InferenceSession(path) for path in (models.float32, models.w8a16))
+    inputs = model_inputs(models.float32)
+    agreed = 0
+    for feed in random_samples(inputs, 8, 0, "uniform", purpose="validate"):
+        agreed += session.run(None, feed)[0].argmax() == quantized.run(None, feed)[0].argmax()
+    assert figures["top1_agreed"] == agreed
+    assert outcome.metrics["quality"]["top1_agreed"] == agreed
+
+
+def text_model(path, noise_at_padding: float) -> object:
+    """Embeddings of tokens: ``hidden`` is a row of a table, plus a number wherever the mask is 0."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+        helper.make_node("Equal", ["attention_mask", "zero"], ["is_padding"]),
+        helper.make_node("Unsqueeze", ["is_padding", "last"], ["padding"]),
+        helper.make_node("Where", ["padding", "noise", "no_noise"], ["added"]),
+        helper.make_node("Add", ["rows", "added"], ["hidden"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "text",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, [1, 8]) for name in ("input_ids", "attention_mask")],
+        [helper.make_tensor_value_info("hidden", TensorProto.FLOAT, [1, 8, 4])],
+        [
+            numpy_helper.from_array(random.standard_normal((10, 4)).astype(np.float32), "table"),
+            numpy_helper.from_array(np.int64(0), "zero"),
+            numpy_helper.from_array(np.float32(noise_at_padding), "noise"),
+            numpy_helper.from_array(np.float32(0), "no_noise"),
+            numpy_helper.from_array(np.array([2]), "last"),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def test_padding_of_a_text_counts_only_where_it_is_no_number(tmp_path):
+    ids = np.arange(32).reshape(4, 1, 8) % 10
+    mask = (np.arange(8) < 5).astype(np.int64)[None, None].repeat(4, axis=0)
+    np.savez(tmp_path / "data.npz", input_ids=ids, attention_mask=mask)
+    reference = text_model(tmp_path / "reference.onnx", 0.0)
+    data = tmp_path / "data.npz"
+    outcome = validate(tmp_path / "a", text_model(tmp_path / "a.onnx", 100.0), reference, data=data)
+    assert outcome.error == ""
+    assert outcome.metrics["outputs"]["hidden"]["cosine"] == 1.0
+    overflow = validate(tmp_path / "b", text_model(tmp_path / "b.onnx", np.inf), reference, data=data)
+    assert "'hidden' has" in overflow.error
+
+
+def test_one_broken_sample_among_good_ones_shows_in_the_lowest_cosine(tmp_path):
+    """Abs differs from Identity where values are negative: here, in the last sample that is run."""
+    x = np.linspace(-1, 0, 24).reshape(4, 2, 3)
+    x[3] = np.linspace(1, 3, 6).reshape(2, 3)
+    np.savez(tmp_path / "data.npz", x=x)
+    reference, candidate = elementwise(tmp_path / "r.onnx", "Identity"), elementwise(tmp_path / "c.onnx", "Abs")
+    outcome = validate(tmp_path / "run", candidate, reference, data=tmp_path / "data.npz", min_cosine=-1.0)
+    quality = outcome.metrics["quality"]
+    assert (quality["data"], quality["samples"], quality["held_out"]) == ("npz", 2, True)
+    assert quality["cosine_min"] < -0.9 < quality["cosine"]
+    assert quality["output"] == "y"
+
+
+def test_the_worst_output_speaks_for_the_model(tmp_path):
+    reference = elementwise(tmp_path / "reference.onnx", "Identity", outputs=("good", "bad"))
+    candidate = onnx.load(reference)
+    candidate.graph.node[2].op_type = "Exp"
+    onnx.save(candidate, tmp_path / "candidate.onnx")
+    outcome = validate(tmp_path / "run", tmp_path / "candidate.onnx", reference, min_cosine=-1.0)
+    outputs = outcome.metrics["outputs"]
+    assert outputs["bad"]["cosine"] < outputs["good"]["cosine"] == 1.0
+    assert outcome.metrics["quality"]["output"] == "bad"
+    assert outcome.metrics["quality"]["cosine"] == outputs["bad"]["cosine"]
 
 
 def test_the_report_says_what_the_metrics_say_and_is_the_same_every_time(models, tmp_path):
