@@ -19,10 +19,13 @@ from winml_dag import errors
 from winml_dag.cli.main import COMMANDS, cli
 from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
-from winml_dag.ep import options, registry
+from winml_dag.ep import options, quantization, registry
+from winml_dag.errors import UsageError
 from winml_dag.pipeline.layout import VISIBLE_OUTPUTS
 from winml_dag.pipeline.plan import LINE
+from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.recipe import precision
+from winml_dag.recipe.schema import Quant
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.validate import MINIMUM_COSINE
 
@@ -195,11 +198,58 @@ def precisions() -> str:
     rows = []
     for name, found in precision.PRECISIONS.items():
         same = "" if found.name == name else f"`{found.name}`"
-        fields = ", ".join(f"`{key}: {value}`" for key, value in found.quant_fields().items())
-        by_device = ", ".join(f"{device}: `{wanted}`" for device, wanted in precision.DEFAULT_PRECISION.items())
-        note = by_device if found.is_auto else fields or "no quantization"
-        rows.append((f"`{name}`", same, note))
-    return table(("precision", "the same as", "fields of quant"), rows)
+        rows.append((f"`{name}`", same, _meaning(found)))
+    return table(("precision", "the same as", "what it is"), rows)
+
+
+def _meaning(found: precision.Precision) -> str:
+    if found.is_auto:
+        return "see [auto](#what-auto-is)"
+    if found.mode == "static":
+        return f"static: integers of {found.weight_bits} bits for weights, of {found.activation_bits} for activations"
+    if found.mode == "rtn":
+        return f"rtn: weights of {found.weight_bits} bits in blocks, everything else in float{found.activation_bits}"
+    return {"fp16": "fp16: everything in float16", "dynamic": "dynamic: 8-bit weights; no calibration"}.get(
+        found.mode or "", "no quantization"
+    )
+
+
+def precisions_by_provider() -> str:
+    """What every precision is on every provider: types of weights and activations, or that it is refused."""
+    names = [name for name, found in precision.PRECISIONS.items() if found.name == name and found.weight_bits]
+    rows = []
+    for ep in registry.EXECUTION_PROVIDERS:
+        target = registry.Target(ep, ep.devices[0])
+        rows.append((f"`{ep.alias}`", *(_types(name, target) for name in names)))
+    return table(("provider", *(f"`{name}`" for name in names)), rows)
+
+
+def _types(name: str, target: registry.Target) -> str:
+    try:
+        quant = with_types(with_precision(Quant(), precision_for(name, target), target), target)
+    except UsageError:
+        return "refused"
+    if quant.mode == "rtn":
+        return f"blocks of {quant.rtn_bits} bits, {quant.rtn_float_type}"
+    return f"{quant.weight_type}, {quant.activation_type}"
+
+
+def integers() -> str:
+    rows = []
+    for row in quantization.INTEGERS.values():
+        symmetric = {True: "symmetric", None: "symmetric if signed", False: "not symmetric"}[row.weight_symmetric]
+        weights = f"{'per channel' if row.per_channel else 'per tensor'}, {symmetric}"
+        activations = "symmetric" if row.activation_symmetric else "not symmetric"
+        rows.append((f"`{row.ep}`", weights, activations, row.rules, f"{row.reason} ([source]({row.source}))"))
+    return table(("provider", "weights", "activations", "rules", "why"), rows)
+
+
+def auto() -> str:
+    rows = [
+        (f"`{row.ep}`" if row.ep else "any", row.device or "any", f"`{row.precision}`", row.reason)
+        for row in quantization.AUTO
+    ]
+    return table(("provider", "device", "precision", "why"), rows)
 
 
 def bounds() -> str:
@@ -220,5 +270,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "refused options of QNN": refused_qnn_options,
     "chips": socs,
     "precisions": precisions,
+    "precisions by provider": precisions_by_provider,
+    "integers": integers,
+    "auto": auto,
     "bounds": bounds,
 }

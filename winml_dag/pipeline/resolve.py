@@ -20,6 +20,7 @@ from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline import sections
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, find_model_folder
@@ -29,7 +30,7 @@ from winml_dag.pipeline.variant import Build, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.precision import Precision, default_precision, parse_precision, precision_name
+from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
@@ -147,7 +148,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     target = _target(asked)
     task = _task(asked, model)
     onnx = model.onnx
-    quant = _with_types(_quant(asked, target, onnx))
+    quant = _quant(asked, target, onnx)
     compile_ = sections.compile_config(asked, target)
     if not isinstance(compile_, Skip):
         require_installed(target.ep)
@@ -270,20 +271,10 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
     if precision is not None:
         if precision.mode is None:
             return Skip(f"precision {precision.name} needs no quantization")
-        return (section or Quant()).model_copy(update=precision.quant_fields())
-    if section is not None:
-        return section
-    if overrides.quant is True:
-        return Quant()
+        return with_types(with_precision(section or Quant(), precision, target), target)
+    if section is not None or overrides.quant is True:
+        return with_types(section or Quant(), target)
     return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
-
-
-def _with_types(quant: Quant | Skip) -> Quant | Skip:
-    """*quant* with the integer types that it leaves open."""
-    if isinstance(quant, Skip) or quant.mode not in ("static", "dynamic"):
-        return quant
-    types = {"weight_type": quant.weight_type or "uint8", "activation_type": quant.activation_type or "uint8"}
-    return quant.model_copy(update=types)
 
 
 def _precision(asked: Asked, target: Target) -> Precision | None:
@@ -297,10 +288,7 @@ def _precision(asked: Asked, target: Target) -> Precision | None:
             )
     if name is None and not asked.has_recipe and asked.overrides.quant is None:
         name = "auto"
-    if name is None:
-        return None
-    precision = parse_precision(name)
-    return default_precision(target.device, target.ep.name) if precision.is_auto else precision
+    return None if name is None else precision_for(name, target)
 
 
 def _inputs(asked: Asked, model: Model, target: Target, quant: Quant | Skip) -> Inputs:

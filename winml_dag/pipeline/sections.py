@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.options import compile_options, complete_options, file_options
+from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.asked import Asked
@@ -131,7 +132,7 @@ def calibrate_config(quant: Quant | Skip, validate: ValidateConfig | Skip) -> Ca
 def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Skip:
     if isinstance(quant, Skip):
         return quant
-    rules = ("qnn" if target.ep.alias == "qnn" else "onnxruntime") if quant.mode == "static" else None
+    rules = integers_of(target.ep).rules if quant.mode == "static" else None
     return QuantizeConfig(_quantize_fields(quant), QuantizeTarget(rules))
 
 

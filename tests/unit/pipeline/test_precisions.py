@@ -1,0 +1,137 @@
+"""What the name of a precision means on each execution provider, as the one table has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from winml_dag.ep.quantization import INTEGERS
+from winml_dag.ep.registry import EXECUTION_PROVIDERS, Target, find_ep
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.recipe.precision import PRECISIONS, precision_name
+from winml_dag.recipe.schema import Quant
+
+_NO_BLOCKS = {(ep, name) for ep in ("nvtensorrtrtx", "tensorrt") for name in ("int4", "w4a32", "w4a16")}
+_NO_16_BITS = {(ep, name) for ep in ("nvtensorrtrtx", "tensorrt") for name in ("int16", "w8a16", "w16a8", "w16a16")}
+_NO_4_BITS_IN_QDQ = {(ep.alias, "w4a8") for ep in EXECUTION_PROVIDERS if ep.alias != "qnn"}
+REFUSED = {("qnn", "int4"), ("qnn", "w4a32"), ("qnn", "w16a8"), *_NO_BLOCKS, *_NO_16_BITS, *_NO_4_BITS_IN_QDQ}
+
+
+def target(ep: str, device: str | None = None) -> Target:
+    found = find_ep(ep)
+    return Target(found, device or found.devices[0])
+
+
+def quant_for(name: str, ep: str, quant: Quant | None = None) -> Quant:
+    return with_types(with_precision(quant or Quant(), precision_for(name, target(ep)), target(ep)), target(ep))
+
+
+def types(quant: Quant) -> tuple[str | None, str | None]:
+    return quant.weight_type, quant.activation_type
+
+
+def test_every_provider_has_a_row_with_its_source() -> None:
+    assert INTEGERS.keys() == {ep.alias for ep in EXECUTION_PROVIDERS}
+    assert all(row.source.startswith("https://") and row.reason for row in INTEGERS.values())
+
+
+@pytest.mark.parametrize("ep", sorted(INTEGERS))
+@pytest.mark.parametrize("name", sorted(set(PRECISIONS) - {"auto", "fp32", "fp16", "dynamic"}))
+def test_a_precision_is_refused_in_a_sentence_or_has_the_widths_of_its_name(ep: str, name: str) -> None:
+    if (ep, name) in REFUSED:
+        with pytest.raises(UsageError, match=find_ep(ep).name):
+            quant_for(name, ep)
+    else:
+        assert precision_name(quant_for(name, ep)) == PRECISIONS[name].name
+
+
+@pytest.mark.parametrize(
+    ("ep", "name", "expected"),
+    [
+        ("cpu", "int8", ("uint8", "uint8")),
+        ("cpu", "uint8", ("uint8", "uint8")),
+        ("cpu", "w16a16", ("int16", "uint16")),
+        ("qnn", "uint8", ("uint8", "uint8")),
+        ("qnn", "w8a16", ("uint8", "uint16")),
+        ("qnn", "w4a16", ("int4", "uint16")),
+        ("qnn", "w4a8", ("int4", "uint8")),
+        ("openvino", "int8", ("int8", "uint8")),
+        ("tensorrt", "uint8", ("int8", "int8")),
+        ("vitisai", "w8a16", ("int8", "int16")),
+    ],
+)
+def test_signs_are_of_the_provider(ep: str, name: str, expected: tuple[str, str]) -> None:
+    quant = quant_for(name, ep)
+    assert quant.mode == "static"
+    assert types(quant) == expected
+
+
+def test_four_bits_are_blocks_where_those_run() -> None:
+    for ep in ("cpu", "dml", "cuda", "openvino"):
+        quant = quant_for("w4a16", ep)
+        assert (quant.mode, quant.rtn_bits, quant.rtn_float_type) == ("rtn", 4, "float16")
+        assert quant_for("int4", ep).rtn_float_type == "float32"
+
+
+@pytest.mark.parametrize(
+    ("ep", "name", "message", "advice"),
+    [
+        ("qnn", "w4a32", "does not run MatMulNBits", "w4a16"),
+        ("qnn", "w16a8", "16-bit activations only", ""),
+        ("qnn", "dynamic", "dynamic", "w8a8"),
+        ("tensorrt", "w8a16", "no 16-bit integers", ""),
+        ("tensorrt", "int4", "MatMulNBits", "fp16"),
+        ("cpu", "w4a8", "no 4-bit weights beside 8-bit activations", "w4a16"),
+        ("cpu", "w9a9", "not a precision", ""),
+    ],
+)
+def test_what_a_provider_cannot_run_is_refused_with_what_it_can(ep: str, name: str, message: str, advice: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        precision_for(name, target(ep))
+    assert advice in (caught.value.advice or "")
+
+
+def test_types_that_a_section_names_stay_when_they_have_the_width_asked_for() -> None:
+    section = Quant(weight_type="int8", activation_type="uint8")
+    assert types(quant_for("w8a8", "cpu", section)) == ("int8", "uint8")
+    assert types(quant_for("w8a16", "cpu", section)) == ("int8", "uint16")
+    assert types(with_types(section, target("qnn"))) == ("int8", "uint8")
+
+
+def test_what_a_section_leaves_open_comes_from_the_table() -> None:
+    trt = with_types(Quant(), target("tensorrt"))
+    assert (trt.per_channel, trt.weight_symmetric, trt.activation_symmetric) == (True, True, True)
+    cpu = with_types(Quant(), target("cpu"))
+    assert (cpu.per_channel, cpu.weight_symmetric, cpu.activation_symmetric) == (False, None, False)
+    said = with_types(Quant(per_channel=False, symmetric=False, weight_symmetric=True), target("tensorrt"))
+    assert (said.per_channel, said.weight_symmetric, said.activation_symmetric) == (False, True, False)
+    assert with_types(Quant(mode="dynamic"), target("tensorrt")).weight_type == "uint8"
+
+
+@pytest.mark.parametrize(
+    "quant",
+    [
+        Quant(weight_type="int16", activation_type="uint8"),
+        Quant(weight_type="uint4", activation_type="uint16"),
+        Quant(weight_type="int4", activation_type="uint16", per_channel=False),
+    ],
+)
+def test_types_that_qnn_would_leave_to_the_cpu_are_refused_in_a_section_too(quant: Quant) -> None:
+    with pytest.raises(UsageError, match="QNNExecutionProvider takes"):
+        with_types(quant, target("qnn"))
+
+
+@pytest.mark.parametrize(
+    ("ep", "device", "name"),
+    [
+        ("qnn", "npu", "w8a16"),
+        ("qnn", "gpu", "fp32"),
+        ("openvino", "npu", "w8a16"),
+        ("openvino", "gpu", "fp32"),
+        ("cpu", "cpu", "fp32"),
+        ("dml", "gpu", "fp32"),
+        ("vitisai", "npu", "fp32"),
+    ],
+)
+def test_auto_depends_on_provider_and_device(ep: str, device: str, name: str) -> None:
+    assert precision_for("auto", target(ep, device)).name == name

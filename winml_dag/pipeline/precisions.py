@@ -1,0 +1,107 @@
+"""From the name of a precision to a quant section for one target, with no type left open."""
+
+from __future__ import annotations
+
+from winml_dag.ep.quantization import DYNAMIC_WEIGHTS, Integers, auto_precision, integers_of
+from winml_dag.ep.registry import Target
+from winml_dag.errors import UsageError
+from winml_dag.recipe.precision import Precision, parse_precision, type_bits
+from winml_dag.recipe.schema import Quant
+
+
+def precision_for(name: str, target: Target) -> Precision:
+    """The precision called *name* on *target*, ``auto`` settled.
+
+    Raises:
+        UsageError: for an unknown name, and for one that the target cannot run, with one that it can.
+    """
+    precision = parse_precision(name)
+    if precision.is_auto:
+        return parse_precision(auto_precision(target))
+    integers, ep = integers_of(target.ep), target.ep.name
+    weights, activations = precision.weight_bits, precision.activation_bits
+    if precision.mode == "dynamic" and not integers.runs_blocks:
+        raise UsageError(f"{ep} does not run what dynamic quantization makes.", advice="Use w8a8, or the CPU.")
+    if weights is None or activations is None or _takes_as_qdq(integers, precision):
+        return precision
+    if precision.mode == "rtn" and not integers.runs_blocks:
+        instead = "w4a16, whose weights are 4-bit QDQ there," if 4 in integers.weights else "fp16 or w8a8"
+        raise UsageError(
+            f"{ep} does not run MatMulNBits, the form of block-wise weights that {name} has.", advice=f"Use {instead}."
+        )
+    if precision.mode == "static" and weights not in integers.weights:
+        raise UsageError(
+            f"{ep} takes no {weights}-bit weights beside {activations}-bit activations.",
+            advice="Use w4a16, w4a32 or w8a8." if integers.runs_blocks else "Use w8a8.",
+        )
+    if reason := integers.cannot.get((weights, activations)):
+        raise UsageError(f"{name}: {ep} {reason}.")
+    return precision
+
+
+def _takes_as_qdq(integers: Integers, precision: Precision) -> bool:
+    """Whether *precision* has 4-bit weights that the provider takes as QDQ, beside integer activations."""
+    return precision.weight_bits == 4 and 4 in integers.weights and precision.activation_bits in integers.activations
+
+
+def with_precision(quant: Quant, precision: Precision, target: Target) -> Quant:
+    """*quant* as *precision* has it: the precision decides mode and widths, and the section all else.
+
+    So types that the section names stay when they have the width asked for: signs are not in the name.
+    """
+    integers, weights, activations = integers_of(target.ep), precision.weight_bits, precision.activation_bits
+    if precision.mode == "static" or _takes_as_qdq(integers, precision):
+        assert weights is not None
+        assert activations is not None
+        return quant.model_copy(
+            update={
+                "mode": "static",
+                "weight_type": _of_width(quant.weight_type, weights) or integers.weights[weights],
+                "activation_type": _of_width(quant.activation_type, activations) or integers.activations[activations],
+            }
+        )
+    if precision.mode == "rtn":
+        return quant.model_copy(
+            update={"mode": "rtn", "rtn_bits": weights, "rtn_float_type": f"float{precision.activation_bits}"}
+        )
+    return quant.model_copy(update={"mode": precision.mode})
+
+
+def _of_width(integer_type: str | None, bits: int) -> str | None:
+    return integer_type if integer_type is not None and type_bits(integer_type) == bits else None
+
+
+def with_types(quant: Quant, target: Target) -> Quant:
+    """*quant* with what it leaves open of types, channels and symmetry, as the table of providers has it.
+
+    Raises:
+        UsageError: for types that the target is known not to run together.
+    """
+    if quant.mode == "dynamic":
+        return quant.model_copy(update={"weight_type": quant.weight_type or DYNAMIC_WEIGHTS})
+    if quant.mode != "static":
+        return quant
+    integers = integers_of(target.ep)
+    weight_type = quant.weight_type or integers.weights[8]
+    activation_type = quant.activation_type or integers.activations[8]
+    per_channel = integers.per_channel if quant.per_channel is None else quant.per_channel
+    if reason := integers.cannot.get((type_bits(weight_type), type_bits(activation_type))):
+        raise UsageError(f"{weight_type} weights with {activation_type} activations: {target.ep.name} {reason}.")
+    if integers.rules == "qnn" and type_bits(weight_type) == 4 and (weight_type == "uint4" or not per_channel):
+        raise UsageError(
+            f"{target.ep.name} takes 4-bit weights in int4 with a scale for each channel only.",
+            advice="Set quant.weight_type to int4, and leave quant.per_channel out.",
+        )
+    return quant.model_copy(
+        update={
+            "weight_type": weight_type,
+            "activation_type": activation_type,
+            "per_channel": per_channel,
+            "weight_symmetric": _first(quant.weight_symmetric, quant.symmetric, integers.weight_symmetric),
+            "activation_symmetric": _first(quant.activation_symmetric, quant.symmetric, integers.activation_symmetric),
+        }
+    )
+
+
+def _first(*choices: bool | None) -> bool | None:
+    return next((choice for choice in choices if choice is not None), None)
