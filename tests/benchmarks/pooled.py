@@ -11,7 +11,7 @@ from precisions_bench import model_in
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.session import create_session
 from winml_dag.onnxmodel.feeds import model_inputs
-from winml_dag.stages.samples import read_samples
+from winml_dag.stages.samples.read import read_samples
 
 UNSEEN = (
     "The ferry to the island leaves at half past six in the morning.",

@@ -15,6 +15,7 @@ from winml_dag.ep.options import file_options
 from winml_dag.ep.registry import CPU, Target, resolve_target
 from winml_dag.errors import StageError
 from winml_dag.stages import kinds
+from winml_dag.stages.samples import Columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from winml_dag.onnxmodel.compare import OutputComparison
     from winml_dag.onnxmodel.feeds import InputSpec
     from winml_dag.stages.figures import OutputFigures
-    from winml_dag.stages.samples import Samples
+    from winml_dag.stages.samples.samples import Samples
 
     Feed = Mapping[str, NDArray[np.generic]]
 
@@ -86,8 +87,11 @@ class ValidateTarget:
 
 @dataclass(frozen=True)
 class ValidateConfig:
+    """``quant``: what the columns of a ``data`` input are; None where they need no names."""
+
     validate: ValidateFields
     target: ValidateTarget
+    quant: Columns | None = None
 
 
 VALIDATE = Stage(
@@ -129,7 +133,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(reference_path)
     names = _output_names(reference, candidate)
 
-    samples, held_out = _samples(fields, workspace, inputs)
+    samples, held_out = _samples(config, workspace, inputs)
     scores = class_scores(names, classifies=fields.classifies)
     outputs = _measure(reference, candidate, names, list(samples), scores)
     ones = _measure(reference, candidate, names, [_ones(inputs)], scores)
@@ -158,14 +162,15 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _samples(fields: ValidateFields, workspace: Workspace, inputs: tuple[InputSpec, ...]) -> tuple[Samples, bool]:
+def _samples(config: ValidateConfig, workspace: Workspace, inputs: tuple[InputSpec, ...]) -> tuple[Samples, bool]:
     """What to run, and whether calibration has seen none of it."""
-    from winml_dag.stages.samples import random_samples, read_samples
+    from winml_dag.stages.samples.read import samples_of
+    from winml_dag.stages.samples.samples import random_samples
 
+    fields = config.validate
     if not workspace.has("data"):
         return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="validate"), True
-    processor = workspace.inputs["processor"] if workspace.has("processor") else None
-    samples = read_samples(workspace.inputs["data"], inputs, processor)
+    samples = samples_of(workspace, inputs, config.quant)
     return samples.held_out(fields.samples), samples.count > 1
 
 

@@ -14,9 +14,12 @@ from quantization_samples import WIDTH, calibrate, image_model, model_of, pixels
 
 from winml_dag.errors import StageError
 from winml_dag.stages.float_model import float_tensors
-from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.ranges import Provenance, Ranges
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+PROVENANCE = Provenance("sha256:00", "npz", 3, "xxh3-128:00")
 
 
 def ranges_of(result):
@@ -65,22 +68,31 @@ def test_tensors_behind_an_operator_from_outside_the_standard_have_ranges_too(tm
 def test_no_time_and_no_name_of_this_machine_is_in_the_file(tmp_path):
     result = calibrate(tmp_path, image_model(), pixels(2))
     assert result.metrics["calibration_time_seconds"] > 0
-    assert set(json.loads(result.content)) == {"format", "method", "ranges"}
-    assert [path.name for path in result.folder.iterdir()] == ["ranges.json"]
+    assert set(json.loads(result.content)) == {"format", "method", "from", "ranges"}
+    assert [path.name for path in result.folder.iterdir()] == ["calibration_ranges.json"]
 
 
 @given(bounds=st.dictionaries(st.text(), st.tuples(FLOAT32, FLOAT32)), method=st.sampled_from(["minmax", "entropy"]))
 def test_ranges_survive_writing_and_do_not_depend_on_their_order(tmp_path_factory, bounds, method):
     path = tmp_path_factory.mktemp("ranges") / "ranges.json"
-    Ranges(method, bounds).write(path)
+    Ranges(method, bounds, PROVENANCE).write(path)
     content = path.read_bytes()
-    assert Ranges.read(path) == Ranges(method, bounds)
-    Ranges(method, dict(reversed(bounds.items()))).write(path)
+    assert Ranges.read(path) == Ranges(method, bounds, PROVENANCE)
+    Ranges(method, dict(reversed(bounds.items())), PROVENANCE).write(path)
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"format":2}', '{"format":1,"method":"minmax","ranges":{"x":[1]}}']
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format":2}',
+        '{"format":1,"from":{"model":"","data":"npz","samples":1,"digest":""},"method":"minmax","ranges":{"x":[1]}}',
+        '{"format":1,"from":{"model":""},"method":"minmax","ranges":{}}',
+        '{"format":1,"method":"minmax","ranges":{}}',
+    ],
 )
 def test_a_file_that_has_no_ranges_is_refused(tmp_path, content):
     (tmp_path / "ranges.json").write_text(content)

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.compile import COMPILE
-from winml_dag.stages.samples import random_samples
+from winml_dag.stages.samples.samples import random_samples
 from winml_dag.stages.validate import MINIMUM_COSINE, VALIDATE
 
 CPU = {"execution_provider": "CPUExecutionProvider", "device": "cpu", "provider_options": {}}

@@ -6,6 +6,7 @@ precision. This is the declaration; the work is in :mod:`winml_dag.stages.calibr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from winml_dag.engine.stage import InputSlot, Stage
@@ -20,13 +21,17 @@ class CalibrateFields:
         samples: how many random samples; of a ``data`` input, the most that are taken, in their order, of those that
             are not kept back to validate.
         calibration_method: minmax, entropy or percentile.
-        seed, distribution: of random data (uniform, normal), which is used when there is no ``data`` input.
+        seed: of random data, which is used when there is no ``data`` input; of data, which of them are taken, the
+            first ones when it is None.
+        distribution: of random data (uniform, normal).
+        columns_mapping: of data that are rows; see :class:`winml_dag.stages.samples.Columns`.
     """
 
     samples: int = 10
     calibration_method: str = "minmax"
     seed: int | None = None
     distribution: str | None = None
+    columns_mapping: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramColle
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 from winml_dag.stages.float_model import float_tensors
-from winml_dag.stages.samples import Feed, Samples
+from winml_dag.stages.samples.samples import Feed, Samples
 
 # Models write "never choose this" as the lowest float (-3.4e38) or as -inf. No measured quantity is that large.
 EXTREME = 1e30

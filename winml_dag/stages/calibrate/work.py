@@ -12,17 +12,21 @@ from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.calibrate.observe import EXTREME, METHODS, observe
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
-from winml_dag.stages.ranges import RANGES_FILE, Ranges
-from winml_dag.stages.samples import Samples, random_samples, read_samples
+from winml_dag.stages.ranges import RANGES_FILE, Provenance, Ranges, model_digest
+from winml_dag.stages.samples import Columns
+from winml_dag.stages.samples.read import samples_of
+from winml_dag.stages.samples.samples import Fed, Samples, random_samples
 
 _MODEL_FILE = Path("float.onnx")
 
 
 def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
-    """Write ``ranges.json``: the range of every float activation, whatever a later quantization will ask for.
+    """Write ``calibration_ranges.json``: the range of every float activation, whatever a later quantization will ask
+    for, and what they come from.
 
-    Metrics: ``data`` (npz, npy, text or random); ``samples`` taken; ``tensors``; ``extreme_tensors``, how many reach
-    magnitudes that only a mask has, which ruins the precision of what they meet; ``calibration_time_seconds``.
+    Metrics: ``data`` (npz, npy, text, images, dataset or random); ``samples`` taken; ``tensors``; ``extreme_tensors``,
+    how many reach magnitudes that only a mask has, which ruins the precision of what they meet;
+    ``calibration_time_seconds``.
 
     Raises:
         StageError: for a model that is not in float32, data that does not fit it, or ranges that are not finite.
@@ -33,11 +37,21 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "calibrated")
     write_typed(source, _MODEL_FILE)
-    samples = _samples(config, workspace, source)
+    fed = Fed(_samples(config, workspace, source))
+    samples = fed.samples
     started = time.perf_counter()
     bounds = observe(_MODEL_FILE, samples, method, workspace.progress)
     seconds = time.perf_counter() - started
-    Ranges(method, bounds).write(workspace.outputs["ranges"] / RANGES_FILE)
+    random = samples.kind == "random"
+    provenance = Provenance(
+        model=model_digest(workspace.inputs["model"]),
+        data=samples.kind,
+        samples=samples.count,
+        digest=fed.digest,
+        seed=config.quant.seed or 0 if random else None,
+        distribution=config.quant.distribution or "uniform" if random else None,
+    )
+    Ranges(method, bounds, provenance).write(workspace.outputs["ranges"] / RANGES_FILE)
     return {
         "data": samples.kind,
         "samples": samples.count,
@@ -53,7 +67,6 @@ def _samples(config: CalibrateConfig, workspace: Workspace, model: Path) -> Samp
         raise StageError(f"Calibration needs at least one sample, but quant.samples is {fields.samples}.")
     inputs = model_inputs(model)
     if workspace.has("data"):
-        processor = workspace.inputs["processor"] if workspace.has("processor") else None
-        data = read_samples(workspace.inputs["data"], inputs, processor)
-        return data.to_calibrate(fields.samples, config.validate.samples or 0)
+        data = samples_of(workspace, inputs, Columns(fields.columns_mapping or {}))
+        return data.to_calibrate(fields.samples, config.validate.samples or 0, fields.seed)
     return random_samples(inputs, fields.samples, fields.seed or 0, fields.distribution or "uniform")

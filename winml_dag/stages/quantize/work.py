@@ -101,7 +101,12 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
 
 
 def _ranges(workspace: Workspace) -> Ranges | None:
-    return Ranges.read(workspace.input_file("ranges", ".json")) if workspace.has("ranges") else None
+    """Raises StageError for ranges of another model, which a file of the user's may have."""
+    if not workspace.has("ranges"):
+        return None
+    ranges = Ranges.read(workspace.input_file("ranges", ".json"))
+    ranges.require_model(workspace.inputs["model"])
+    return ranges
 
 
 def _restore_metadata(model: ModelProto) -> None:

@@ -1,0 +1,163 @@
+"""Samples from .npz and .npy files, of which memory holds the samples that are asked for and not the whole arrays.
+
+The arrays are read as streams: a mapped file would do for .npy, but not for the members of an .npz, which may be
+compressed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.samples.fit import check_names, fit
+from winml_dag.stages.samples.samples import Array, Feed, Samples
+
+_SAVE = "Save it with numpy.savez or numpy.save."
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """An array whose first axis counts the samples, where it lies; ``open`` gives its .npy stream."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    column_major: bool
+    open: Callable[[], IO[bytes]]
+
+    def read(self, numbers: Sequence[int]) -> Iterator[Array]:
+        """The samples of these *numbers*, which ascend."""
+        with _readable(self.file), self.open() as stream:
+            if self.column_major:
+                # One sample lies all over the file.
+                array = np.lib.format.read_array(stream, allow_pickle=False)
+                yield from (array[number] for number in numbers)
+                return
+            _header(stream)
+            begin, shape = stream.tell(), self.shape[1:]
+            size = math.prod(shape) * self.dtype.itemsize
+            for number in numbers:
+                stream.seek(begin + number * size)
+                data = stream.read(size)
+                if len(data) < size:
+                    raise EOFError(f"it ends in sample {number}")
+                yield np.frombuffer(data, self.dtype).reshape(shape)
+
+
+def npz_samples(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
+    """One file with arrays by input name, whose first axis counts the samples; or a file for each sample.
+
+    Raises:
+        StageError: when a file cannot be read, or names or numbers of samples do not fit.
+    """
+    if len(files) > 1:
+        return Samples.one_by_one("npz", len(files), lambda at: fit(_load_npz(files[at]), inputs, files[at].name))
+    (file,) = files
+    with _readable(file.name), ZipFile(file) as archive:
+        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+    stacks = {name: _stack(file.name, _opener(file, member)) for name, member in members.items()}
+    return _stacked("npz", stacks, inputs)
+
+
+def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
+    """``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with one file a sample.
+
+    Raises:
+        StageError: as :func:`npz_samples`.
+    """
+    if all(file.parent == folder for file in files):
+        return _stacked("npy", {file.stem: _stack(file.name, _opener(file)) for file in files}, inputs)
+    by_input: dict[str, list[Path]] = {}
+    for file in files:
+        by_input.setdefault(file.parent.relative_to(folder).as_posix(), []).append(file)
+    count = _common_count({name: len(paths) for name, paths in by_input.items()})
+    check_names(by_input, inputs)
+
+    def make(number: int) -> Feed:
+        return fit({name: _load_npy(paths[number]) for name, paths in by_input.items()}, inputs, f"sample {number}")
+
+    return Samples.one_by_one("npy", count, make)
+
+
+def _opener(file: Path, member: str | None = None) -> Callable[[], IO[bytes]]:
+    def opened() -> IO[bytes]:
+        if member is None:
+            return file.open("rb")
+        with ZipFile(file) as archive:
+            return archive.open(member)  # which keeps the file open by itself
+
+    return opened
+
+
+def _stack(file: str, opened: Callable[[], IO[bytes]]) -> _Stack:
+    with _readable(file), opened() as stream:
+        shape, column_major, dtype = _header(stream)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, and reading those could run anything")
+    return _Stack(file, shape, dtype, column_major, opened)
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"it has version {version} of the format, which is for arrays with named fields")
+    return read(stream)
+
+
+def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[InputSpec]) -> Samples:
+    check_names(stacks, inputs)
+    flat = [name for name, stack in stacks.items() if not stack.shape]
+    if flat:
+        raise StageError(
+            f"The calibration data of {flat[0]!r} is a single number; its first axis must count the samples."
+        )
+    count = _common_count({name: stack.shape[0] for name, stack in stacks.items()})
+
+    def read(numbers: Sequence[int]) -> Iterator[Feed]:
+        streams = [stack.read(numbers) for stack in stacks.values()]
+        for number, *arrays in zip(numbers, *streams, strict=True):
+            yield fit(dict(zip(stacks, arrays, strict=True)), inputs, f"sample {number}")
+
+    return Samples(kind, range(count), read)
+
+
+def _common_count(counts: Mapping[str, int]) -> int:
+    if len(set(counts.values())) > 1:
+        text = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        raise StageError(f"The calibration data has different numbers of samples: {text}.")
+    return min(counts.values())
+
+
+def _load_npz(file: Path) -> dict[str, Array]:
+    with _readable(file.name), ExitStack() as opened:
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise ValueError("it is no archive of arrays")
+        return dict(opened.enter_context(content))
+
+
+def _load_npy(file: Path) -> Array:
+    with _readable(file.name):
+        array = np.load(file, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is no single array")
+        return array
+
+
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    """What numpy and zipfile raise over a file that is not as it should be, in words. Never by way of pickle."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError) as error:
+        raise StageError(f"The calibration data {file} cannot be read: {error}", advice=_SAVE) from error

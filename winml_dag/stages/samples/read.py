@@ -1,0 +1,82 @@
+"""Samples from the files that a stage was given, whatever kind of data they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.samples import SUFFIXES, TABLES, Columns, kind_of
+from winml_dag.stages.samples.arrays import npy_samples, npz_samples
+from winml_dag.stages.samples.processor import Processor
+from winml_dag.stages.samples.samples import Samples
+
+
+def samples_of(workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None) -> Samples:
+    """Of the stage's input ``data``, with what its input ``processor`` holds.
+
+    Raises:
+        StageError: as :func:`read_samples`.
+    """
+    processor = workspace.inputs["processor"] if workspace.has("processor") else None
+    mapping = {} if columns is None else columns.columns_mapping
+    return read_samples(workspace.inputs["data"], inputs, processor, mapping)
+
+
+def read_samples(
+    folder: Path, inputs: Sequence[InputSpec], processor: Path | None, mapping: Mapping[str, str] | None = None
+) -> Samples:
+    """The calibration data in *folder*, which is one of these:
+
+    - one .npz file: arrays by input name, whose first axis counts the samples;
+    - several .npz files, in the order of their names: one sample each;
+    - .npy files: ``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with one file a sample;
+    - .txt files: one text a line, for the tokenizer in *processor*;
+    - images, for the image processor in *processor*;
+    - tables (parquet, Arrow, JSON, CSV), each row a sample, whose columns *mapping* tells apart.
+
+    Raises:
+        StageError: when there is no data, or it does not fit the model's inputs.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    kinds = {kind_of(path.name) for path in files}
+    if len(kinds) != 1 or None in kinds:
+        found = ", ".join(sorted({path.suffix.lower() for path in files}))
+        known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        raise StageError(
+            f"Calibration data must be files of one kind ({known}), but there is: {found}."
+            if files
+            else "There is no file in the calibration data.",
+        )
+    samples = _samples(kinds.pop() or "", folder, files, inputs, Processor(processor, inputs), mapping or {})
+    if not samples.count:
+        raise StageError("There is no sample in the calibration data.")
+    return samples
+
+
+def _samples(
+    kind: str,
+    folder: Path,
+    files: Sequence[Path],
+    inputs: Sequence[InputSpec],
+    processor: Processor,
+    mapping: Mapping[str, str],
+) -> Samples:
+    if kind == "npz":
+        return npz_samples(files, inputs)
+    if kind == "npy":
+        return npy_samples(folder, files, inputs)
+    if kind == "text":
+        from winml_dag.stages.samples.text import text_samples
+
+        return text_samples(files, inputs, processor)
+    if kind == "images":
+        from winml_dag.stages.samples.images import image_samples
+
+        return image_samples(folder, files, inputs, processor)
+    assert kind in TABLES
+    from winml_dag.stages.samples.dataset import dataset_samples
+
+    return dataset_samples(files, inputs, processor, mapping)

@@ -1,0 +1,98 @@
+"""Samples: data to run a model on, made anew whenever they are asked for, so that memory has to hold one at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast, get_args
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import Distribution, InputSpec, random_feed
+
+Array: TypeAlias = NDArray[np.generic]
+Feed: TypeAlias = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """``numbers``: which of the samples of one source, ascending; ``read`` makes feeds of as many numbers as it is
+    given, one after the other.
+
+    Of all samples of one source, some at the end are kept back for validation, at most half of them, and calibration
+    takes of the others. So a model is never judged by what its ranges come from, unless there is but one sample.
+
+    ``kind``: npz, npy, text, images, dataset or random.
+    """
+
+    kind: str
+    numbers: Sequence[int]
+    read: Callable[[Sequence[int]], Iterator[Feed]]
+
+    @classmethod
+    def one_by_one(cls, kind: str, count: int, make: Callable[[int], Feed]) -> Samples:
+        return cls(kind, range(count), lambda numbers: map(make, numbers))
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Feed]:
+        return self.read(self.numbers)
+
+    def to_calibrate(self, count: int, keep_back: int, seed: int | None = None) -> Samples:
+        """*count* of those that are left when *keep_back* are kept back for validation: the first ones, or with *seed*
+        a choice of them.
+        """
+        left = self.numbers[: self.count - self._kept_back(keep_back)]
+        if seed is None or count >= len(left):
+            return replace(self, numbers=left[:count])
+        # Ascending, since files are read from front to back, and what is found does not depend on the order.
+        return replace(self, numbers=sorted(random.Random(seed).sample(left, count)))
+
+    def held_out(self, keep_back: int) -> Samples:
+        """Those that :meth:`to_calibrate` keeps back; the only sample when there is no other."""
+        return replace(self, numbers=self.numbers[-max(1, self._kept_back(keep_back)) :])
+
+    def _kept_back(self, wanted: int) -> int:
+        return min(wanted, self.count // 2)
+
+
+def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribution: str, purpose: str = "") -> Samples:
+    """Random values within each input's range; for another *purpose* the same seed gives others.
+
+    Raises:
+        StageError: for a distribution that is not known.
+    """
+    known = get_args(Distribution)
+    if distribution not in known:
+        raise StageError(f"Unknown distribution {distribution!r}.", advice=f"Known are: {', '.join(known)}.")
+    chosen = cast(Distribution, distribution)
+    return Samples.one_by_one("random", count, lambda number: random_feed(inputs, f"{seed}{purpose}", number, chosen))
+
+
+class Fed:
+    """*samples* under watch: whoever goes through ``samples`` leaves the ``digest`` of the arrays that came out, which
+    is the same for the same arrays in the same order, whatever files they came from.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = replace(samples, read=self._read)
+        self._given = samples
+        self._hash = xxhash.xxh3_128()
+
+    @property
+    def digest(self) -> str:
+        return f"xxh3-128:{self._hash.hexdigest()}"
+
+    def _read(self, numbers: Sequence[int]) -> Iterator[Feed]:
+        self._hash = digest = xxhash.xxh3_128()
+        for feed in self._given.read(numbers):
+            for name, array in sorted(feed.items()):
+                digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+            yield feed

@@ -1,0 +1,189 @@
+"""Rows of tables in files: parquet, Arrow, JSON and CSV, read from front to back, so that memory holds a part of them.
+
+What a data set on a hub is made of. Nothing of it is run: these formats hold values, and a data set's own script is not
+among what is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from winml_dag.errors import StageError
+from winml_dag.stages.samples import kind_of
+
+# Values as the file has them: numbers, texts, lists, and for an image its bytes.
+Row: TypeAlias = Mapping[str, Any]
+
+_BATCH_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one file. ``columns``: their names; ``rows`` yields those from a number on, of some columns only."""
+
+    count: int
+    columns: tuple[str, ...]
+    rows: Callable[[int, Sequence[str]], Iterator[Row]]
+
+
+def read_tables(files: Sequence[Path]) -> Table:
+    """The rows of all *files*, one file after the other.
+
+    Raises:
+        StageError: when a file cannot be read, or has other columns than the first.
+    """
+    tables = [_table(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if missing := sorted(set(tables[0].columns) - set(table.columns)):
+            raise StageError(f"The calibration data {file.name} has no column {missing[0]!r}, but {files[0].name} has.")
+
+    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
+        for file, table in zip(files, tables, strict=True):
+            if first < table.count:
+                with _readable(file):
+                    yield from table.rows(first, columns)
+            first = max(0, first - table.count)
+
+    return Table(sum(table.count for table in tables), tables[0].columns, rows)
+
+
+def chosen_rows(table: Table, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    """The rows of these *numbers*, which ascend, each with its number."""
+    if not numbers:
+        return
+    wanted = iter(numbers)
+    number = next(wanted)
+    for at, row in zip(count(number), table.rows(number, columns)):
+        if at == number:
+            yield at, row
+            following = next(wanted, None)
+            if following is None:
+                return
+            number = following
+
+
+def _table(file: Path) -> Table:
+    with _readable(file):
+        return {"parquet": _parquet, "arrow": _arrow, "json": _json, "csv": _csv}[str(kind_of(file.name))](file)
+
+
+def _parquet(file: Path) -> Table:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as opened:
+        names, total = tuple(opened.schema_arrow.names), opened.metadata.num_rows
+
+    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
+        with ParquetFile(file) as opened:
+            groups: list[int] = []
+            begin = 0
+            for group in range(opened.num_row_groups):
+                size = opened.metadata.row_group(group).num_rows
+                if groups or first < begin + size:
+                    groups.append(group)
+                else:
+                    begin += size
+            batches = opened.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns))
+            yield from _rows_of(batches, first - begin)
+
+    return Table(total, names, rows)
+
+
+def _arrow(file: Path) -> Table:
+    """What `datasets` saves: a stream of record batches, or the file format with an index behind them."""
+    import pyarrow
+
+    @contextmanager
+    def batches() -> Iterator[tuple[tuple[str, ...], Iterator[Any]]]:
+        with pyarrow.memory_map(str(file)) as mapped:
+            try:
+                stream = pyarrow.ipc.open_stream(mapped)
+                yield tuple(stream.schema.names), iter(stream)
+            except pyarrow.ArrowInvalid:
+                mapped.seek(0)
+                whole = pyarrow.ipc.open_file(mapped)
+                yield tuple(whole.schema.names), map(whole.get_batch, range(whole.num_record_batches))
+
+    with batches() as (names, found):
+        total = sum(batch.num_rows for batch in found)
+
+    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
+        with batches() as (_, found):
+            yield from _rows_of((batch.select(list(columns)) for batch in found), first)
+
+    return Table(total, names, rows)
+
+
+def _rows_of(batches: Iterator[Any], skip: int) -> Iterator[Row]:
+    for batch in batches:
+        # A batch may be as large as its writer liked; only so much of it becomes objects of Python at a time.
+        for begin in range(min(skip, batch.num_rows), batch.num_rows, _BATCH_ROWS):
+            yield from batch.slice(begin, _BATCH_ROWS).to_pylist()
+        skip = max(0, skip - batch.num_rows)
+
+
+def _json(file: Path) -> Table:
+    """An object a line, or one list of objects, which is read whole: JSON has no other way."""
+
+    def values() -> Iterator[Any]:
+        with file.open(encoding="utf-8-sig") as lines:
+            if lines.read(1) == "[":
+                lines.seek(0)
+                yield from json.load(lines)
+            else:
+                lines.seek(0)
+                yield from (json.loads(line) for line in lines if line.strip())
+
+    def checked() -> Iterator[Row]:
+        for value in values():
+            if not isinstance(value, dict):
+                raise ValueError(f"it has {json.dumps(value)[:40]} where an object with a row's columns should be")
+            yield value
+
+    names: dict[str, None] = {}
+    total = 0
+    for row in checked():
+        names.update(dict.fromkeys(row))
+        total += 1
+
+    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
+        for at, row in enumerate(checked()):
+            if at >= first:
+                yield {name: row.get(name) for name in columns}
+
+    return Table(total, tuple(names), rows)
+
+
+def _csv(file: Path) -> Table:
+    def values() -> Iterator[Row]:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            yield from csv.DictReader(lines, dialect=csv.excel_tab if file.suffix.lower() == ".tsv" else csv.excel)
+
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        names = next(csv.reader(lines, csv.excel_tab if file.suffix.lower() == ".tsv" else csv.excel), [])
+
+    def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
+        for at, row in enumerate(values()):
+            if at >= first:
+                yield {name: row[name] for name in columns}
+
+    return Table(sum(1 for _ in values()), tuple(names), rows)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except StageError:
+        raise
+    except (OSError, ValueError, KeyError, RecursionError, csv.Error) as error:  # pyarrow's errors are ValueErrors
+        raise StageError(
+            f"The calibration data {file.name} cannot be read: {error}", advice="Write it again, or take it away."
+        ) from error
