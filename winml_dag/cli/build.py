@@ -15,7 +15,7 @@ from winml_dag.errors import StageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.build import BuildOptions, BuildResult
     from winml_dag.pipeline.request import Request
 
 
@@ -62,21 +62,38 @@ def command(
     started = time.monotonic()
     request, cache_dir = request_from(options)
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
-    standing = None if request.words is None else check(str(cache_dir.absolute()), request.words)
-    if standing is not None and standing.is_up_to_date and not (rebuild or verbose or format_ == "json"):
-        note_use(str(cache_dir.absolute()), standing)
-        click.echo(f"{standing.note.header.summary}, checked in {time.monotonic() - started:.2f} s.")
+    standing = look(request, cache_dir)
+    if not (rebuild or verbose or format_ == "json") and say_up_to_date(standing, cache_dir, started):
         return 0
 
-    from winml_dag.cli.report import errors_as_json
+    from winml_dag.cli.report import errors_as_json, print_json
     from winml_dag.pipeline.build import BuildOptions
 
     how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link, sandbox)
     with errors_as_json(format_):
-        return _build(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
+        result = carry_out(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
+    if format_ == "json":
+        print_json([result], result.elapsed_seconds)
+    if sandbox:
+        _say_what_is_not_watched()
+    return StageError.exit_code if result.failed else 0
 
 
-def _build(
+def look(request: Request, cache_dir: Path) -> Standing | None:
+    """What is known to stand of *request*."""
+    return None if request.words is None else check(str(cache_dir.absolute()), request.words)
+
+
+def say_up_to_date(standing: Standing | None, cache_dir: Path, started: float) -> bool:
+    """Whether there is nothing to do; then that is said, and noted in the cache."""
+    if standing is None or not standing.is_up_to_date:
+        return False
+    note_use(str(cache_dir.absolute()), standing)
+    click.echo(f"{standing.note.header.summary}, checked in {time.monotonic() - started:.2f} s.")
+    return True
+
+
+def carry_out(
     request: Request,
     cache_dir: Path,
     standing: Standing | None,
@@ -85,9 +102,10 @@ def _build(
     verbose: bool,
     quiet: bool,
     format_: str,
-) -> int:
+) -> BuildResult:
+    """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr."""
     from winml_dag.cli.progress import progress
-    from winml_dag.cli.report import print_json, print_result
+    from winml_dag.cli.report import print_result
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.request import plan_request
     from winml_dag.store.local import LocalStore
@@ -100,12 +118,8 @@ def _build(
         quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes) + planned.others
     ) as observer:
         result = build(planned, store, how, observer=observer)
-    if format_ == "json":
-        print_json([result], result.elapsed_seconds)
     print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose)
-    if how.sandbox:
-        _say_what_is_not_watched()
-    return StageError.exit_code if result.failed else 0
+    return result
 
 
 def _say_what_is_not_watched() -> None:

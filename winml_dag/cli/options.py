@@ -35,20 +35,25 @@ class _Path(_NotEmpty, click.Path):
     pass
 
 
-_TEXT = _Text()
+TEXT = _Text()
 FILE = _Path(path_type=Path)
+
+
+def cache_option(function: F) -> F:
+    return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(function)
+
 
 _OPTIONS = (
     click.option("-c", "--config", "recipe", type=FILE, help="The recipe: JSON or YAML; winml-cli's configs work."),
-    click.option("-m", "--model", type=_TEXT, help="A hub id, a model folder or an .onnx file."),
+    click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
     click.option("--onnx", type=FILE, help="A model that is ONNX already."),
     click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
     click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
-    click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."),
-    click.option("-t", "--task", type=_TEXT, help="What the model is for, such as text-classification."),
-    click.option("--ep", type=_TEXT, help="Execution provider: qnn, cpu, openvino, ..."),
-    click.option("-d", "--device", type=_TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too."),
-    click.option("-p", "--precision", type=_TEXT, help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),
+    cache_option,
+    click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification."),
+    click.option("--ep", type=TEXT, help="Execution provider: qnn, cpu, openvino, ..."),
+    click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too."),
+    click.option("-p", "--precision", type=TEXT, help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),
     click.option("--quant/--no-quant", default=None, help="Quantize, whatever the recipe says."),
     click.option("--compile/--no-compile", default=None, help="Compile, whatever the recipe says."),
     click.option("--optimize/--no-optimize", default=None, help="Optimize, whatever the recipe says."),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 
@@ -44,19 +44,24 @@ def _build_json(result: BuildResult) -> JsonObject:
     return {
         "output_dir": str(result.build.output_dir),
         "final_artifact": None if result.final_artifact is None else str(result.final_artifact),
-        "stages": [
-            {
-                "id": view.id,
-                "stage": view.stage,
-                "status": str(view.status),
-                **_reason_json(view),
-                "cache_key": view.cache_key,
-                "elapsed_seconds": view.elapsed_seconds,
-                **_failure_json(view),
-            }
-            for view in result.stages
-        ],
+        "stages": stages_json(result),
     }
+
+
+def stages_json(result: BuildResult) -> list[JsonValue]:
+    """Every place in the line of a build, with what became of it."""
+    return [
+        {
+            "id": view.id,
+            "stage": view.stage,
+            "status": str(view.status),
+            **_reason_json(view),
+            "cache_key": view.cache_key,
+            "elapsed_seconds": view.elapsed_seconds,
+            **_failure_json(view),
+        }
+        for view in result.stages
+    ]
 
 
 def _reason_json(view: StageView) -> JsonObject:
@@ -108,7 +113,7 @@ def summary(result: BuildResult) -> str:
     build, seconds = result.build, f"{result.elapsed_seconds:.2f} s"
     counted = counts(result)
     if result.failed:
-        left = "What had finished is in place" if build.origin == "stages" else f"{build.output_dir} is as it was"
+        left = "What had finished is in place" if build.origin == "stages" else f"{build.place} is as it was"
         return f"Failed after {seconds}: {counted}. {left}."
     if any(view.status is Status.RAN for view in result.stages):
         return f"Built {build.headline} in {seconds}: {counted}."

@@ -145,9 +145,7 @@ def build(
                     return replace(finished, cache_note=settle_accounts(planned, results, store))
                 checked_ns = time.time_ns()
                 elapsed = time.monotonic() - started
-                done = materialise(
-                    planned, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite
-                )
+                done = materialise(planned, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
         except BlobDamaged:
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)

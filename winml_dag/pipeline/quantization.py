@@ -1,4 +1,4 @@
-"""What ``quantize`` asks for: the build of an ONNX model in which it is calibrated, quantized and validated, and put into
+"""What ``quantize`` asks for: the build of an ONNX model in which it is calibrated, quantized, validated, and put into
 one file.
 
 Its stages are those of every build, so it finds what a build has made, and the other way round.
@@ -23,8 +23,8 @@ _HALF_TYPES = ("float16", "bfloat16")
 
 
 def quantization_of(request: Request, output: Path) -> Build:
-    """The build that *request* means, whose result is the file *output*. Of a recipe, its ``quant`` and ``validate`` and
-    its target are meant.
+    """The build that *request* means, whose result is the file *output*. Of a recipe, ``quant``, ``validate`` and the
+    target count.
 
     Raises:
         UsageError: for a model that cannot be quantized, or when nothing is to be quantized; also as ``resolve``.

@@ -271,10 +271,18 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
     if precision is not None:
         if precision.mode is None:
             return Skip(f"precision {precision.name} needs no quantization")
-        return with_types(with_precision(section or Quant(), precision, target), target)
+        return with_types(_with_settings(with_precision(section or Quant(), precision, target), overrides), target)
     if section is not None or overrides.quant is True:
-        return with_types(section or Quant(), target)
+        return with_types(_with_settings(section or Quant(), overrides), target)
     return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
+
+
+def _with_settings(quant: Quant, overrides: Overrides) -> Quant:
+    """*quant* with the fields that this run asks for otherwise."""
+    if not overrides.quant_settings:
+        return quant
+    written = quant.model_dump(mode="json", exclude_unset=True)
+    return Quant.model_validate({**written, **overrides.quant_settings})
 
 
 def _precision(asked: Asked, target: Target) -> Precision | None:

@@ -271,6 +271,8 @@ def validate_config(
     asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip, *, task: str | None, has_data: bool
 ) -> ValidateConfig | Skip:
     wanted, section = asked.recipe.validation, asked.recipe.compile
+    if asked.overrides.validate is False:
+        return Skip("--no-validate was given")
     if not wanted.enabled:
         return Skip("validate.enabled is false")
     if section is not None and not section.validation:

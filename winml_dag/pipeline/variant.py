@@ -5,7 +5,7 @@ Every stage has its complete config here, or the reason why it is left out; noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,7 +64,7 @@ class Build:
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
-    finalize: FinalizeConfig = FinalizeConfig()
+    finalize: FinalizeConfig = field(default_factory=FinalizeConfig)
     declared: Declared | None = None
 
 
