@@ -5,15 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build_hf_model", "build_onnx_model"]
+__all__ = [
+    "QuantizeResult",
+    "WinMLQuantizationConfig",
+    "__version__",
+    "build_hf_model",
+    "build_onnx_model",
+    "quantize_onnx",
+]
 
 if TYPE_CHECKING:
-    from winml_dag.api import build_hf_model, build_onnx_model
+    from winml_dag.api import build_hf_model, build_onnx_model, quantize_onnx
+    from winml_dag.pipeline.quantized import QuantizeResult
+    from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 
 def __getattr__(name: str) -> Any:
     """The API is imported when it is first used: the command line and the workers pay nothing for it."""
-    if name in ("build_hf_model", "build_onnx_model"):
+    if name in __all__:
         from winml_dag import api
 
         return getattr(api, name)

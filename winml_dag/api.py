@@ -2,21 +2,27 @@
 
 from winml_dag import build_hf_model
 result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a16")
+
+from winml_dag import quantize_onnx
+done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
+from winml_dag.pipeline.request import Overrides, Request, beside, plan_request
+from winml_dag.recipe.chain import chained
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir
 
@@ -53,6 +59,28 @@ class HfArguments(OnnxArguments, total=False):
     trust_remote_code: bool
 
 
+class QuantizeArguments(TypedDict, total=False):
+    """What :func:`quantize_onnx` takes. None, or leaving one out, lets ``config`` decide.
+
+    ``precision``: one, or several that are applied one after the other (``["int4", "fp16"]``). ``config``: a
+    ``WinMLQuantizationConfig``, or its fields as a mapping; paths are relative to the current folder.
+    ``calibration_data``: a file or folder. ``ep``, ``device``: whose rules to follow; the CPU's when left out.
+    ``validate``: hold the result against the float model. ``overwrite``: replace a file that is not ours.
+    """
+
+    precision: str | Sequence[str] | None
+    config: WinMLQuantizationConfig | Mapping[str, Any] | None
+    calibration_data: str | Path | None
+    task: str | None
+    ep: str | None
+    device: str | None
+    validate: bool
+    overwrite: bool
+    force_rebuild: bool
+    cache_dir: str | Path | None
+    observer: Observer | None
+
+
 # Those that say how to build; all others say what, as the command line's options of the same names do.
 _HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "observer")
 
@@ -74,17 +102,59 @@ def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpa
     return _build(Path(output_dir), {"onnx": Path(onnx)}, arguments)
 
 
+def quantize_onnx(
+    model: str | Path, output: str | Path | None = None, **arguments: Unpack[QuantizeArguments]
+) -> QuantizeResult:
+    """Quantize the ONNX file *model* into the file *output*, by default ``<model>_quantized.onnx`` beside it.
+
+    What a build of the same model has done is reused, and the other way round. Returns what was quantized, how long it
+    took and how good it is.
+
+    Raises:
+        StageError: when a stage failed.
+        RecipeError, UsageError, InputError, StoreError: as their names say.
+    """
+    model = Path(model)
+    precision = arguments.get("precision")
+    chain = chained([precision] if isinstance(precision, str) else precision or [])
+    data = arguments.get("calibration_data")
+    overrides = Overrides(
+        onnx=model,
+        task=arguments.get("task"),
+        ep=arguments.get("ep"),
+        device=arguments.get("device"),
+        precision=chain.precision,
+        quant_settings={**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+        validate=None if arguments.get("validate", True) else False,
+    )
+    config = arguments.get("config")
+    recipe = None if config is None else _recipe({"quant": _fields(config)})
+    request = Request(recipe, overrides, output_file=beside(model) if output is None else Path(output))
+    options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
+    done = quantize_result(_carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer")))
+    assert done is not None
+    return done
+
+
+def _fields(config: WinMLQuantizationConfig | Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.to_dict() if isinstance(config, WinMLQuantizationConfig) else config
+
+
 def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
-    cache_dir = arguments.get("cache_dir")
-    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
     request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
-    store = LocalStore(folder)
-    planned = plan_request(request, store, download=True)
     options = BuildOptions(
         arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
     )
-    result = build(planned, store, options, observer=arguments.get("observer"))
+    return _carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer"))
+
+
+def _carry_out(
+    request: Request, options: BuildOptions, cache_dir: str | Path | None, observer: Observer | None
+) -> BuildResult:
+    store = LocalStore(default_cache_dir() if cache_dir is None else Path(cache_dir))
+    planned = plan_request(request, store, download=True)
+    result = build(planned, store, options, observer=observer)
     for view in result.stages:
         if view.result is not None and view.result.error:
             raise StageError(f"{view.id} failed: {view.result.error}", advice=view.result.advice)

@@ -12,7 +12,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import FILE, TEXT, cache_option, format_option, rebuild_option
 from winml_dag.errors import StageError
-from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.chain import chained
 from winml_dag.store.location import default_cache_dir
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildResult
 
 _INTEGERS = ("uint8", "int8", "uint16", "int16")
-_SUFFIX = "_quantized"
 
 # Options that are fields of `quant`, by field. Those that name a path are relative to where the user stands.
 _SETTINGS = {
@@ -123,8 +122,7 @@ def _request(options: dict[str, Any]) -> Request:
         quant_settings={**chain.fields, **{field: value for field, value in given.items() if value is not None}},
         validate=False if options["no_validate"] else None,
     )
-    output = options["output"] or model.with_name(f"{model.stem}{_SUFFIX}.onnx")
-    return Request(options["recipe"], overrides, output_file=output)
+    return Request(options["recipe"], overrides, output_file=options["output"] or beside(model))
 
 
 def _json(value: Any) -> JsonValue:

@@ -47,11 +47,10 @@ def quantization_of(request: Request, output: Path) -> Build:
 
 
 def _refuse_name(output: Path) -> None:
-    if output.suffix.casefold() != ".onnx" or not is_safe_part(output.name):
-        raise UsageError(
-            f"{output} is no name for a model that works on every system.",
-            advice="Give -o a name that ends with .onnx, without characters such as : and *.",
-        )
+    if output.suffix.casefold() != ".onnx":
+        raise UsageError(f"{output} does not end with .onnx.", advice="Give -o a file such as quantized.onnx.")
+    if not is_safe_part(output.name):
+        raise UsageError(f"{output.name!r} is no name of a file on every system.", advice="Give -o another name.")
 
 
 def _refuse_folder(model: Path) -> None:

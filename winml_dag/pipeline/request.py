@@ -78,6 +78,11 @@ class Request:
         )
 
 
+def beside(model: Path) -> Path:
+    """Where a quantized model goes when nobody says: the place is winml-cli's."""
+    return model.parent / f"{model.stem}_quantized.onnx"
+
+
 def plan_request(
     request: Request,
     store: LocalStore,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, ValidationError, model_validator
 
 from winml_dag.recipe.fields import (
     Argument,
@@ -156,6 +156,29 @@ class Quant(Section):
     seed: Seed | None = None
     calibration_load_path: Text | None = None
     calibration_save_path: Text | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, JsonValue]) -> Self:
+        """The section with the fields *values*, as a recipe has them.
+
+        Raises:
+            RecipeError: with one line in ``problems`` for everything that is wrong.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            # Imported here: few values are wrong, and it needs a while.
+            from winml_dag.errors import RecipeError
+            from winml_dag.recipe.document import Positions
+            from winml_dag.recipe.problems import problems
+
+            found = problems(error, cls, Positions(), "quant")
+            raise RecipeError("The quantization config is wrong:", problems=found) from None
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """What was set, as a recipe has it; from that, :meth:`from_dict` makes an equal section."""
+        plain: dict[str, JsonValue] = self.model_dump(mode="json", exclude_unset=True)
+        return plain
 
 
 class EpDevice(Section):
