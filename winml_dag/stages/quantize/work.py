@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
 
     Metrics: ``nodes_quantized`` and ``nodes_skipped``, nodes that compute with floats, the latter also by operator;
     ``quantize_linear`` and ``dequantize_linear``, nodes that were added; ``weights_by_type``, ``activations_by_type``,
-    tensors; ``size_before_bytes``, ``size_after_bytes``, with weights; for static ``qdq_insertion_time_seconds``.
+    tensors; ``size_before_bytes``, ``size_after_bytes``, with weights; for static ``qdq_insertion_time_seconds``;
+    ``postproc_time_seconds``, of writing the model and loading it to see that it can be.
 
     Raises:
         StageError: for a model that is not in float32, or when something else than what was asked for would come out.
@@ -55,6 +57,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
     write_typed(source, _MODEL_FILE)
     result = quantize_typed(_MODEL_FILE, _ranges(workspace), config)
+    started = time.perf_counter()
     output = workspace.outputs["model"] / QUANTIZED_FILE
     # Our own notes of inputs and outputs get lost in some of onnxruntime's tools.
     _restore_metadata(result.model)
@@ -63,12 +66,14 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
         check_runs(output, _MODEL_FILE)
     else:
         open_session(output, "the quantized model")
+    seconds = time.perf_counter() - started
     return {
         "mode": fields.mode,
         "weight_type": result.weight_type,
         "activation_type": result.activation_type,
         **result.census.to_json(),
         **result.more_metrics,
+        "postproc_time_seconds": seconds,
         "size_before_bytes": _size(source),
         "size_after_bytes": _size(output),
     }
