@@ -70,6 +70,8 @@ def directly(folder: Path, model: onnx.ModelProto, data, rules: str, weight_type
 def test_one_calibration_gives_every_precision_the_bytes_of_a_calibration_of_its_own(tmp_path, make, data, rules):
     ranges = calibrate(tmp_path, make(), data, samples=9)
     for weight_type, activation_type in PRECISIONS:
+        if rules == "qnn" and weight_type == "int8":
+            continue  # scales of LayerNormalization are unsigned here, since QNN leaves signed ones to the CPU
         types = {"weight_type": weight_type, "activation_type": activation_type}
         shared = quantize(tmp_path, make(), "static", ranges, rules, per_channel=False, **types)
         assert shared.content == directly(tmp_path, make(), data, rules, weight_type, activation_type), types
@@ -145,7 +147,8 @@ def test_a_name_with_brackets_is_a_name_and_not_only_a_pattern(tmp_path):
         ({"op_types_to_quantize": ("MatMull",)}, "MatMull", "'MatMul'"),
         ({"op_types_to_quantize": ("Conv",)}, "No node", "op_types_to_quantize"),
         ({"nodes_to_exclude": ("*",)}, "No node", "nodes_to_exclude"),
-        ({"weight_type": "int4"}, "weight_type 'int4'", "uint8"),
+        ({"weight_type": "int3"}, "weight_type 'int3'", "int4"),
+        ({"activation_type": "int4"}, "activation_type 'int4'", "uint8"),
         ({"activation_type": None}, "activation_type None", "uint8"),
         ({"weight_type": "uint8", "activation_type": "int8"}, "no kernels", "weight_type int8"),
         ({"rules": "tensorrt"}, "tensorrt", "qnn"),

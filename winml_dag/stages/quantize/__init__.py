@@ -12,6 +12,15 @@ from winml_dag.stages import kinds
 
 
 @dataclass(frozen=True)
+class NodeTypes:
+    """The types of the nodes that *nodes* stands for, a name or a pattern; None: those of the rest."""
+
+    nodes: str
+    weight_type: str | None = None
+    activation_type: str | None = None
+
+
+@dataclass(frozen=True)
 class QuantizeFields:
     """What the chosen ``mode`` reads; fields that it does not read are None, so that editing them changes no key.
 
@@ -19,8 +28,10 @@ class QuantizeFields:
 
     Attributes:
         mode: static, dynamic, rtn or fp16.
-        weight_type, activation_type: uint8, int8, uint16 or int16.
-        nodes_to_exclude: names of nodes, or patterns with ``*`` and ``?``; each must match something.
+        weight_type, activation_type: uint8, int8, uint16 or int16; weights also uint4 or int4.
+        op_types_to_quantize, op_types_to_exclude, nodes_to_exclude: names, or patterns with ``*`` and ``?``; each must
+            match something, of operators also one that is not in this model.
+        node_overrides: types of single nodes, for static.
         fp16_op_block_list: operators that stay in float32, besides those that have no float16 form.
     """
 
@@ -31,7 +42,9 @@ class QuantizeFields:
     weight_symmetric: bool | None = None
     activation_symmetric: bool | None = None
     op_types_to_quantize: tuple[str, ...] | None = None
+    op_types_to_exclude: tuple[str, ...] | None = None
     nodes_to_exclude: tuple[str, ...] | None = None
+    node_overrides: tuple[NodeTypes, ...] | None = None
     fp16_keep_io_types: bool | None = None
     fp16_op_block_list: tuple[str, ...] | None = None
     reduce_range: bool | None = None
@@ -56,7 +69,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=1,
+    version=2,
     work="winml_dag.stages.quantize.work:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -12,6 +12,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel.dtypes import dtype_name
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, float_values
+from winml_dag.stages.quantize.selection import identity
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 
@@ -36,13 +37,13 @@ _DATA_INPUTS = {"Clip": 1, "Pad": 1, "Resize": 1, "Upsample": 1, "BatchNormaliza
 
 @dataclass(frozen=True)
 class Census:
-    """Compute nodes that are quantized, those left in float by operator, Q/DQ nodes, and tensors by integer type.
+    """Compute nodes that are quantized, those left in float by operator and reason, Q/DQ nodes, and tensors by type.
 
     Biases, which are always int32, are in neither ``weights`` nor ``activations``.
     """
 
     quantized: int
-    skipped: Mapping[str, int]
+    skipped: Mapping[str, Mapping[str, int]]
     quantize_linear: int = 0
     dequantize_linear: int = 0
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -51,8 +52,9 @@ class Census:
     def to_json(self) -> JsonObject:
         return {
             "nodes_quantized": self.quantized,
-            "nodes_skipped": sum(self.skipped.values()),
-            "nodes_skipped_by_type": dict(self.skipped),
+            "nodes_skipped": sum(sum(reasons.values()) for reasons in self.skipped.values()),
+            "nodes_skipped_by_type": {op_type: sum(reasons.values()) for op_type, reasons in self.skipped.items()},
+            "nodes_skipped_reasons": {op_type: dict(reasons) for op_type, reasons in self.skipped.items()},
             "quantize_linear": self.quantize_linear,
             "dequantize_linear": self.dequantize_linear,
             "weights_by_type": dict(self.weights),
@@ -60,17 +62,18 @@ class Census:
         }
 
 
-def count_qdq(before: GraphProto, after: GraphProto) -> Census:
+def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str]) -> Census:
     """The census of a QDQ model. A node is quantized when all its data in float goes through Q and DQ.
 
-    A single constant number is no data: the rules leave some of them in float.
+    A single constant number is no data: the rules leave some of them in float. *reasons* are those of the config, by
+    identity of the node.
     """
     numbers = {tensor.name for tensor in before.initializer if prod(tensor.dims) == 1}
     floats = float_values(before) - numbers
     dequantized = {node.output[0] for node in after.node if node.op_type == "DequantizeLinear"}
     to_quantize = {node.input[0] for node in after.node if node.op_type == "QuantizeLinear"}
     quantized = 0
-    skipped: Counter[str] = Counter()
+    skipped: list[tuple[str, str]] = []
     for node in after.node:
         if node.op_type in QDQ or node.op_type in NOT_COMPUTING:
             continue
@@ -82,32 +85,46 @@ def count_qdq(before: GraphProto, after: GraphProto) -> Census:
         if reads <= dequantized and makes <= to_quantize:
             quantized += 1
         else:
-            skipped[node.op_type] += 1
+            untouched = not reads & dequantized and not makes & to_quantize
+            why = "no rule for this operator" if untouched else "some of its data has no integers"
+            skipped.append((node.op_type, reasons.get(identity(node), why)))
     weights, activations = _types(after)
     counts = Counter(node.op_type for node in after.node)
-    return Census(quantized, _sorted(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
+    return Census(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
 
 
-def count_replaced(before: GraphProto, after: GraphProto) -> Census:
-    """The census of a model in which operators on integer weights took the place of others, outputs as before."""
+def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodeProto], str]) -> Census:
+    """The census of a model in which operators on integer weights took the place of others, outputs as before.
+
+    *why* tells of a node that was left as it was what decided so.
+    """
     known = {name for node in before.node for name in node.output}
     makers = {name: node for node in after.node for name in node.output}
     quantized = 0
-    skipped: Counter[str] = Counter()
+    skipped: list[tuple[str, str]] = []
     for node in compute_nodes(before):
         if _made_of_integers(makers.get(node.output[0]), node, makers, known):
             quantized += 1
         else:
-            skipped[node.op_type] += 1
+            skipped.append((node.op_type, why(node)))
     counts = Counter(node.op_type for node in after.node)
-    return Census(quantized, _sorted(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
+    return Census(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
 
 
-def count_half(before: GraphProto, op_types: Collection[str], names: Collection[str]) -> Census:
-    """The census of a float16 model, in which operators of *op_types* and nodes called *names* stay in float32."""
+def count_half(before: GraphProto, reasons: Mapping[str, str]) -> Census:
+    """The census of a float16 model, in which nodes that have *reasons*, by identity, stay in float32."""
     nodes = list(compute_nodes(before))
-    skipped = Counter(node.op_type for node in nodes if node.op_type in op_types or node.name in names)
-    return Census(len(nodes) - skipped.total(), _sorted(skipped))
+    skipped = [(node.op_type, reasons[identity(node)]) for node in nodes if identity(node) in reasons]
+    return Census(len(nodes) - len(skipped), _by_type(skipped))
+
+
+def _by_type(skipped: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """Reasons and how often each applies, by operator, of pairs of the two."""
+    counts = Counter(skipped)
+    found: dict[str, dict[str, int]] = {}
+    for op_type, reason in sorted(counts):
+        found.setdefault(op_type, {})[reason] = counts[op_type, reason]
+    return found
 
 
 def _made_of_integers(

@@ -17,7 +17,7 @@ from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.stages.float_model import open_session
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_half
-from winml_dag.stages.quantize.selection import check_op_types, excluded_nodes
+from winml_dag.stages.quantize.selection import identity, matching_op_types, select
 
 
 def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
@@ -29,24 +29,37 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     Raises:
         StageError: for unknown nodes or operators, or when nothing is left to convert.
     """
-    check_op_types(model.graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
-    op_types = {*DEFAULT_OP_BLOCK_LIST, *(fields.fp16_op_block_list or ())}
-    names = excluded_nodes(model.graph, fields.nodes_to_exclude or ())
-    keeps_interface = fields.fp16_keep_io_types is not False
-    census = count_half(before.graph, op_types, names)
+    reasons = _reasons(before.graph, fields)
+    census = count_half(before.graph, reasons)
     if not census.quantized:
         raise StageError("No node of the model could be converted to float16.", advice="See quant.fp16_op_block_list.")
+    selection = select(model.graph, fields)
+    listed = matching_op_types(model.graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
+    others = {node.op_type for node in model.graph.node if not selection.takes(node.op_type)}
+    keeps_interface = fields.fp16_keep_io_types is not False
     half = convert_float_to_float16(
         model,
         keep_io_types=keeps_interface,
         # The types are known already, also of operators outside the standard; above 2 GiB inference in memory fails.
         disable_shape_infer=True,
-        op_block_list=sorted(op_types),
-        node_block_list=list(names),
+        op_block_list=sorted({*DEFAULT_OP_BLOCK_LIST, *listed, *others}),
+        node_block_list=list(selection.nodes),
     )
     if not keeps_interface:
         _require_half_interface(half.graph)
     return half, census
+
+
+def _reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
+    """Why nodes stay in float32, by identity."""
+    listed = matching_op_types(graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
+    reasons = {}
+    for node in graph.node:
+        if node.op_type in DEFAULT_OP_BLOCK_LIST:
+            reasons[identity(node)] = "kept in float32: no float16 form"
+        elif node.op_type in listed:
+            reasons[identity(node)] = "excluded by quant.fp16_op_block_list"
+    return {**reasons, **select(graph, fields).reasons}
 
 
 def _require_half_interface(graph: GraphProto) -> None:

@@ -1,23 +1,117 @@
-"""Which nodes and operators a config names. One that does not exist is an error; onnxruntime's tools ignore it."""
+"""Which nodes a config names, leaves in float or gives other types. A name that fits nothing is an error.
+
+onnxruntime's tools ignore such a name, and would silently quantize what was to be left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from onnx import GraphProto
+from onnx import GraphProto, NodeProto
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from winml_dag.errors import StageError
+from winml_dag.stages.float_model import NOT_COMPUTING
+from winml_dag.stages.quantize import NodeTypes, QuantizeFields
+
+EXCLUDED_NODE = "excluded by quant.nodes_to_exclude"
+EXCLUDED_OPERATOR = "excluded by quant.op_types_to_exclude"
+NOT_CHOSEN = "not among quant.op_types_to_quantize"
 
 
-def excluded_nodes(graph: GraphProto, patterns: Iterable[str]) -> tuple[str, ...]:
-    """Names of the nodes that *patterns* (names, or patterns with ``*`` and ``?``) stand for, in the graph's order.
+@dataclass(frozen=True)
+class Selection:
+    """What a config leaves in float.
+
+    Attributes:
+        nodes: names of the nodes that it excludes, in the graph's order.
+        op_types: operators of the graph that may be quantized; None: all that there are rules for.
+        reasons: why, for every node that the config leaves out, by :func:`identity`.
+    """
+
+    nodes: tuple[str, ...]
+    op_types: frozenset[str] | None
+    reasons: Mapping[str, str]
+
+    def takes(self, op_type: str) -> bool:
+        return self.op_types is None or op_type in self.op_types
+
+
+def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
+    """What *fields* say of the nodes of *graph*.
 
     Raises:
-        StageError: for one that matches no node.
+        StageError: for a name or pattern that fits nothing.
     """
+    nodes = _matching_nodes(graph, fields.nodes_to_exclude or (), "nodes_to_exclude")
+    chosen = matching_op_types(graph, fields.op_types_to_quantize or (), "op_types_to_quantize")
+    excluded = matching_op_types(graph, fields.op_types_to_exclude or (), "op_types_to_exclude")
+    present = {node.op_type for node in graph.node} - NOT_COMPUTING
+    only = frozenset(chosen if fields.op_types_to_quantize else present) - excluded
+    reasons = {}
+    for node in graph.node:
+        if node.name in nodes:
+            reasons[identity(node)] = EXCLUDED_NODE
+        elif node.op_type in excluded:
+            reasons[identity(node)] = EXCLUDED_OPERATOR
+        elif fields.op_types_to_quantize and node.op_type not in chosen:
+            reasons[identity(node)] = NOT_CHOSEN
+    narrows = fields.op_types_to_quantize or fields.op_types_to_exclude
+    return Selection(tuple(node.name for node in graph.node if node.name in nodes), only if narrows else None, reasons)
+
+
+def identity(node: NodeProto) -> str:
+    """What a node is known by before and after quantization: its name, or its first output where it has none."""
+    return node.name or next(name for name in node.output if name).removesuffix("_QuantizeLinear_Input")
+
+
+def override_types(graph: GraphProto, overrides: Sequence[NodeTypes]) -> dict[str, NodeTypes]:
+    """The types that *overrides* give to nodes, by name of the node. A name beats a pattern.
+
+    Raises:
+        StageError: for one that matches no node, or two patterns that differ about a node.
+    """
+    found: dict[str, NodeTypes] = {}
+    names = {node.name for node in graph.node}
+    for override in (override for override in overrides if override.nodes not in names):
+        for name in _matching_nodes(graph, (override.nodes,), "node_overrides"):
+            other = found.setdefault(name, override)
+            if (other.weight_type, other.activation_type) != (override.weight_type, override.activation_type):
+                raise StageError(
+                    f"quant.node_overrides: {other.nodes!r} and {override.nodes!r} differ about node {name!r}.",
+                    advice="Name that node itself, or make the patterns narrower.",
+                )
+    return found | {override.nodes: override for override in overrides if override.nodes in names}
+
+
+def matching_op_types(graph: GraphProto, patterns: Iterable[str], field: str) -> frozenset[str]:
+    """Operators of the graph that *patterns* (names, or patterns with ``*`` and ``?``) stand for.
+
+    An operator that onnxruntime knows and that is not in this graph is fine: a list may serve many models.
+
+    Raises:
+        StageError: for one that is neither in the graph nor known.
+    """
+    present = {node.op_type for node in graph.node}
+    matched: set[str] = set()
+    known: set[str] = set()
+    for pattern in patterns:
+        found = {op_type for op_type in present if fnmatchcase(op_type, pattern)}
+        matched |= found
+        if found:
+            continue
+        known = known or present | {schema.name for schema in get_all_operator_schema()}
+        if not any(fnmatchcase(op_type, pattern) for op_type in known):
+            raise StageError(
+                f"quant.{field}: there is no operator {pattern!r}.", advice=_nearest(pattern, sorted(known))
+            )
+    return frozenset(matched)
+
+
+def _matching_nodes(graph: GraphProto, patterns: Iterable[str], field: str) -> frozenset[str]:
     names = [node.name for node in graph.node if node.name]
     matched: set[str] = set()
     for pattern in patterns:
@@ -25,26 +119,10 @@ def excluded_nodes(graph: GraphProto, patterns: Iterable[str]) -> tuple[str, ...
         found = {pattern} & set(names) or {name for name in names if fnmatchcase(name, pattern)}
         if not found:
             raise StageError(
-                f"quant.nodes_to_exclude: no node of the model matches {pattern!r}.", advice=_nearest(pattern, names)
+                f"quant.{field}: no node of the model matches {pattern!r}.", advice=_nearest(pattern, names)
             )
         matched |= found
-    return tuple(name for name in names if name in matched)
-
-
-def check_op_types(graph: GraphProto, op_types: Sequence[str], field: str) -> None:
-    """Raise StageError for an operator that is neither in the graph nor known to onnxruntime.
-
-    One that is known and not in this graph is fine: a list may serve many models.
-    """
-    present = {node.op_type for node in graph.node}
-    if set(op_types) <= present:
-        return
-    known = present | {schema.name for schema in get_all_operator_schema()}
-    for op_type in op_types:
-        if op_type not in known:
-            raise StageError(
-                f"quant.{field}: there is no operator {op_type!r}.", advice=_nearest(op_type, sorted(known))
-            )
+    return frozenset(matched)
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:

@@ -7,7 +7,9 @@ types, by rewriting nodes that the ranges know nothing of. Below opset 21 such Q
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto
@@ -20,7 +22,14 @@ from winml_dag.errors import StageError
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_qdq
-from winml_dag.stages.quantize.selection import check_op_types, excluded_nodes
+from winml_dag.stages.quantize.mixed import (
+    TensorOverrides,
+    activation_overrides,
+    name_nodes,
+    own_constants,
+    weight_overrides,
+)
+from winml_dag.stages.quantize.selection import Selection, override_types, select
 from winml_dag.stages.ranges import Ranges
 
 INTEGER_TYPES = {
@@ -29,7 +38,11 @@ INTEGER_TYPES = {
     "uint16": QuantType.QUInt16,
     "int16": QuantType.QInt16,
 }
+# onnxruntime has no activations of four bits.
+WEIGHT_TYPES = {**INTEGER_TYPES, "int4": QuantType.QInt4, "uint4": QuantType.QUInt4}
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
+_SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
+_SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,9 @@ def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: Qu
         StageError: for types that do not go together, a tensor without a range, or another outcome than was asked for.
     """
     _require_ranges(before.graph, ranges)
+    for graph in (model.graph, before.graph) if fields.node_overrides else ():
+        name_nodes(graph)
+        own_constants(graph, override_types(graph, fields.node_overrides or ()))
     # Not of the model in memory: above 2 GiB, asking for its size is an error.
     settings = qdq_settings(before, fields, rules)
     # Without this mark the quantizer infers shapes again, by way of files in the system's temporary folder.
@@ -71,7 +87,7 @@ def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: Qu
     quantizer.quantize_model()
     quantizer.model.topological_sort()
     seconds = time.perf_counter() - started
-    census = count_qdq(before.graph, quantizer.model.model.graph)
+    census = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
     _check(census, fields)
     return Insertion(quantizer.model.model, seconds, census)
 
@@ -88,11 +104,11 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str) -> Stati
             "onnxruntime has no kernels for activation_type int8 with weight_type uint8.",
             advice="Use weight_type int8, or activation_type uint8.",
         )
-    op_types = list(fields.op_types_to_quantize or ())
-    check_op_types(model.graph, op_types, "op_types_to_quantize")
-    excluded = list(excluded_nodes(model.graph, fields.nodes_to_exclude or ()))
+    selection = select(model.graph, fields)
+    if selection.op_types is not None and not selection.op_types:
+        _refuse_nothing()
     if rules == "qnn":
-        settings = _qnn_settings(model, fields, weight_type, activation_type, op_types, excluded)
+        settings = _qnn_settings(model, fields, weight_type, activation_type, selection)
     elif rules == "onnxruntime":
         settings = get_qdq_config(
             model,
@@ -102,8 +118,11 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str) -> Stati
             activation_symmetric=bool(fields.activation_symmetric),
             weight_symmetric=fields.weight_symmetric,
             per_channel=bool(fields.per_channel),
-            op_types_to_quantize=op_types or None,
-            nodes_to_exclude=excluded,
+            tensor_quant_overrides=_node_overrides(
+                model.graph, fields, activation_type, fields.weight_symmetric, per_channel=bool(fields.per_channel)
+            ),
+            op_types_to_quantize=_op_types(selection),
+            nodes_to_exclude=list(selection.nodes),
         )
     else:
         raise StageError(f"Unknown quantization rules {rules!r}.", advice="Known are: qnn, onnxruntime.")
@@ -111,13 +130,40 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str) -> Stati
     return settings
 
 
+def _op_types(selection: Selection) -> list[str] | None:
+    return None if selection.op_types is None else sorted(selection.op_types)
+
+
+def _node_overrides(
+    graph: GraphProto,
+    fields: QuantizeFields,
+    activation_type: QuantType,
+    weight_symmetric: bool | None,
+    *,
+    per_channel: bool,
+) -> TensorOverrides:
+    """What ``node_overrides`` come to for the tensors of *graph*, all nodes of which have names."""
+    if not fields.node_overrides:
+        return {}
+    types = override_types(graph, fields.node_overrides)
+    activations = {name: INTEGER_TYPES[of.activation_type] for name, of in types.items() if of.activation_type}
+    weights = {name: WEIGHT_TYPES[of.weight_type] for name, of in types.items() if of.weight_type}
+    chosen = {
+        name: (weight, weight in _SIGNED if weight_symmetric is None else weight_symmetric)
+        for name, weight in weights.items()
+    }
+    return {
+        **activation_overrides(graph, activations, activation_type),
+        **weight_overrides(graph, chosen, per_channel=per_channel),
+    }
+
+
 def _qnn_settings(
     model: ModelProto,
     fields: QuantizeFields,
     weight_type: QuantType,
     activation_type: QuantType,
-    op_types: list[str],
-    excluded: list[str],
+    selection: Selection,
 ) -> StaticQuantConfig:
     """onnxruntime's rules for QNN, and what was measured to be better.
 
@@ -127,11 +173,13 @@ def _qnn_settings(
     """
     per_channel = fields.per_channel is not False
     weight_symmetric = True if weight_type not in _BYTES else fields.weight_symmetric
-    overrides = {}
-    if per_channel and "MatMul" in (op_types or ["MatMul"]):
-        overrides = {
+    overrides: TensorOverrides = _unsigned_norms(model.graph) if weight_type in _SIGNED_NARROW else {}
+    if per_channel and selection.takes("MatMul"):
+        overrides |= {
             name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(model.graph)
         }
+    # Every other form of weights that are of another type than the rest stays on the CPU.
+    overrides |= _node_overrides(model.graph, fields, activation_type, True, per_channel=per_channel)
     return get_qnn_qdq_config(
         model,
         None,
@@ -139,12 +187,22 @@ def _qnn_settings(
         weight_type=weight_type,
         per_channel=per_channel,
         init_overrides=overrides,
-        add_qtype_converts=False,  # for activations of mixed types, of which there are none
+        add_qtype_converts=False,  # the conversions that mixed types need are in the overrides
         activation_symmetric=bool(fields.activation_symmetric),
         weight_symmetric=weight_symmetric,
-        op_types_to_quantize=op_types or None,
-        nodes_to_exclude=excluded,
+        op_types_to_quantize=_op_types(selection),
+        nodes_to_exclude=list(selection.nodes),
     )
+
+
+def _unsigned_norms(graph: GraphProto) -> TensorOverrides:
+    """The scales of LayerNormalization in uint8: with signed ones of 4 or 8 bits, QNN leaves these nodes to the CPU."""
+    constants = {tensor.name for tensor in graph.initializer}
+    return {
+        node.input[1]: [{"quant_type": QuantType.QUInt8, "symmetric": False}]
+        for node in graph.node
+        if node.op_type == "LayerNormalization" and node.input[1] in constants
+    }
 
 
 def _matmul_weights(graph: GraphProto) -> list[str]:
@@ -163,10 +221,10 @@ def _matmul_weights(graph: GraphProto) -> list[str]:
 
 
 def _type(fields: QuantizeFields, field: str) -> QuantType:
-    name = getattr(fields, field)
-    if name not in INTEGER_TYPES:
-        raise StageError(f"quant.{field} {name!r} is not an integer type.", advice=f"Use: {', '.join(INTEGER_TYPES)}.")
-    return INTEGER_TYPES[name]
+    name, known = getattr(fields, field), WEIGHT_TYPES if field == "weight_type" else INTEGER_TYPES
+    if name not in known:
+        raise StageError(f"quant.{field} {name!r} is not an integer type.", advice=f"Use: {', '.join(known)}.")
+    return known[name]
 
 
 def _require_ranges(graph: GraphProto, ranges: Ranges) -> None:
@@ -189,15 +247,25 @@ def _tensors_data(ranges: Ranges) -> TensorsData:
 def _check(census: Census, fields: QuantizeFields) -> None:
     """What was asked for is there: the tools skip what they cannot do."""
     if not census.quantized:
+        _refuse_nothing()
+    overrides = fields.node_overrides or ()
+    others = {override.activation_type for override in overrides if override.activation_type}
+    found = set(census.activations)
+    if not others <= found <= {fields.activation_type, *others}:
+        wanted = ", ".join(sorted({str(fields.activation_type), *others}))
+        raise StageError(f"Activations came out as {_texts(census.activations)} instead of {wanted}.")
+    missing = {fields.weight_type, *(override.weight_type for override in overrides)} - {None, *census.weights}
+    if census.weights and missing:
         raise StageError(
-            "No node of the model could be quantized.",
-            advice="See quant.op_types_to_quantize and quant.nodes_to_exclude.",
+            f"Weights came out as {_texts(census.weights)}; none is {', '.join(sorted(map(str, missing)))}."
         )
-    if set(census.activations) != {fields.activation_type}:
-        raise StageError(f"Activations came out as {_texts(census.activations)} instead of {fields.activation_type}.")
-    if census.weights and fields.weight_type not in census.weights:
-        raise StageError(f"Weights came out as {_texts(census.weights)} instead of {fields.weight_type}.")
 
 
-def _texts(counts: object) -> str:
-    return ", ".join(counts) if isinstance(counts, dict) and counts else "nothing"
+def _refuse_nothing() -> NoReturn:
+    raise StageError(
+        "No node of the model could be quantized.", advice="See quant.op_types_to_quantize and quant.nodes_to_exclude."
+    )
+
+
+def _texts(counts: Mapping[str, int]) -> str:
+    return ", ".join(counts) or "nothing"

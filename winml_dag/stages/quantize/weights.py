@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import onnx
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, NodeProto
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.onnx_model import ONNXModel
@@ -15,13 +15,16 @@ from onnxruntime.quantization.registry import IntegerOpsRegistry
 from winml_dag.errors import StageError
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_replaced
-from winml_dag.stages.quantize.selection import check_op_types, excluded_nodes
+from winml_dag.stages.quantize.selection import Selection, identity, select
 
 RTN_BITS = 4
 RTN_BLOCK_SIZE = 128
 
 _DYNAMIC_TYPES = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
+_DYNAMIC_OPERATORS = frozenset({*IntegerOpsRegistry, "Gemm"})
 _SMALLEST_BLOCK = 16
+# What onnxruntime does not know, it leaves alone.
+_HIDDEN_GEMM = "LeftOutGemm"
 _LARGEST_EMBEDDED = 2**30
 _MATMULS_FILE = Path("matmuls.onnx")
 _DYNAMIC_FILE = Path("dynamic.onnx")
@@ -40,26 +43,30 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
         raise StageError(
             f"Dynamic quantization has 8-bit weights only, not {weight_type}.", advice="Use weight_type uint8 or int8."
         )
-    op_types = fields.op_types_to_quantize or tuple(sorted({*IntegerOpsRegistry, "Gemm"}))
-    check_op_types(model.graph, op_types, "op_types_to_quantize")
     _name_matmuls(model.graph)
-    excluded = {*excluded_nodes(model.graph, fields.nodes_to_exclude or ()), *_of_other_types(model.graph, op_types)}
-    excluded = _gemms_to_matmuls(model, excluded)
+    _name_matmuls(before.graph)
+    selection = select(before.graph, fields)
+    left_out = {*selection.nodes, *_not_taken(model.graph, selection)}
+    _gemms_to_matmuls(model, left_out)
+    op_types = {op_type for op_type in _DYNAMIC_OPERATORS if selection.takes(op_type)}
     external = _save(model, _MATMULS_FILE)
     options = {} if fields.weight_symmetric is None else {"WeightSymmetric": fields.weight_symmetric}
     quantize_dynamic(
         _MATMULS_FILE,
         _DYNAMIC_FILE,
-        op_types_to_quantize=sorted({*op_types, "MatMul"}),
+        # What was a Gemm is a MatMul by now.
+        op_types_to_quantize=sorted({*op_types, "MatMul"} - {"Gemm"}),
         per_channel=bool(fields.per_channel),
         reduce_range=bool(fields.reduce_range),
         weight_type=_DYNAMIC_TYPES[weight_type],
-        nodes_to_exclude=sorted(excluded),
+        # onnxruntime makes a MatMul of any Gemm here, also of one that is left out.
+        nodes_to_exclude=sorted({*left_out, *(f"{name}_MatMul" for name in left_out)}),
         use_external_data_format=external,
         extra_options=options,
     )
     quantized = onnx.load(_DYNAMIC_FILE)
-    return quantized, _checked(count_replaced(before.graph, quantized.graph), weight_type)
+    why = _why(before.graph, selection, _DYNAMIC_OPERATORS)
+    return quantized, _checked(count_replaced(before.graph, quantized.graph, why), weight_type)
 
 
 def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
@@ -79,32 +86,54 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
             advice="Use 32 or 128.",
         )
     _name_matmuls(model.graph)
-    excluded = _gemms_to_matmuls(model, set(excluded_nodes(model.graph, fields.nodes_to_exclude or ())))
+    _name_matmuls(before.graph)
+    selection = select(before.graph, fields)
+    left_out = {*selection.nodes, *_not_taken(model.graph, selection)}
+    _gemms_to_matmuls(model, left_out)
     quantizer = MatMulNBitsQuantizer(
         model,
         bits=bits,
         block_size=block_size,
         is_symmetric=fields.rtn_symmetric is not False,
         accuracy_level=fields.rtn_accuracy_level,
-        nodes_to_exclude=sorted(excluded),
+        nodes_to_exclude=sorted(left_out),
         op_types_to_quantize=("MatMul",),
     )
     quantizer.process()
     quantized = quantizer.model.model
     _drop_repeated_initializers(quantized.graph)
-    return quantized, _checked(count_replaced(before.graph, quantized.graph), f"uint{bits}")
+    why = _why(before.graph, selection, frozenset({"MatMul", "Gemm"}))
+    return quantized, _checked(count_replaced(before.graph, quantized.graph, why), f"uint{bits}")
 
 
-def _of_other_types(graph: GraphProto, op_types: Iterable[str]) -> set[str]:
-    """MatMul or Gemm nodes when only the other one is wanted: later they all are MatMul."""
-    left = {"MatMul", "Gemm"} - set(op_types)
-    return {node.name for node in graph.node if node.op_type in left}
+def _not_taken(graph: GraphProto, selection: Selection) -> set[str]:
+    """MatMul or Gemm nodes that the config does not want: later they all are MatMul, so they are left out by name."""
+    return {
+        node.name for node in graph.node if node.op_type in ("MatMul", "Gemm") and not selection.takes(node.op_type)
+    }
 
 
-def _gemms_to_matmuls(model: ModelProto, excluded: set[str]) -> set[str]:
-    """Make each Gemm a MatMul and an Add, which is what onnxruntime's tools quantize.
+def _why(graph: GraphProto, selection: Selection, ruled: Collection[str]) -> Callable[[NodeProto], str]:
+    """What tells why a node stayed as it was, where there are rules for the operators *ruled*."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
 
-    Returns the names in *excluded*, and those that Gemms among them have got.
+    def why(node: NodeProto) -> str:
+        if (chosen := selection.reasons.get(identity(node))) is not None:
+            return chosen
+        if node.op_type not in ruled:
+            return "no rule for this operator"
+        found = [constants[name] for name in node.input if name in constants]
+        if not found:
+            return "its weight is not constant"
+        if all(len(tensor.dims) != 2 for tensor in found):
+            return "its weight is not a matrix"
+        return "onnxruntime left it in float"
+
+    return why
+
+
+def _gemms_to_matmuls(model: ModelProto, left_out: Collection[str]) -> None:
+    """Make each Gemm that is not *left_out* a MatMul and an Add, which is what onnxruntime's tools quantize.
 
     onnxruntime transposes the weight where it is, whoever else reads it: so each Gemm first gets a weight of its own.
     """
@@ -116,9 +145,13 @@ def _gemms_to_matmuls(model: ModelProto, excluded: set[str]) -> set[str]:
             own.CopyFrom(weights[node.input[1]])
             own.name = f"{own.name}_of_node_{index}"
             node.input[1] = own.name
-    gemms = {node.name for node in model.graph.node if node.op_type == "Gemm"}
+    for node in model.graph.node:
+        if node.op_type == "Gemm" and node.name in left_out:
+            node.op_type = _HIDDEN_GEMM
     ONNXModel(model).replace_gemm_with_matmul()
-    return excluded | {f"{name}_MatMul" for name in excluded & gemms}
+    for node in model.graph.node:
+        if node.op_type == _HIDDEN_GEMM:
+            node.op_type = "Gemm"
 
 
 def _name_matmuls(graph: GraphProto) -> None:
