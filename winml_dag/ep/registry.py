@@ -261,11 +261,11 @@ def _has_distribution(name: str) -> bool:
     )
 
 
-def require_installed(ep: ExecutionProvider) -> None:
+def require_installed(ep: ExecutionProvider, *, otherwise: str = "") -> None:
     """Refuse a target that this environment cannot serve.
 
     Raises:
-        UsageError: with one sentence on how to get *ep*, or where else to run.
+        UsageError: with one sentence on how to get *ep*, or where else to run, and with what to do *otherwise*.
     """
     if not installed(ep):
-        raise UsageError(f"{ep.name} is not installed here.", advice=ep.how_to_get)
+        raise UsageError(f"{ep.name} is not installed here.", advice=f"{ep.how_to_get} {otherwise}".rstrip())
