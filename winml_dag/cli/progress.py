@@ -217,7 +217,7 @@ class _Row:
         told = self._progress()
         if told is None:
             return reason
-        return Group(reason, Text(counted(told)) if self._since is None else _bar(told))
+        return Group(reason, Text(counted(told), style="dim") if self._since is None else _bar(told))
 
 
 def _bar(told: Progress) -> RenderableType:

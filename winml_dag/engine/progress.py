@@ -16,7 +16,7 @@ from typing import Protocol
 
 PROGRESS_FILE = "progress.json"
 
-# A display draws four times a second; a write takes 0.05 ms, and samples of a small model less.
+# A display draws four times a second. A write takes up to 0.7 ms, more than a sample of a small model.
 _SECONDS_BETWEEN_WRITES = 0.2
 # On Windows a file that somebody reads just now cannot be replaced; reading one of 60 bytes takes no time.
 _ATTEMPTS = 100
