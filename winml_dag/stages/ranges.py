@@ -1,4 +1,4 @@
-"""The file that calibrate writes and quantize reads: the lowest and highest value of every activation.
+"""The file that calibrate writes and quantize reads: what values every activation had.
 
 A format of our own, because onnxruntime's differs from run to run (its tensors are in the order of a set), holds
 histograms that nobody reads, and is known to some of its versions only.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from winml_dag.canonical import canonical_json
@@ -19,7 +20,7 @@ from winml_dag.store.digest import digest_file
 
 # Under this name it is also shown in an output folder.
 RANGES_FILE = "calibration_ranges.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,34 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Ranges:
-    """``bounds``: lowest and highest value by tensor, each exactly a float32. ``method``: how they were found."""
+    """What the activations of a model were, by tensor, each number exactly a float32.
+
+    Attributes:
+        method: how the bounds were found.
+        bounds: lowest and highest value.
+        typical: mean magnitude of what normalizations read and make.
+        channels: lowest and highest values of the channels of the last axis, of what normalizations make and 8 bits
+            are too coarse for.
+    """
 
     method: str
     bounds: Mapping[str, tuple[float, float]]
     provenance: Provenance
+    typical: Mapping[str, float] = field(default_factory=dict)
+    channels: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the one text of these ranges."""
         bounds = {name: list(pair) for name, pair in self.bounds.items()}
         text = canonical_json(
-            {"format": _FORMAT, "method": self.method, "from": asdict(self.provenance), "ranges": bounds}
+            {
+                "format": _FORMAT,
+                "method": self.method,
+                "from": asdict(self.provenance),
+                "ranges": bounds,
+                "typical": dict(self.typical),
+                "channels": {name: [list(low), list(high)] for name, (low, high) in self.channels.items()},
+            }
         )
         path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
@@ -74,14 +92,23 @@ class Ranges:
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']}")
             bounds = {str(name): (float(low), float(high)) for name, (low, high) in content["ranges"].items()}
-            if not all(math.isfinite(bound) for pair in bounds.values() for bound in pair):
+            typical = {str(name): float(value) for name, value in content["typical"].items()}
+            channels = {str(name): (_numbers(low), _numbers(high)) for name, (low, high) in content["channels"].items()}
+            if any(len(low) != len(high) for low, high in channels.values()):
+                raise ValueError("a channel with one end")
+            ends = (number for low, high in channels.values() for number in (*low, *high))
+            if not all(map(math.isfinite, (*chain(*bounds.values()), *typical.values(), *ends))):
                 raise ValueError("not finite")
-            return cls(str(content["method"]), bounds, Provenance(**content["from"]))
+            return cls(str(content["method"]), bounds, Provenance(**content["from"]), typical, channels)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StageError(
                 f"{path.name} has no activation ranges as calibrate writes them ({error!r}).",
                 advice="Calibrate the model again.",
             ) from error
+
+
+def _numbers(values: list[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
 
 
 def model_digest(folder: Path) -> str:

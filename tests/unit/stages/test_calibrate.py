@@ -68,7 +68,7 @@ def test_tensors_behind_an_operator_from_outside_the_standard_have_ranges_too(tm
 def test_no_time_and_no_name_of_this_machine_is_in_the_file(tmp_path):
     result = calibrate(tmp_path, image_model(), pixels(2))
     assert result.metrics["calibration_time_seconds"] > 0
-    assert set(json.loads(result.content)) == {"format", "method", "from", "ranges"}
+    assert set(json.loads(result.content)) == {"format", "method", "from", "ranges", "typical", "channels"}
     assert [path.name for path in result.folder.iterdir()] == ["calibration_ranges.json"]
 
 

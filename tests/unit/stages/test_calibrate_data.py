@@ -156,7 +156,7 @@ def test_text_needs_a_tokenizer_that_makes_all_inputs(tmp_path, data, processor)
         ),
         ({name: array[:0] for name, array in token_ids(2).items()}, "no sample"),
         ({name: np.array(1) for name in token_ids(1)}, "single number"),
-        ({name: array + VOCABULARY for name, array in token_ids(1).items()}, "failed on calibration samples"),
+        ({name: array + VOCABULARY for name, array in token_ids(1).items()}, "failed on calibration sample 0"),
     ],
 )
 def test_arrays_that_do_not_fit_the_model_are_refused(tmp_path, arrays, message):

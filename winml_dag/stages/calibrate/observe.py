@@ -1,9 +1,12 @@
-"""Runs the model on samples and finds the range of every activation, with onnxruntime's calibrators."""
+"""Runs the model on samples and finds the range of every activation: extremes with reductions of our own, histograms
+with onnxruntime's calibrators.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramColle
 
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
+from winml_dag.stages.calibrate.measure import Measured, measure
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.samples.samples import Feed, Samples
 
@@ -38,14 +42,13 @@ METHODS: Mapping[str, CalibrationMethod] = {
     "percentile": CalibrationMethod.Percentile,
 }
 _OPTIONS: Mapping[str, Mapping[str, float]] = {
-    "minmax": {},
     "entropy": {"num_bins": _ENTROPY_BINS, "num_quantized_bins": _ENTROPY_QUANTIZED_BINS},
     "percentile": {"num_bins": _PERCENTILE_BINS, "percentile": _PERCENTILE},
 }
 
 
-def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_nobody) -> dict[str, tuple[float, float]]:
-    """The range by *method* of every float activation of *model*, whose tensors must have types.
+def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_nobody) -> Measured:
+    """What the float activations of *model*, whose tensors must have types, were; their bounds by *method*.
 
     entropy and percentile go through the samples twice: histograms need to know the largest magnitude first. Growing
     them on the way, as onnxruntime does otherwise, makes the result depend on the order of the samples and its cost on
@@ -56,17 +59,17 @@ def observe(model: Path, samples: Samples, method: str, progress: Tell = tell_no
             wide that a histogram tells nothing.
     """
     passes, unit = (1, "samples") if method == "minmax" else (2, "samples in two passes")
-    extremes = _bounds(_collect(model, samples, "minmax", lambda done: progress(done, passes * samples.count, unit)))
-    _require_all(model, extremes)
-    _require_finite(extremes)
+    total = passes * samples.count
+    measured = measure(model, samples, lambda done: progress(done, total, unit))
+    _require_finite(measured.bounds)
     if method == "minmax":
-        return extremes
-    _require_moderate(extremes, method)
-    return _bounds(
-        _collect(
-            model, samples, method, lambda done: progress(samples.count + done, passes * samples.count, unit), extremes
-        )
+        return measured
+    _require_moderate(measured.bounds, method)
+    found = _bounds(
+        _collect(model, samples, method, lambda done: progress(samples.count + done, total, unit), measured.bounds)
     )
+    _require_all(model, found)
+    return replace(measured, bounds=found)
 
 
 class _Reader:
@@ -84,7 +87,7 @@ def _collect(
     samples: Samples,
     method: str,
     tell: Callable[[int], None],
-    extremes: Mapping[str, tuple[float, float]] | None = None,
+    extremes: Mapping[str, tuple[float, float]],
 ) -> TensorsData:
     calibrator = create_calibrator(
         model,
@@ -94,8 +97,7 @@ def _collect(
         use_external_data_format=model.with_name(f"{model.name}.data").exists(),
         extra_options=dict(_OPTIONS[method]),
     )
-    if extremes is not None:
-        calibrator.collector = _empty_histograms(method, extremes)
+    calibrator.collector = _empty_histograms(method, extremes)
     feeds = _counted(samples, tell)
     for start in range(0, samples.count, _CHUNK):
         try:

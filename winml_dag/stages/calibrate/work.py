@@ -40,7 +40,8 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
     fed = Fed(_samples(config, workspace, source))
     samples = fed.samples
     started = time.perf_counter()
-    bounds = observe(_MODEL_FILE, samples, method, workspace.progress)
+    measured = observe(_MODEL_FILE, samples, method, workspace.progress)
+    bounds = measured.bounds
     seconds = time.perf_counter() - started - fed.seconds
     random = samples.kind == "random"
     provenance = Provenance(
@@ -51,7 +52,8 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         seed=config.quant.seed or 0 if random else None,
         distribution=config.quant.distribution or "uniform" if random else None,
     )
-    Ranges(method, bounds, provenance).write(workspace.outputs["ranges"] / RANGES_FILE)
+    ranges = Ranges(method, bounds, provenance, measured.typical, measured.channels)
+    ranges.write(workspace.outputs["ranges"] / RANGES_FILE)
     return {
         "data": samples.kind,
         "samples": samples.count,

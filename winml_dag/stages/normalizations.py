@@ -1,0 +1,57 @@
+"""The nodes that make every row of a tensor equally large, and what a tensor loses in 8 bits before and after them.
+
+A few values of transformers are hundreds of times as large as the others (one channel, at one token, in every layer).
+They stretch the range of a sum of residuals so far that in 8 bits its other values are left with a step or two. Whoever
+reads the sum through a normalization cannot tell small rows from large ones any more, and so such noise goes all the
+way to the end (Bondarenko et al., "Understanding and Overcoming the Challenges of Efficient Transformer Quantization").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import GraphProto, NodeProto
+
+_OP_TYPES = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"})
+
+# A uniform step of a fifth of the typical value is noise 25 dB below it. Pooled embeddings of all-MiniLM-L6-v2 in w8a8,
+# worst cosine over 36 sentences, with what is coarser than 0.15, 0.2, 0.25, 0.35 and 0.5 treated: 0.970, 0.955, 0.959,
+# 0.912, 0.911; tensors in 16 bits: 65, 55, 50, 42, 35.
+_COARSE = 0.2
+_STEPS = 255
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """A node that normalizes the rows of ``source`` (its last axis), and multiplies their channels by ``scale``.
+
+    ``bias`` is None where it has none.
+    """
+
+    node: NodeProto
+    source: str
+    scale: str
+    bias: str | None
+    output: str
+
+
+def normalizations(graph: GraphProto) -> Iterator[Normalization]:
+    """The normalizations over the last axis, whose scales are constant."""
+    constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type not in _OP_TYPES or constants.get(node.input[1]) != 1 or not _over_last_axis(node):
+            continue
+        bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+        if bias is None or constants.get(bias) == 1:
+            yield Normalization(node, node.input[0], node.input[1], bias, node.output[0])
+
+
+def _over_last_axis(node: NodeProto) -> bool:
+    return all(attribute.i == -1 for attribute in node.attribute if attribute.name == "axis")
+
+
+def is_coarse(bounds: tuple[float, float], typical: float) -> bool:
+    """Whether the step that 8 bits have over *bounds* (and zero) is large beside a *typical* magnitude."""
+    low, high = min(bounds[0], 0.0), max(bounds[1], 0.0)
+    return (high - low) / _STEPS > _COARSE * typical
