@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.ep.options import file_options
 from winml_dag.ep.registry import CPU, Target, resolve_target
@@ -135,7 +136,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
 
     samples, held_out = _samples(config, workspace, inputs)
     scores = class_scores(names, classifies=fields.classifies)
-    outputs = _measure(reference, candidate, names, list(samples), scores)
+    outputs = _measure(reference, candidate, names, list(samples), scores, workspace.progress)
     ones = _measure(reference, candidate, names, [_ones(inputs)], scores)
     for figures in (*outputs, *ones):
         _require_numbers(figures.whole)
@@ -203,11 +204,16 @@ def _measure(
     names: list[str],
     feeds: Sequence[Feed],
     scores: Collection[str],
+    progress: Tell = tell_nobody,
 ) -> tuple[OutputFigures, ...]:
     from winml_dag.stages.figures import measure
 
-    expected = [_run(reference, names, feed) for feed in feeds]
-    found = [_run(candidate, names, feed) for feed in feeds]
+    expected, found = [], []
+    for done, feed in enumerate(feeds):
+        progress(done, len(feeds), "samples")
+        expected.append(_run(reference, names, feed))
+        found.append(_run(candidate, names, feed))
+    progress(len(feeds), len(feeds), "samples")
     for index, name in enumerate(names):
         for wanted, got in zip(expected, found, strict=True):
             if wanted[index].shape != got[index].shape:
