@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 from winml_dag.ep.quantization import DYNAMIC_WEIGHTS, Integers, auto_precision, integers_of
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.unread import unread_fields
 from winml_dag.recipe.precision import Precision, parse_precision, type_bits
 from winml_dag.recipe.schema import Quant
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What ``quant.model_type`` means where the section leaves it open: winml-cli's rules of its own for a model."""
+
+    weight_type: str
+    activation_bits: int
+    left_out: tuple[str, ...]
+
+
+_MODELS = {"qwen3": _Model("int8", 16, ("GroupQueryAttention",))}
 
 
 def precision_for(name: str, target: Target) -> Precision:
@@ -49,7 +65,8 @@ def with_precision(quant: Quant, precision: Precision, target: Target) -> Quant:
 
     So types that the section names stay when they have the width asked for: signs are not in the name.
     """
-    integers, weights, activations = integers_of(target.ep), precision.weight_bits, precision.activation_bits
+    weights, activations = precision.weight_bits, precision.activation_bits
+    integers = _of_model(quant, integers_of(target.ep))
     if precision.mode == "static" or _takes_as_qdq(integers, precision):
         assert weights is not None
         assert activations is not None
@@ -67,6 +84,20 @@ def with_precision(quant: Quant, precision: Precision, target: Target) -> Quant:
     return quant.model_copy(update={"mode": precision.mode})
 
 
+def _of_model(quant: Quant, integers: Integers) -> Integers:
+    rules = _MODELS.get(quant.model_type or "")
+    if rules is None:
+        return integers
+    return replace(integers, weights={**integers.weights, 8: rules.weight_type}, weight_symmetric=True)
+
+
+def notices_of(quant: Quant) -> Iterator[str]:
+    """What a user should hear of a section whose types are settled."""
+    if quant.mode == "static" and quant.model_type is not None and quant.model_type not in _MODELS:
+        yield f"quant.model_type has no effect: there are rules of their own for {', '.join(_MODELS)} only."
+    yield from unread_fields(quant)
+
+
 def _of_width(integer_type: str | None, bits: int) -> str | None:
     return integer_type if integer_type is not None and type_bits(integer_type) == bits else None
 
@@ -81,9 +112,9 @@ def with_types(quant: Quant, target: Target) -> Quant:
         return quant.model_copy(update={"weight_type": quant.weight_type or DYNAMIC_WEIGHTS})
     if quant.mode != "static":
         return quant
-    integers = integers_of(target.ep)
+    integers, rules = _of_model(quant, integers_of(target.ep)), _MODELS.get(quant.model_type or "")
     weight_type = quant.weight_type or integers.weights[8]
-    activation_type = quant.activation_type or integers.activations[8]
+    activation_type = quant.activation_type or integers.activations[rules.activation_bits if rules else 8]
     per_channel = integers.per_channel if quant.per_channel is None else quant.per_channel
     if reason := integers.cannot.get((type_bits(weight_type), type_bits(activation_type))):
         raise UsageError(f"{weight_type} weights with {activation_type} activations: {target.ep.name} {reason}.")

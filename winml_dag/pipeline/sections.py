@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.options import compile_options, complete_options, file_options
@@ -10,6 +11,7 @@ from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.paths import resolve_path
@@ -20,7 +22,7 @@ from winml_dag.stages.compile import CompileConfig, CompileFields
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
-from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
+from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
 
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
@@ -32,8 +34,6 @@ _UNAVAILABLE_QUANT = (
     "calibration_load_path",
     "calibration_save_path",
     "dataset_name",
-    "op_types_to_exclude",
-    "node_overrides",
     "equalize",
 )
 
@@ -143,24 +143,27 @@ def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfi
         return first if isinstance(first, Skip) else (first,)
     if quant.mode != "rtn" or quant.rtn_float_type == "float32":
         return (first,)
-    # A second, so that w4a32 and w4a16 share the first.
-    return (first, QuantizeConfig(_quantize_fields(quant.model_copy(update={"mode": "fp16"}))))
+    # A second, so that w4a32 and w4a16 share the first. It is not for integers, so their operators are not its own.
+    rest = quant.model_copy(update={"mode": "fp16", "op_types_to_quantize": None})
+    return (first, QuantizeConfig(_quantize_fields(rest)))
 
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:
-    excluded = _distinct(quant.nodes_to_exclude)
-    types = _distinct(quant.op_types_to_quantize)
+    left_out = QuantizeFields(
+        quant.mode,
+        op_types_to_quantize=_distinct(quant.op_types_to_quantize),
+        op_types_to_exclude=_distinct(quant.op_types_to_exclude),
+        nodes_to_exclude=_distinct(quant.nodes_to_exclude),
+    )
     if quant.mode == "fp16":
-        return QuantizeFields(
-            "fp16",
-            nodes_to_exclude=excluded,
+        return replace(
+            left_out,
             fp16_keep_io_types=quant.fp16_keep_io_types,
             fp16_op_block_list=_distinct(quant.fp16_op_block_list),
         )
     if quant.mode == "rtn":
-        return QuantizeFields(
-            "rtn",
-            nodes_to_exclude=excluded,
+        return replace(
+            left_out,
             rtn_bits=quant.rtn_bits,
             rtn_block_size=quant.rtn_block_size,
             rtn_symmetric=quant.rtn_symmetric,
@@ -168,25 +171,26 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         )
     weight_symmetric = quant.symmetric if quant.weight_symmetric is None else quant.weight_symmetric
     if quant.mode == "dynamic":
-        return QuantizeFields(
-            "dynamic",
+        return replace(
+            left_out,
             weight_type=quant.weight_type,
             per_channel=quant.per_channel,
             weight_symmetric=weight_symmetric,
-            op_types_to_quantize=types,
-            nodes_to_exclude=excluded,
             reduce_range=quant.reduce_range,
         )
-    activation_symmetric = quant.symmetric if quant.activation_symmetric is None else quant.activation_symmetric
-    return QuantizeFields(
-        "static",
+    overrides = [
+        NodeTypes(nodes, types.weight_type, types.activation_type)
+        for nodes, types in sorted(quant.node_overrides.items())
+        if types.weight_type or types.activation_type
+    ]
+    return replace(
+        left_out,
         weight_type=quant.weight_type,
         activation_type=quant.activation_type,
         per_channel=quant.per_channel,
         weight_symmetric=weight_symmetric,
-        activation_symmetric=bool(activation_symmetric),
-        op_types_to_quantize=types,
-        nodes_to_exclude=excluded,
+        activation_symmetric=bool(quant.activation_symmetric),
+        node_overrides=tuple(overrides) or None,
         reduce_range=quant.reduce_range,
     )
 
@@ -298,6 +302,8 @@ def notices(asked: Asked, quant: Quant | Skip) -> tuple[str, ...]:
             "Calibrating on random data: activation ranges will not be those of real inputs. "
             "Set quant.calibration_data for a model that you ship."
         )
+    if not isinstance(quant, Skip):
+        found.extend(notices_of(quant))
     if asked.overrides.analyze or (asked.overrides.analyze is None and asked.recipe.auto and asked.wrote("auto")):
         found.append("Analyze is not part of this version: no optimization flags are discovered.")
     return tuple(found)
