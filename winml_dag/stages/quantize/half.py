@@ -29,7 +29,7 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     Raises:
         StageError: for unknown nodes or operators, or when nothing is left to convert.
     """
-    reasons = _reasons(before.graph, fields)
+    reasons = float_reasons(before.graph, fields)
     census = count_half(before.graph, reasons)
     if not census.quantized:
         raise StageError("No node of the model could be converted to float16.", advice="See quant.fp16_op_block_list.")
@@ -50,7 +50,7 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     return half, census
 
 
-def _reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
+def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
     """Why nodes stay in float32, by identity."""
     listed = matching_op_types(graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
     reasons = {}

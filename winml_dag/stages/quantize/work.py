@@ -56,7 +56,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
     write_typed(source, _MODEL_FILE)
-    result = quantize_typed(_MODEL_FILE, _ranges(workspace), config)
+    result = quantize_typed(_MODEL_FILE, read_ranges(workspace), config)
     started = time.perf_counter()
     output = workspace.outputs["model"] / QUANTIZED_FILE
     # Our own notes of inputs and outputs get lost in some of onnxruntime's tools.
@@ -105,7 +105,7 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     return Quantized(quantized, census, ", ".join(census.weights), "float32")
 
 
-def _ranges(workspace: Workspace) -> Ranges | None:
+def read_ranges(workspace: Workspace) -> Ranges | None:
     """Raises StageError for ranges of another model, which a file of the user's may have."""
     if not workspace.has("ranges"):
         return None
