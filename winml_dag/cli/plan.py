@@ -22,7 +22,7 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     with errors_as_json(format_):
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
-        print_json([result], result.elapsed_seconds)
+        print_json([result], result.elapsed_seconds, foreseen=True)
         return 0
     width = max(len(view.id) for view in result.stages)
     for view in result.stages:

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.quantized import quantized_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.quantized import quantize_result
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildResult, StageView
 
 
-def print_json(results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "") -> None:
-    """Print exactly one JSON object to stdout."""
+def print_json(
+    results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "", foreseen: bool = False
+) -> None:
+    """Print exactly one JSON object to stdout. Of what is only *foreseen*, nothing is said of quantization."""
     value: dict[str, object] = {
-        "builds": [_build_json(result) for result in results],
+        "builds": [_build_json(result, foreseen=foreseen) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
     }
     if error:
@@ -40,10 +44,12 @@ def errors_as_json(format_: str) -> Iterator[None]:
         raise
 
 
-def _build_json(result: BuildResult) -> JsonObject:
+def _build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+    done = None if foreseen else quantize_result(result)
     return {
         "output_dir": str(result.build.output_dir),
         "final_artifact": None if result.final_artifact is None else str(result.final_artifact),
+        **({} if foreseen else {"quantization": None if done is None else done.to_json()}),
         "stages": stages_json(result),
     }
 
@@ -58,6 +64,7 @@ def stages_json(result: BuildResult) -> list[JsonValue]:
             **_reason_json(view),
             "cache_key": view.cache_key,
             "elapsed_seconds": view.elapsed_seconds,
+            **_measured_json(view),
             **_failure_json(view),
         }
         for view in result.stages
@@ -66,6 +73,12 @@ def stages_json(result: BuildResult) -> list[JsonValue]:
 
 def _reason_json(view: StageView) -> JsonObject:
     return {"reason": view.reason, "kind": "left out"} if view.result is None else view.result.reason.to_json()
+
+
+def _measured_json(view: StageView) -> JsonObject:
+    """What was measured when the work was done, now or earlier."""
+    record = None if view.result is None else view.result.record
+    return {} if record is None else {"metrics": record.metrics}
 
 
 def _failure_json(view: StageView) -> JsonObject:
@@ -77,7 +90,8 @@ def _failure_json(view: StageView) -> JsonObject:
 
 def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:
     """The end of a build in a few lines: notices, failures with the end of their log, and one line that sums up."""
-    if not quiet and any(view.status is Status.RAN for view in result.stages):
+    ran = any(view.status is Status.RAN for view in result.stages)
+    if ran and not quiet:
         for notice in result.build.notices:
             click.echo(f"note: {notice}", err=to_stderr)
     if restored := result.materialised.restored:
@@ -91,6 +105,9 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
         if view.result is not None and view.status is Status.FAILED:
             for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
+    if ran and not quiet and not result.failed:
+        for line in quantized_lines(result):
+            click.echo(line, err=to_stderr)
     click.echo(summary(result), err=to_stderr)
 
 

@@ -36,7 +36,7 @@ def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -
         result = plan(planned, store, rebuild=rebuild, explain=True)
         chosen = _running(result.stages) if stage is None else views_named(result.stages, stage)
     if format_ == "json":
-        print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds)
+        print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds, foreseen=True)
         return 0
     by_id = {view.id: view for view in result.stages}
     for view in chosen:

@@ -21,9 +21,11 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.placed import placed_files
+from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE, is_carried_on
+from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.store.artifact import Artifact, FileEntry
 
 SCHEMA_VERSION = 1
@@ -34,12 +36,18 @@ _OF_THE_STAGE_RUN = frozenset({"cached", "reason", "elapsed_seconds", "made_at",
 
 _LINE_BY_LINE = frozenset({"sources", "stages", "files"})
 
-# Metrics that winml-cli's manifests have beside a stage's name; all others are under ``metrics``.
+# Metrics that stand beside a stage's name, as in winml-cli's manifests; all others are under ``metrics``.
 _PROMOTED = (
     "nodes_quantized",
     "nodes_skipped",
+    "nodes_skipped_reasons",
     "calibration_time_seconds",
     "qdq_insertion_time_seconds",
+    "postproc_time_seconds",
+    "weight_type",
+    "activation_type",
+    "size_before_bytes",
+    "size_after_bytes",
 )
 
 
@@ -81,7 +89,7 @@ def make_manifest(
     return {
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
-        **({} if planned.final is None else _of_model(build, results[planned.final])),
+        **({} if planned.final is None else _of_model(build, results[planned.final], results)),
         "config_hash": config_hash(build.settings if planned.final is not None else _settings(stages)),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "elapsed_seconds": round(elapsed_seconds, 3),
@@ -93,11 +101,12 @@ def make_manifest(
     }
 
 
-def _of_model(build: BuildSummary, final: StageResult) -> JsonObject:
+def _of_model(build: BuildSummary, final: StageResult, results: Mapping[str, StageResult]) -> JsonObject:
     return {
         "model_id": build.model_id,
         "task": build.task,
         "precision": build.precision,
+        "quality": quality_json(list(results.values()), build.precision),
         "execution_provider": build.execution_provider,
         "device": build.device,
         "cache_key": final.cache_key,
@@ -182,6 +191,9 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
     carried_on = node.folder is None and any(is_carried_on(node, other.node) for other in results.values())
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
+    calibration = calibration_step(list(results.values())) if _reads_ranges(node) else None
+    if calibration is not None:
+        promoted["calibration_time_seconds"] = calibration.calibration_time_seconds
     return {
         "id": node.id,
         "name": node.stage.name,
@@ -208,6 +220,11 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
         "made_at": record.made_at,
         "made_by": record.made_by,
     }
+
+
+def _reads_ranges(node: Node) -> bool:
+    """Whether quantization was calibrated; winml-cli, in which that is one stage, has the time there."""
+    return node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
 
 
 def _filename(stage: str, outputs: Mapping[str, Artifact]) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.stages.quality import Quality
+from winml_dag.stages.quality import Quality, what_to_try
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildResult
@@ -69,6 +69,7 @@ class QuantizeResult:
         steps: one for each mode that was applied, in order.
         calibration: None when nothing was calibrated.
         quality: None when nothing was validated.
+        poor: whether the quality is worse than that of models in this precision usually is; ``warnings`` say more.
         errors: why it failed, one sentence each.
         warnings: what to know before relying on the result, one sentence each.
     """
@@ -89,6 +90,7 @@ class QuantizeResult:
     steps: tuple[QuantizeStep, ...]
     calibration: CalibrationStep | None
     quality: Quality | None
+    poor: bool
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -107,6 +109,7 @@ def quantize_result(result: BuildResult, *, calibration_path: Path | None = None
     steps = quantize_steps(done)
     calibration = calibration_step(done)
     last = steps[-1] if steps else None
+    warning = quality_warning(result)
     return QuantizeResult(
         success=not result.failed,
         output_path=result.final_artifact,
@@ -124,9 +127,31 @@ def quantize_result(result: BuildResult, *, calibration_path: Path | None = None
         steps=steps,
         calibration=calibration,
         quality=quality_of(done),
+        poor=warning is not None,
         errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
-        warnings=result.build.notices,
+        warnings=(*result.build.notices, *([] if warning is None else [warning])),
     )
+
+
+def quality_warning(result: BuildResult) -> str | None:
+    """What to tell the user of a quantized model that is worse than its precision usually is."""
+    precision = result.build.precision
+    done = [view.result for view in result.stages if view.result is not None]
+    quality = quality_of(done)
+    shortfall = None if quality is None or precision is None else quality.shortfall(precision)
+    if shortfall is None or precision is None:
+        return None
+    calibration = calibration_step(done)
+    advice = what_to_try(precision, calibrated_on=None if calibration is None else calibration.data)
+    return f"The quality is poor: {shortfall}. {advice}".rstrip()
+
+
+def quality_json(results: Sequence[StageResult], precision: str | None) -> JsonObject | None:
+    """The quality with whether it falls short, for programs."""
+    quality = quality_of(results)
+    if quality is None:
+        return None
+    return {**quality.to_json(), "poor": precision is not None and quality.shortfall(precision) is not None}
 
 
 def quantize_steps(results: Sequence[StageResult]) -> tuple[QuantizeStep, ...]:

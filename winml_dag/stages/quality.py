@@ -12,6 +12,27 @@ from winml_dag.canonical import JsonObject, JsonValue
 
 RANDOM = "random"
 
+# The cosine from which a model of a precision usually serves as its float model does. What is lower than these and
+# still above validate's bound is not broken, but no user would call it good; the embeddings of a sentence encoder rank
+# sentences differently below 0.95.
+USUAL_COSINE: Mapping[str, float] = {"fp16": 0.999, "w16a16": 0.999, "w8a16": 0.98, "w8a32": 0.98}
+_USUAL_COSINE = 0.95
+# In so many decisions at least, and so large a part of them, the best class has to be the same.
+_FEWEST_DECISIONS = 10
+_USUAL_AGREEMENT = 0.9
+
+# What to try instead of a precision that is not good enough for a model.
+_HIGHER: Mapping[str, str] = {
+    "w4a8": "w4a16",
+    "w4a16": "w8a16",
+    "w4a32": "fp16",
+    "dynamic": "fp16",
+    "w8a8": "w8a16",
+    "w16a8": "w16a16",
+    "w8a16": "w16a16",
+    "w16a16": "fp16",
+}
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -65,6 +86,16 @@ class Quality:
         except (KeyError, TypeError):
             return None
 
+    def shortfall(self, precision: str) -> str | None:
+        """Why the model is worse than models in *precision* usually are; None when it is not."""
+        usual = USUAL_COSINE.get(precision, _USUAL_COSINE)
+        if self.cosine < usual:
+            return f"cosine {self.cosine:.5f}, where {precision} usually has {usual:g} and more"
+        agreed, decisions = self.top1_agreed or 0, self.top1_of or 0
+        if self.data != RANDOM and decisions >= _FEWEST_DECISIONS and agreed < _USUAL_AGREEMENT * decisions:
+            return f"the best class is another one in {decisions - agreed} of {decisions} decisions"
+        return None
+
     def sentence(self) -> str:
         """``cosine 0.99941, SQNR 31.2 dB, largest error 0.02 (logits), top-1 3 of 3, on 3 held-out samples (text)``"""
         parts = [f"cosine {self.cosine:.5f}"]
@@ -82,6 +113,18 @@ class Quality:
         if self.held_out:
             return f"{self.samples} held-out {noun} ({self.data})"
         return f"{self.samples} {noun} ({self.data}) that calibration has seen too"
+
+
+def what_to_try(precision: str, *, calibrated_on: str | None) -> str:
+    """The end of a message about a model that falls short; *calibrated_on*: the kind of data, None without any."""
+    tries = []
+    if calibrated_on == RANDOM:
+        tries.append("calibrate on real data (quant.calibration_data)")
+    if higher := _HIGHER.get(precision):
+        tries.append(f"use the precision {higher}")
+    if calibrated_on is not None:
+        tries.append("leave the worst nodes in float (winml-dag quantize --sensitivity ranks them)")
+    return f"To try: {'; '.join(tries)}." if tries else ""
 
 
 def _number(value: JsonValue) -> float:

@@ -1,0 +1,226 @@
+"""What a build says of a quantization: in lines for people, in JSON for programs, and in the manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.report import print_json, print_result
+from winml_dag.engine.memory import MemoryExecutor
+from winml_dag.engine.stage import Node, Workspace
+from winml_dag.pipeline.build import BuildResult, build, plan
+from winml_dag.pipeline.layout import STAGE_FILE
+from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.stages.quality import Quality, what_to_try
+from winml_dag.store.local import LocalStore
+
+MIB = 2**20
+QUANTIZE: JsonObject = {
+    "mode": "static",
+    "weight_type": "uint8",
+    "activation_type": "uint16",
+    "nodes_quantized": 49,
+    "nodes_skipped": 12,
+    "nodes_skipped_reasons": {
+        "Softmax": {"excluded by quant.nodes_to_exclude": 6},
+        "Gelu": {"no rule for this operator": 3, "excluded by quant.nodes_to_exclude": 1},
+        "Clip": {"no rule for this operator": 2},
+    },
+    "qdq_insertion_time_seconds": 0.84,
+    "postproc_time_seconds": 0.25,
+    "size_before_bytes": 86 * MIB,
+    "size_after_bytes": 22 * MIB,
+}
+CALIBRATE: JsonObject = {"data": "text", "samples": 32, "calibration_time_seconds": 1.23}
+QUALITY = Quality("logits", 0.99941, 0.99812, 31.2, 0.02, 24, 24, 3, "text", held_out=True)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
+
+
+def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = None, out: str = "out") -> BuildResult:
+    """A build whose stages say that they have *measured* this, beside what they say by default."""
+    metrics = {"quantize": QUANTIZE, "calibrate": CALIBRATE, "validate": {"quality": QUALITY.to_json()}}
+    metrics |= measured or {}
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        for slot, folder in workspace.outputs.items():
+            (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(f"{node.id} {precision}")
+        return metrics.get(node.stage.name, {})
+
+    store = LocalStore(Path("cache"))
+    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision), Path(out))
+    return build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work))
+
+
+def lines(result: BuildResult, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
+    capsys.readouterr()
+    print_result(result, to_stderr=False, quiet=quiet, verbose=False)
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
+
+
+def done(result: BuildResult) -> QuantizeResult:
+    found = quantize_result(result)
+    assert found is not None
+    return found
+
+
+def test_a_build_ends_with_what_quantization_did_and_how_good_the_result_is(capsys: pytest.CaptureFixture[str]) -> None:
+    quantized, quality, last = lines(built(), capsys)
+    assert quantized == (
+        "quantized 49 of 61 nodes (left in float: 6 Softmax, 4 Gelu, 2 Clip), 86.0 MiB -> 22.0 MiB,"
+        " calibration 1.2 s on 32 samples (text), Q/DQ in 0.8 s"
+    )
+    assert quality == (
+        "quality: cosine 0.99941, SQNR 31.2 dB, largest error 0.02 (logits), top-1 24 of 24,"
+        " on 3 held-out samples (text)"
+    )
+    assert last.startswith("Built ")
+
+
+def test_what_was_reused_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    built("w8a16")
+    result = built("w8a8", measured={"quantize": {**QUANTIZE, "nodes_skipped": 0, "nodes_skipped_reasons": {}}})
+    quantized = lines(result, capsys)[0]
+    assert quantized.startswith("quantized 49 of 49 nodes, ")
+    assert "on 32 samples (text) (reused), Q/DQ in 0.8 s" in quantized
+    calibration = done(result).calibration
+    assert calibration is not None
+    assert (calibration.cached, done(result).cached) == (True, False)
+
+
+def test_nothing_is_said_of_it_where_nobody_wants_to_hear_or_nothing_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [line[:6] for line in lines(built(), capsys, quiet=True)] == ["Built "]
+    assert [line[:10] for line in lines(built(), capsys)] == ["Up to date"]
+
+
+def test_a_float_model_has_no_quality_line(capsys: pytest.CaptureFixture[str]) -> None:
+    result = built("fp32")
+    assert quantize_result(result) is None
+    assert [line[:6] for line in lines(result, capsys)] == ["Built "]
+    assert json.loads(Path("out/build_manifest.json").read_text())["quality"] is None
+
+
+def test_a_poor_model_is_called_poor_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    poor = Quality("hidden", 0.87, None, 6.0, 1.2, None, None, 3, "random", held_out=True)
+    measured: dict[str, JsonObject] = {
+        "validate": {"quality": poor.to_json()},
+        "calibrate": {**CALIBRATE, "data": "random"},
+    }
+    result = built("w8a8", measured=measured)
+    quality, warning = lines(result, capsys)[1:3]
+    assert quality == "quality: cosine 0.87000, SQNR 6.0 dB, largest error 1.2 (hidden), on 3 random samples"
+    assert warning.startswith("warning: The quality is poor: cosine 0.87000, where w8a8 usually has 0.95 and more.")
+    assert "real data (quant.calibration_data)" in warning
+    assert "precision w8a16" in warning
+    assert "--sensitivity" in warning
+    assert done(result).poor
+    assert warning.removeprefix("warning: ") in done(result).warnings
+    assert json.loads(Path("out/build_manifest.json").read_text())["quality"] == {**poor.to_json(), "poor": True}
+
+
+def test_json_has_what_winml_cli_has_and_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    result = built()
+    capsys.readouterr()
+    print_json([result], 1.0)
+    (value,) = json.loads(capsys.readouterr().out)["builds"]
+    found: dict[str, Any] = value["quantization"]
+    assert found == json.loads(json.dumps(done(result).to_json()))
+    assert found.keys() >= {
+        *("success", "output_path", "calibration_path", "calibration_time_seconds", "qdq_insertion_time_seconds"),
+        *("postproc_time_seconds", "total_time_seconds", "nodes_quantized", "nodes_skipped", "errors", "warnings"),
+    }
+    assert (found["success"], found["output_path"]) == (True, str(Path("out/model.onnx")))
+    assert (found["nodes_quantized"], found["nodes_skipped"]) == (49, 12)
+    assert (found["qdq_insertion_time_seconds"], found["postproc_time_seconds"]) == (0.84, 0.25)
+    assert found["calibration_time_seconds"] == 1.23
+    assert found["quality"] == QUALITY.to_json()
+    assert (found["cached"], found["poor"], found["errors"]) == (False, False, [])
+    stages = {stage["stage"]: stage for stage in value["stages"]}
+    assert stages["quantize"]["metrics"] == QUANTIZE
+    assert done(built()).cached
+
+
+def test_a_plan_tells_of_no_quantization(capsys: pytest.CaptureFixture[str]) -> None:
+    store = LocalStore(Path("cache"))
+    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16"), Path("out"))
+    foreseen = plan(plan_request(request, store, download=False), store)
+    print_json([foreseen], 0.0, foreseen=True)
+    assert "quantization" not in json.loads(capsys.readouterr().out)["builds"][0]
+
+
+def test_the_manifest_has_it_where_readers_of_winml_cli_look() -> None:
+    built()
+    manifest = json.loads(Path("out/build_manifest.json").read_text())
+    assert manifest["quality"] == {**QUALITY.to_json(), "poor": False}
+    (stage,) = (stage for stage in manifest["stages"] if stage["name"] == "quantize")
+    expected = {name: value for name, value in QUANTIZE.items() if name != "mode"}
+    assert {name: stage[name] for name in expected} == expected
+    assert stage["calibration_time_seconds"] == 1.23
+    assert stage["metrics"] == {"mode": "static"}
+
+
+def test_a_failed_quantization_says_why() -> None:
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        from winml_dag.errors import StageError
+
+        if node.stage.name == "quantize":
+            raise StageError("No node of the model could be quantized.")
+        for slot, folder in workspace.outputs.items():
+            (folder / f"{slot}.onnx").write_text("made")
+        return {}
+
+    store = LocalStore(Path("cache"))
+    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16"), Path("out"))
+    result = done(build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work)))
+    assert (result.success, result.output_path, result.steps) == (False, None, ())
+    assert result.errors == ("quantize: No node of the model could be quantized.",)
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        ({}, "on 3 held-out samples (text)"),
+        ({"samples": 1}, "on 1 held-out sample (text)"),
+        ({"data": "random"}, "on 3 random samples"),
+        ({"samples": 1, "held_out": False}, "on 1 sample (text) that calibration has seen too"),
+        ({"sqnr_db": None, "top1_of": None}, "largest error 0.02 (logits), on 3 held-out samples (text)"),
+    ],
+)
+def test_the_sentence_says_what_it_is_about(change: dict[str, Any], end: str) -> None:
+    assert Quality(**{**QUALITY.to_json(), **change}).sentence().endswith(end)
+
+
+def test_decisions_count_where_there_are_enough_of_them_on_real_data() -> None:
+    changed = {"top1_agreed": 20, "top1_of": 24}
+    quality = Quality(**{**QUALITY.to_json(), **changed})
+    assert quality.shortfall("w8a16") == "the best class is another one in 4 of 24 decisions"
+    assert Quality(**{**quality.to_json(), "data": "random"}).shortfall("w8a16") is None
+    assert Quality(**{**quality.to_json(), "top1_agreed": 2, "top1_of": 3}).shortfall("w8a16") is None
+    assert QUALITY.shortfall("w8a16") is None
+
+
+def test_what_to_try_fits_what_was_done() -> None:
+    assert what_to_try("w8a8", calibrated_on="text") == (
+        "To try: use the precision w8a16; leave the worst nodes in float (winml-dag quantize --sensitivity ranks them)."
+    )
+    assert what_to_try("dynamic", calibrated_on=None) == "To try: use the precision fp16."
+    assert what_to_try("fp16", calibrated_on=None) == ""
+
+
+@pytest.mark.parametrize("value", [None, {}, {**QUALITY.to_json(), "cosine": "high"}, {"output": "logits"}])
+def test_a_record_of_somebody_elses_has_no_quality(value: Any) -> None:
+    assert Quality.from_json(value) is None
+    assert Quality.from_json(QUALITY.to_json()) == QUALITY
