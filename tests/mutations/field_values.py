@@ -17,8 +17,23 @@ from pydantic import BaseModel, JsonValue
 
 WORDS = (
     *("other.json", "affinity.json", "word", "other", "model", "same", "data.npz", "data.txt", "op_affinity"),
-    *("cpu", "qnn", "openvino", "npu", "gpu", "w8a16", "fp16", "int4", "0", "1", "input_ids", "org/name", "roberta"),
-    *("text-classification", "fill-mask", "BertForMaskedLM"),
+    *(
+        "cpu",
+        "qnn",
+        "openvino",
+        "npu",
+        "gpu",
+        "w8a16",
+        "fp16",
+        "int4",
+        "0",
+        "1",
+        "input_ids",
+        "org/name",
+        "roberta",
+        "qwen3",
+    ),
+    *("text-classification", "fill-mask", "question-answering", "BertForMaskedLM", "rows"),
 )
 INTEGERS = (0, 1, 2, 4, 8, 17, 64, 2**31 - 1)
 FLOATS = (0.5, 0.0, -1.0, 1.0)

@@ -48,9 +48,21 @@ def make_project(folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
         (folder / name / "model.safetensors").write_bytes(weights)
         (folder / name / "tokenizer.json").write_bytes(b"{}")
-    for name in ("data.npz", "data.txt", "same.txt", "affinity.json", "renamed.json"):
+    for name in ("data.npz", "data.txt", "same.txt"):
         (folder / name).write_bytes(b"content")
-    (folder / "other.json").write_bytes(b"other content")
+    for name in ("affinity.json", "renamed.json"):
+        (folder / name).write_bytes(b'{"method": "minmax"}')
+    (folder / "other.json").write_bytes(b'{"method": "minmax", "other": true}')
+    (folder / "word").mkdir()
+    (folder / "word" / "tokenizer.json").write_bytes(b'{"other": true}')
+    for name in (
+        "rows/train.jsonl",
+        "rows/word/train.jsonl",
+        "rows/other/train.jsonl",
+        "rows/other-00000-of-00001.csv",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
     (folder / "data").mkdir()
     for name in ("a.npz", "b.npz"):
         (folder / "data" / name).write_bytes(name.encode())

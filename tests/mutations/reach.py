@@ -25,12 +25,15 @@ _LOADER = {
 _GELU = {"gelu_fusion": True}
 _INPUT = {"name": "input_ids", "dtype": "int32", "shape": [1, 8], "value_range": [0, 9]}
 
+_NODES = "/head/*"
+
 BASES: Mapping[str, Mapping[str, Any]] = {
     "static": {"loader": _LOADER, "ep": "qnn", "quant": {}, "compile": {}},
     "fp16": {"loader": _LOADER, "ep": "qnn", "quant": {"mode": "fp16"}, "compile": {}},
     "rtn": {"loader": _LOADER, "ep": "cpu", "quant": {"mode": "rtn"}},
     "dynamic": {"loader": _LOADER, "ep": "cpu", "quant": {"mode": "dynamic"}},
     "cpu": {"loader": _LOADER, "ep": "cpu", "quant": {}},
+    "overrides": {"loader": _LOADER, "ep": "cpu", "quant": {"node_overrides": {_NODES: {"weight_type": "int8"}}}},
     "float": {"loader": _LOADER, "ep": "qnn", "compile": {}},
     "folder": {
         "model": "model",
@@ -40,6 +43,8 @@ BASES: Mapping[str, Mapping[str, Any]] = {
         "compile": {},
     },
     "text": {"model": "model", "ep": "qnn", "quant": {"calibration_data": "data.txt"}, "compile": {}},
+    "rows": {"model": "model", "ep": "qnn", "quant": {"dataset_name": "rows"}, "compile": {}},
+    "rows in compile": {"model": "model", "ep": "qnn", "compile": {"quant_config": {"dataset_name": "rows"}}},
     "inputs": {
         "loader": _LOADER,
         "export": {"input_tensors": [_INPUT], "output_tensors": [{"name": "logits"}]},
@@ -91,6 +96,7 @@ EDITS: tuple[Edit, ...] = (
     ("loader", "folder", None, NOTHING),
     ("loader.task", "static", "feature-extraction", "export validate"),
     ("loader.task", "static", "token-classification", "export"),
+    ("loader.task", "rows", "question-answering", "export calibrate validate"),
     ("loader.model_class", "static", "BertForMaskedLM", "export"),
     ("loader.model_type", "static", "roberta", "export"),
     ("loader.module_path", "static", "encoder", REFUSED),
@@ -147,12 +153,27 @@ EDITS: tuple[Edit, ...] = (
     ("quant.calibration_method", "static", "entropy", "calibrate"),
     ("quant.calibration_data", "static", "data.npz", "calibrate validate"),
     ("quant.calibration_data", "text", "same.txt", NOTHING),
-    ("quant.calibration_data", "fp16", "data.npz", NOTHING),
+    ("quant.calibration_data", "fp16", "data.npz", "validate"),
     ("quant.task", "static", "fill-mask", NOTHING),
+    ("quant.task", "rows", "question-answering", "calibrate validate"),
     ("quant.model_id", "static", "org/name", NOTHING),
-    ("quant.dataset_name", "static", "glue", REFUSED),
+    ("quant.model_id", "text", "other", NOTHING),
+    ("quant.model_id", "text", "word", "calibrate validate"),
+    ("quant.dataset_name", "static", "rows", "calibrate validate"),
+    ("quant.dataset_name", "rows", "model", "calibrate validate"),
+    ("quant.dataset_name", "rtn", "rows", "validate"),
+    ("quant.dataset_subset", "static", "word", NOTHING),
+    ("quant.dataset_subset", "rows", "word", "calibrate validate"),
+    ("quant.dataset_split", "static", "other", NOTHING),
+    ("quant.dataset_split", "rows", "other", "calibrate validate"),
+    ("quant.columns_mapping", "text", {"text": "sentence"}, NOTHING),
+    ("quant.columns_mapping", "rows", {"text": "sentence"}, "calibrate validate"),
     ("quant.model_type", "static", "roberta", NOTHING),
+    ("quant.model_type", "cpu", "qwen3", "quantize validate"),
+    ("quant.model_type", "rtn", "qwen3", NOTHING),
     ("quant.weight_type", "static", "int8", "quantize"),
+    ("quant.weight_type", "static", "uint8", NOTHING),
+    ("quant.weight_type", "static", "int4", "quantize"),
     ("quant.weight_type", "dynamic", "int8", "quantize"),
     ("quant.weight_type", "fp16", "int8", NOTHING),
     ("quant.activation_type", "static", "int8", "quantize"),
@@ -171,7 +192,17 @@ EDITS: tuple[Edit, ...] = (
     ("quant.activation_symmetric", "dynamic", True, NOTHING),
     ("quant.op_types_to_quantize", "static", ["MatMul"], "quantize"),
     ("quant.op_types_to_quantize", "static", [], NOTHING),
-    ("quant.op_types_to_quantize", "rtn", ["MatMul"], NOTHING),
+    ("quant.node_overrides.weight_type", "overrides", "int4", "quantize"),
+    ("quant.node_overrides.activation_type", "overrides", "uint16", "quantize"),
+    *(("quant.op_types_to_quantize", base, ["MatMul"], "quantize") for base in ("fp16", "rtn", "dynamic")),
+    *(("quant.op_types_to_exclude", base, ["Soft*"], "quantize") for base in ("static", "fp16", "rtn", "dynamic")),
+    ("quant.op_types_to_exclude", "static", [], NOTHING),
+    ("quant.node_overrides", "static", {"/head/*": {"activation_type": "uint16"}}, "quantize"),
+    ("quant.node_overrides", "static", {"/head/*": {}}, NOTHING),
+    *(
+        ("quant.node_overrides", base, {"/head/*": {"activation_type": "uint16"}}, NOTHING)
+        for base in ("fp16", "rtn", "dynamic")
+    ),
     *(("quant.nodes_to_exclude", base, ["/head/*"], "quantize") for base in ("static", "fp16", "rtn", "dynamic")),
     ("quant.nodes_to_exclude", "static", [], NOTHING),
     ("quant.rtn_bits", "rtn", 8, "quantize validate"),
@@ -186,14 +217,15 @@ EDITS: tuple[Edit, ...] = (
     ("quant.fp16_keep_io_types", "fp16", False, "quantize"),
     ("quant.fp16_op_block_list", "fp16", ["Softmax"], "quantize"),
     ("quant.fp16_op_block_list", "static", ["Softmax"], NOTHING),
-    ("quant.save_calibration", "static", True, REFUSED),
+    ("quant.save_calibration", "static", True, NOTHING),
     ("quant.distribution", "static", "normal", "calibrate"),
     ("quant.distribution", "text", "normal", NOTHING),
     ("quant.seed", "static", 1, "calibrate"),
     ("quant.seed", "static", 0, NOTHING),
-    ("quant.seed", "text", 1, NOTHING),
-    ("quant.calibration_load_path", "static", "ranges.json", REFUSED),
-    ("quant.calibration_save_path", "static", "ranges.json", REFUSED),
+    ("quant.seed", "text", 1, "calibrate"),
+    ("quant.calibration_load_path", "static", "affinity.json", "calibrate quantize"),
+    ("quant.calibration_load_path", "rtn", "affinity.json", NOTHING),
+    ("quant.calibration_save_path", "static", "ranges.json", NOTHING),
     #
     ("compile", "static", None, "compile validate finalize"),
     ("compile", "cpu", {}, NOTHING),
@@ -252,11 +284,21 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "loader.task": _TASKS,
     "loader.path": ((None, "model", "same"),),
     "export.dynamic_axes": ((None, {}),),
+    "quant.model_type": ((None, *(word for word in WORDS if word != "qwen3")),),
+    "quant.weight_type": ((None, "uint8"),),
+    "quant.activation_type": ((None, "uint8"),),
+    "quant.per_channel": ((None, False), (None, True)),
     "quant.activation_symmetric": ((None, False),),
+    "quant.op_types_to_exclude": ((None, []),),
     "quant.op_types_to_quantize": ((None, []),),
     "quant.nodes_to_exclude": ((None, []),),
     "quant.fp16_op_block_list": ((None, []),),
     "quant.seed": ((None, 0),),
+    # Without data of their own these folders are tables in JSON, the same in each.
+    "quant.calibration_data": (("model", "same", "other"), ("data.txt", "same.txt")),
+    "quant.dataset_name": (("model", "same", "other"),),
+    "quant.model_id": ((None, "model", "same", "other"),),
+    "quant.task": ((None, *(word for word in WORDS if word != "question-answering")),),
     "compile.device": (("auto", "cpu"), ("auto", "npu")),
     "compile.execution_provider": ((None, "cpu"), (None, "qnn")),
     "compile.ep_device.ep": ((None, "cpu"),),
@@ -341,4 +383,6 @@ def within(recipe: Mapping[str, Any], sections: Sequence[str]) -> tuple[dict[str
             place[section] = {}
         place = place[section]
         place = place[0] if isinstance(place, list) else place
+        # Sections by names that the user gives.
+        place = place.setdefault(_NODES, {}) if section == "node_overrides" else place
     return result, place

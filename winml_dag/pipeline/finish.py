@@ -11,7 +11,7 @@ from winml_dag.engine.placed import placed_files
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, is_changing
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, RESERVED, VISIBLE_OUTPUTS, is_carried_on
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, is_carried_on, is_ours, reserved, visible_outputs
 from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
@@ -26,7 +26,8 @@ def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -
     if planned.summary.output_file is not None:
         _output_file(planned, planned.summary.output_file, store, overwrite=overwrite).refuse_foreign()
     elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
-        output_folder(planned, store).refuse_foreign(RESERVED if planned.final else (MANIFEST,))
+        names = reserved(planned.summary.settings) if planned.final else (MANIFEST,)
+        output_folder(planned, store).refuse_foreign(names)
 
 
 def materialise(
@@ -45,11 +46,11 @@ def materialise(
         BlobDamaged: when a file cannot be fetched; its stage has to run again.
         UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder` do.
     """
-    if planned.summary.output_file is not None:
-        file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
-        return file.materialise(visible_files(planned, results))
     # Before the manifest, which says that these are ours.
     placed = Materialised() if own is None else own.materialise(results.values())
+    if planned.summary.output_file is not None:
+        file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
+        return placed.and_then(file.materialise(visible_files(planned, results)))
     if planned.others:
         return placed.and_then(_materialise_part(planned, results, store, elapsed_seconds))
     build = planned.summary
@@ -175,14 +176,14 @@ def visible_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> tu
         StoreError: when two stages put out different files of one name.
     """
     found: dict[str, FileEntry] = {}
-    ours = [result for result in results.values() if result.node.folder is None]
+    ours = [result for result in results.values() if is_ours(result.node)]
     if planned.summary.output_file is not None:
         ours = [result for result in ours if result.node.id == planned.final]
     for result in ours:
         assert result.record is not None
         if any(is_carried_on(result.node, other.node) for other in ours):
             continue
-        for slot in VISIBLE_OUTPUTS.get(result.node.stage.name, ()):
+        for slot in visible_outputs(result.node, planned.summary.settings):
             for entry in result.record.outputs[slot].files:
                 if found.setdefault(entry.name, entry) != entry:
                     raise StoreError(f"Two stages put out different files named {entry.name}.")

@@ -1,14 +1,14 @@
-"""Models by hub id: where the local Hugging Face cache has them, and the download of one that it has not.
+"""Models and data sets by hub id: where the local Hugging Face cache has them, and the download of one that it has not.
 
-The cache's folder layout (``models--org--name/{refs,snapshots}``) is a documented interface; reading it here keeps
-huggingface_hub, 0.3 s of imports, out of every run whose model is there already. See
+The cache's folder layout (``models--org--name/{refs,snapshots}``, ``datasets--...``) is a documented interface; reading
+it here keeps huggingface_hub, 0.3 s of imports, out of every run whose model is there already. See
 https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from winml_dag.errors import InputError
@@ -16,6 +16,9 @@ from winml_dag.errors import InputError
 # What a stage may read of a repository; anything else (other frameworks' weights, pictures) is not worth its download.
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.py")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+# What the cache calls the kinds of repositories.
+MODELS, DATASETS = "models", "datasets"
 
 
 def hub_cache() -> Path:
@@ -27,23 +30,24 @@ def hub_cache() -> Path:
     return (base if home else base / "huggingface") / "hub"
 
 
-def reference(model_id: str, revision: str | None) -> Path:
+def reference(name: str, revision: str | None, kind: str = MODELS) -> Path:
     """The file in which the cache keeps the commit that a branch or tag stands for."""
-    return _repository(model_id) / "refs" / (revision or "main")
+    return _repository(name, kind) / "refs" / (revision or "main")
 
 
-def _repository(model_id: str) -> Path:
-    return hub_cache() / f"models--{model_id.replace('/', '--')}"
+def _repository(name: str, kind: str) -> Path:
+    return hub_cache() / f"{kind}--{name.replace('/', '--')}"
 
 
-def cached_snapshot(model_id: str, revision: str = "main") -> Path | None:
+def cached_snapshot(name: str, revision: str = "main", kind: str = MODELS) -> Path | None:
     """The folder of *revision* (a branch, tag or commit) in the local cache, or None."""
     try:
-        commit = reference(model_id, revision).read_text(encoding="utf-8").strip()
+        commit = reference(name, revision, kind).read_text(encoding="utf-8").strip()
     except OSError:
         commit = revision
-    snapshot = _repository(model_id) / "snapshots" / commit
-    return snapshot if commit and (snapshot / "config.json").is_file() else None
+    snapshot = _repository(name, kind) / "snapshots" / commit
+    there = (snapshot / "config.json").is_file() if kind == MODELS else snapshot.is_dir()
+    return snapshot if commit and there else None
 
 
 def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
@@ -57,28 +61,49 @@ def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
     if found is not None:
         return found
     where = f"{model_id!r} (revision {wanted}) is not in the local hub cache {hub_cache()}"
-    if _offline():
-        raise InputError(f"{where} and HF_HUB_OFFLINE forbids asking the hub.", advice=_ADVICE)
+    return _asked(where, lambda: _download(model_id, wanted), _ADVICE, download=download)
+
+
+def dataset_snapshot(
+    name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]], *, download: bool
+) -> Path:
+    """The folder of a data set by hub id, with the files that *choose* wants of all names, given the text of its
+    *card*; downloaded when *download* allows it and the hub may be asked.
+
+    Raises:
+        InputError: when it is not to be had.
+    """
+    where = f"The data set {name!r} is not, or not whole, in the local hub cache {hub_cache()}"
+    return _asked(where, lambda: _download_dataset(name, card, choose), _DATASET_ADVICE, download=download)
+
+
+def _asked(where: str, ask: Callable[[], Path], advice: str, *, download: bool) -> Path:
+    if is_offline():
+        raise InputError(f"{where} and HF_HUB_OFFLINE forbids asking the hub.", advice=advice)
     if not download:
-        raise InputError(f"{where}.", advice="`winml-dag build` downloads it; a plan does not. " + _ADVICE)
+        raise InputError(f"{where}.", advice="`winml-dag build` downloads it; a plan does not. " + advice)
     try:
-        return _download(model_id, wanted)
+        return ask()
+    except InputError:
+        raise
     except ImportError as error:
         raise InputError(
             f"{where}, and huggingface_hub is not installed.", advice="pip install winml_dag[hf]"
         ) from error
     except Exception as error:  # of the hub, of HTTP, of the file system: to the user they are one, it is not to be had
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{where} and could not be downloaded: {lines[0].rstrip('.')}.", advice=_ADVICE) from error
+        raise InputError(f"{where} and could not be downloaded: {lines[0].rstrip('.')}.", advice=advice) from error
 
 
 _ADVICE = (
     "Check the name, give a local folder instead, or use loader.random_weights (--random-weights) to build the "
     "architecture without its weights."
 )
+_DATASET_ADVICE = "Check the name, or give a local folder as quant.dataset_name, or files as quant.calibration_data."
 
 
-def _offline() -> bool:
+def is_offline() -> bool:
+    """Whether the user has forbidden asking the hub."""
     truth = {"1", "on", "yes", "true"}
     return any(os.environ.get(name, "").lower() in truth for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
@@ -88,6 +113,16 @@ def _download(model_id: str, revision: str) -> Path:
 
     names = [file.rfilename for file in HfApi().model_info(model_id, revision=revision).siblings or []]
     return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*_WANTED, _weights_of(names)]))
+
+
+def _download_dataset(name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]]) -> Path:
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+
+    names = [file.rfilename for file in HfApi().dataset_info(name).siblings or []]
+    text = ""
+    if card in names:
+        text = Path(hf_hub_download(name, card, repo_type="dataset")).read_text(encoding="utf-8", errors="replace")
+    return Path(snapshot_download(name, repo_type="dataset", allow_patterns=[card, *choose(names, text)]))
 
 
 def _weights_of(names: Sequence[str]) -> str:

@@ -5,7 +5,10 @@ The names are winml-cli's, so that whatever picks up its results finds ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from winml_dag.canonical import JsonObject
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
@@ -18,6 +21,7 @@ COMPILED = "compiled.onnx"
 HIERARCHY = "export_htp_metadata.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
+RANGES = "calibration_ranges.json"
 
 # What each stage leaves in the output folder, by output slot. A stage that is not here leaves nothing there.
 VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -38,6 +42,25 @@ STAGE_FILE: dict[str, str] = {
 }
 
 
+def is_ours(node: Node) -> bool:
+    """Whether *node* is one of the stages of every build, and not a recipe's own; both may put files into the recipe's
+    folder.
+    """
+    return node.folder is None or node.stage.work.startswith("winml_dag.stages.")
+
+
+def visible_outputs(node: Node, settings: JsonObject) -> tuple[str, ...]:
+    """The output slots of *node*, one of ours, whose files lie in the output folder of a build with *settings*."""
+    if node.stage.name == "calibrate":
+        return ("ranges",) if _shows_ranges(settings) else ()
+    return VISIBLE_OUTPUTS.get(node.stage.name, ())
+
+
+def _shows_ranges(settings: JsonObject) -> bool:
+    quant = settings.get("quant")
+    return isinstance(quant, Mapping) and bool(quant.get("save_calibration"))
+
+
 def is_carried_on(node: Node, other: Node) -> bool:
     """Whether *other* does more of the same with what *node* puts out: then only the end of it is visible."""
     read = other.inputs.values()
@@ -46,3 +69,8 @@ def is_carried_on(node: Node, other: Node) -> bool:
 
 # Names that a build may write, whatever its recipe: none of them may be a file of somebody else's.
 RESERVED = (MODEL, EXPORTED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, MANIFEST, BUILD_CONFIG)
+
+
+def reserved(settings: JsonObject) -> tuple[str, ...]:
+    """The same, of a build with *settings*."""
+    return (*RESERVED, RANGES) if _shows_ranges(settings) else RESERVED

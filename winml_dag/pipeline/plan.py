@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.fingerprint import library_files, library_folders
 from winml_dag.ep.registry import RUNTIME_BUILDS, Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
-from winml_dag.pipeline.layout import RESERVED
+from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
 from winml_dag.pipeline.variant import Build, OnlyDeclared, Skip, chosen
@@ -66,7 +68,7 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     line = _Line(build, fingerprints, own.rewired)
     nodes = tuple(line.nodes())
     roles = build.inputs
-    given = (roles.model, roles.processor, roles.calibration_data, roles.option_files)
+    given = (roles.model, roles.processor, roles.calibration_data, roles.ranges, roles.option_files)
     sources = [*(source for source in given if source is not None), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     return BuildGraph(
@@ -86,7 +88,9 @@ def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> U
         for name, (node_id, stage) in _OURS.items()
     }
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
-    taken = {Path(there, name).as_posix(): "a file of the output folder" for name in RESERVED}
+    taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*RESERVED, RANGES)}
+    if build.save_ranges is not None:
+        taken[build.save_ranges.path] = "where quant.calibration_save_path goes"
     return plan_stages(declared, ours, taken, fingerprints)
 
 
@@ -142,11 +146,11 @@ def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str
 
 def _steps(build: Build, graph: Graph) -> Iterator[Step]:
     """Every stage in an order in which they can run; those of ours that are left out stand where they would be."""
-    present = {node.stage.name for node in graph.nodes if node.folder is None}
+    present = {node.stage.name for node in graph.nodes if is_ours(node)}
     # Of a build for one file nobody expects more than what it does.
     left_out = [name for name in LINE if name not in present and build.summary.output_file is None]
     for node in graph.nodes:
-        if node.folder is None and node.stage.name in LINE:
+        if is_ours(node) and node.stage.name in LINE:
             at = LINE.index(node.stage.name)
             yield from (_skipped(build, name) for name in left_out if LINE.index(name) < at)
             left_out = [name for name in left_out if LINE.index(name) > at]
@@ -187,20 +191,22 @@ class _Line:
         reference, reference_kind = self._model, self._kind
         if optimize := chosen(build.optimize):
             yield self._after(self._node("optimize.0", OPTIMIZE, config_json(optimize), model=self._model))
-        ranges = None
+        ranges = None if build.inputs.ranges is None else build.inputs.ranges.name
         if calibrate := chosen(build.calibrate):
             data, processor = build.inputs.calibration_data, build.inputs.processor
             node = self._node(
                 "calibrate",
                 CALIBRATE,
                 config_json(calibrate),
-                tools=self._text_tools(),
+                tools=self._data_tools(),
                 # Ranges are of one model: what quantize reads.
                 model=self._rewired.get("quantize", {}).get("model", self._model),
                 data=data,
                 processor=processor,
             )
             ranges = node.output("ranges")
+            if saved := build.save_ranges:
+                node = replace(node, folder=saved.folder, paths={"ranges": saved.path})
             yield node
         for node_id, quantize in zip(_quantize_ids(build), chosen(build.quantize) or (), strict=False):
             stage = quantize_stage(quantize.quant.mode)
@@ -223,7 +229,7 @@ class _Line:
                 "validate",
                 VALIDATE,
                 config_json(validate),
-                tools={**self._ep_tools(target), **self._text_tools()},
+                tools={**self._ep_tools(target), **self._data_tools()},
                 model=self._model,
                 reference=reference,
                 data=build.inputs.calibration_data,
@@ -262,9 +268,9 @@ class _Line:
             toolchain={**_packages(stage), **(tools or {})},
         )
 
-    def _text_tools(self) -> dict[str, str]:
-        """What turns text into numbers; nobody's concern where there is no text."""
-        return {} if self._build.inputs.processor is None else versions(["transformers", "tokenizers", "sentencepiece"])
+    def _data_tools(self) -> dict[str, str]:
+        """What turns texts, images and tables into numbers; nobody's concern where there are none."""
+        return versions(packages_of(self._build.inputs.calibration_data, self._build.inputs.processor))
 
     def _ep_tools(self, target: Target) -> dict[str, str]:
         """What makes one installation of an execution provider differ from another: its package and its libraries."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.pipeline.layout import is_ours
 from winml_dag.stages.quality import Quality, what_to_try
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def _quantize_step(stage: StageResult) -> QuantizeStep:
 
 def _is(stage: StageResult, name: str) -> bool:
     """Whether *stage* is ours of that *name*, and there is something that it came to."""
-    return stage.node.stage.name == name and stage.node.folder is None and stage.record is not None
+    return stage.node.stage.name == name and is_ours(stage.node) and stage.record is not None
 
 
 def _metrics(stage: StageResult) -> JsonObject:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
-from winml_dag.ep.registry import Target, require_installed, resolve_target
+from winml_dag.ep.registry import Target, installed, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline import sections
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.calibration import Calibration, find_calibration
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
-from winml_dag.pipeline.sources import OnnxFile, calibration_source, find_model_folder
+from winml_dag.pipeline.sources import OnnxFile, find_model_folder
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.pipeline.userstages import Declared, is_ours
-from winml_dag.pipeline.variant import Build, Inputs, OnlyDeclared, Skip, chosen
+from winml_dag.pipeline.variant import Build, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
 from winml_dag.recipe.paths import resolve_path
@@ -151,13 +153,15 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     quant = _quant(asked, target, onnx)
     compile_ = sections.compile_config(asked, target)
     if not isinstance(compile_, Skip):
-        require_installed(target.ep)
+        require_installed(target.ep, otherwise="Or leave compiling to such a machine: --no-compile.")
     if onnx is None:
         _require_exporter()
-    inputs = _inputs(asked, model, target, quant)
-    has_data = inputs.calibration_data is not None
-    precision = precision_name(chosen(quant)) if onnx is None or onnx.kind == kinds.FLOAT_MODEL else "as it is"
-    validate = sections.validate_config(asked, target, precision, compile_, task=task, has_data=has_data)
+    calibration = (
+        Calibration() if isinstance(quant, Skip) else find_calibration(asked, model, quant, task, download=download)
+    )
+    as_given = onnx is not None and onnx.kind != kinds.FLOAT_MODEL and isinstance(quant, Skip)
+    precision = "as it is" if as_given else precision_name(chosen(quant))
+    validate = sections.validate_config(asked, target, precision, compile_, calibration, task=task)
     build = Build(
         summary=BuildSummary(
             model_id=model.name,
@@ -169,22 +173,29 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
             device=target.device,
             output_dir=output_dir,
             settings={},
-            notices=sections.notices(asked, quant),
+            notices=(*sections.notices(asked, quant, calibration), *_missing(target)),
             declared=_own_stages(recipe),
         ),
         target=target,
-        inputs=inputs,
+        inputs=_inputs(asked, model, target, calibration),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
         analyze=Skip("no operator-support tables in this version"),
-        calibrate=sections.calibrate_config(quant, validate),
+        calibrate=sections.calibrate_config(quant, validate, calibration),
         quantize=sections.quantize_configs(quant, target),
         compile=compile_,
         validate=validate,
+        save_ranges=_save_ranges(asked, calibration),
         declared=_declared(loaded),
     )
     settings = settings_of(build, asked, model, chosen(quant))
     return replace(build, summary=replace(build.summary, settings=settings))
+
+
+def _missing(target: Target) -> Iterator[str]:
+    """What to know of a model for a provider that only another machine has."""
+    if not installed(target.ep):
+        yield f"{target.ep.name} is not installed here, so the model was not run on it."
 
 
 def _find_model(asked: Asked, download: bool) -> Model:
@@ -299,22 +310,15 @@ def _precision(asked: Asked, target: Target) -> Precision | None:
     return None if name is None else precision_for(name, target)
 
 
-def _inputs(asked: Asked, model: Model, target: Target, quant: Quant | Skip) -> Inputs:
-    data = None if isinstance(quant, Skip) or quant.mode != "static" else quant.calibration_data
-    path = None if data is None else resolve_path(asked.base, data)
-    source = None if path is None else calibration_source(path)
+def _inputs(asked: Asked, model: Model, target: Target, calibration: Calibration) -> Inputs:
     return Inputs(
         model=_model_source(asked, model),
-        calibration_data=source,
-        processor=_processor(model) if source is not None and _has_text(source) else None,
+        calibration_data=calibration.data,
+        processor=calibration.processor,
+        ranges=calibration.ranges,
         option_files=sections.option_files(asked, target),
-        looked_at=(*model.looked_at, *(() if path is None else _folders(path))),
+        looked_at=(*model.looked_at, *calibration.looked_at),
     )
-
-
-def _folders(path: Path) -> list[Path]:
-    """*path* and all folders in it: their entries decide which files are data."""
-    return [path, *(entry for entry in path.rglob("*") if entry.is_dir())]
 
 
 def _model_source(asked: Asked, model: Model) -> Source | None:
@@ -325,14 +329,6 @@ def _model_source(asked: Asked, model: Model) -> Source | None:
     return model.folder.model_source(code=asked.trusts_code)
 
 
-def _has_text(source: Source) -> bool:
-    return any(file.name.endswith(".txt") for file in source.files)
-
-
-def _processor(model: Model) -> Source:
-    if model.folder is None:
-        raise UsageError(
-            "Text as calibration data needs the model's tokenizer, and this model has none.",
-            advice="Use .npz files, or a model folder.",
-        )
-    return model.folder.processor_source()
+def _save_ranges(asked: Asked, calibration: Calibration) -> SavePath | None:
+    path = calibration.save_path
+    return None if path is None else SavePath(asked.base.resolve(), path)

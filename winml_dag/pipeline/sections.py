@@ -11,6 +11,7 @@ from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.calibration import Calibration
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
@@ -23,19 +24,18 @@ from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, Loa
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
+from winml_dag.stages.samples import Columns
 from winml_dag.stages.validate import CLASSIFYING_TASKS, MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
 
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
 
 _UNAVAILABLE_LOADER = {"user_script": "user scripts", "module_path": "module mode"}
-_UNAVAILABLE_QUANT = (
-    "save_calibration",
-    "calibration_load_path",
-    "calibration_save_path",
-    "dataset_name",
-    "equalize",
-)
+_UNAVAILABLE_QUANT = ("equalize",)
+
+
+# What a mode without ranges has no use for.
+_OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
 
 
 def refuse_unavailable(recipe: Recipe) -> None:
@@ -112,18 +112,25 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
     return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and matters))
 
 
-def calibrate_config(quant: Quant | Skip, validate: ValidateConfig | Skip) -> CalibrateConfig | Skip:
+def calibrate_config(
+    quant: Quant | Skip, validate: ValidateConfig | Skip, given: Calibration
+) -> CalibrateConfig | Skip:
     if isinstance(quant, Skip):
         return quant
     if quant.mode != "static":
-        return Skip(f"{quant.mode} needs no activation ranges")
-    random = quant.calibration_data is None
+        unused = [name for name in _OF_RANGES if getattr(quant, name)]
+        without = f", so quant.{unused[0]} has no effect" if unused else ""
+        return Skip(f"{quant.mode} needs no activation ranges{without}")
+    if given.ranges is not None:
+        return Skip(f"the activation ranges come from {quant.calibration_load_path}")
+    random = given.data is None
     return CalibrateConfig(
         CalibrateFields(
             samples=quant.samples,
             calibration_method=quant.calibration_method,
-            seed=(quant.seed or 0) if random else None,
+            seed=quant.seed or 0 if random else quant.seed,
             distribution=quant.distribution if random else None,
+            columns_mapping=given.columns,
         ),
         KeptBack(None if random else 0 if isinstance(validate, Skip) else validate.validate.samples),
     )
@@ -272,7 +279,13 @@ def option_files(asked: Asked, target: Target) -> Source | None:
 
 
 def validate_config(
-    asked: Asked, target: Target, precision: str, compiled: CompileConfig | Skip, *, task: str | None, has_data: bool
+    asked: Asked,
+    target: Target,
+    precision: str,
+    compiled: CompileConfig | Skip,
+    given: Calibration,
+    *,
+    task: str | None,
 ) -> ValidateConfig | Skip:
     wanted, section = asked.recipe.validation, asked.recipe.compile
     if asked.overrides.validate is False:
@@ -283,21 +296,23 @@ def validate_config(
         return Skip("compile.validate is false")
     bound = MINIMUM_COSINE.get(precision, 0.0) if wanted.min_cosine is None else wanted.min_cosine
     classifies = task is not None and task.endswith(CLASSIFYING_TASKS)
-    fields = ValidateFields(bound, wanted.samples, None if has_data else wanted.seed, classifies)
+    fields = ValidateFields(bound, wanted.samples, None if given.data is not None else wanted.seed, classifies)
+    columns = None if given.columns is None else Columns(given.columns)
     if isinstance(compiled, Skip):
         # A model that is not compiled runs on the CPU as it is; compiling it on load for another target is not our
         # result.
-        return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"))
+        return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"), columns)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
     named = file_option_names(asked, target)
     options = {name: value for name, value in _check_options(asked, target).items() if name not in named}
-    return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options))
+    return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options), columns)
 
 
-def notices(asked: Asked, quant: Quant | Skip) -> tuple[str, ...]:
+def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str, ...]:
     """What the user should know before relying on the result."""
     found = []
-    if not isinstance(quant, Skip) and quant.mode == "static" and quant.calibration_data is None:
+    static = not isinstance(quant, Skip) and quant.mode == "static"
+    if static and given.data is None and given.ranges is None:
         found.append(
             "Calibrating on random data: activation ranges will not be those of real inputs. "
             "Set quant.calibration_data for a model that you ship."

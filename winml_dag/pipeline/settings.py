@@ -68,9 +68,15 @@ def _model(model: Model, build: Build) -> str:
 
 
 def _quant(quant: Quant, asked: Asked, output_dir: Path) -> JsonObject:
-    settings = _whole(quant)
-    if quant.calibration_data is not None:
-        settings["calibration_data"] = _portable(resolve_path(asked.base, quant.calibration_data), output_dir)
+    # Where else the ranges are put is no part of what is built.
+    settings = {name: value for name, value in _whole(quant).items() if name != "calibration_save_path"}
+    for name in ("calibration_data", "calibration_load_path"):
+        if name in settings:
+            settings[name] = _portable(resolve_path(asked.base, str(settings[name])), output_dir)
+    for name in ("dataset_name", "model_id"):
+        path = resolve_path(asked.base, str(settings.get(name, "")))
+        if name in settings and path.exists():  # else a hub id
+            settings[name] = _portable(path, output_dir)
     return settings
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from winml_dag.pipeline import hub
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, OPTIMIZED, QUANTIZED
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages import kinds
+from winml_dag.stages.samples import SUFFIXES, kind_of
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
@@ -47,7 +48,7 @@ _PROCESSOR_FILES = (
 )
 _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-_DATA_SUFFIXES = (".npz", ".npy", ".txt")
+_ABOUT_OTHERS = ("json", "csv")
 # What lies in an output folder under the very name that the stage behind it reads it by.
 _RESULTS = (EXPORTED, OPTIMIZED, QUANTIZED, COMPILED)
 
@@ -92,8 +93,10 @@ class ModelFolder:
         return Source("model folder", kinds.MODEL_FOLDER, self._files(names))
 
     def processor_source(self) -> Source:
-        """Tokenizer and preprocessor settings."""
+        """Tokenizer and preprocessor settings. Raises InputError when there are none."""
         names = [name for name in _PROCESSOR_FILES if (self.folder / name).is_file()]
+        if not names:
+            raise InputError(f"{self.folder} has neither a tokenizer nor an image processor.")
         return Source("processor folder", kinds.PROCESSOR_FOLDER, self._files(names))
 
     def _files(self, names: list[str]) -> tuple[SourceFile, ...]:
@@ -184,15 +187,36 @@ def calibration_source(path: Path) -> Source:
     files = tuple(_data_files(path))
     if not files:
         what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"
-        raise InputError(f"quant.calibration_data: {path} {what} ({', '.join(_DATA_SUFFIXES)}).")
-    return Source("calibration data", kinds.CALIBRATION_DATA, files)
+        known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        raise InputError(f"quant.calibration_data: {path} {what} ({known}).")
+    return data_source(files, f"quant.calibration_data: {path}")
+
+
+def data_source(files: Sequence[SourceFile], named: str) -> Source:
+    """*files* as data, which are of one kind; *named* says in a complaint which they are.
+
+    Beside data of other kinds, tables in JSON and CSV are what tells about them (``metadata.csv``), and left out.
+
+    Raises:
+        InputError: when they are of several kinds.
+    """
+    found = {file: str(kind_of(file.name)) for file in files}
+    chosen = set(found.values()) - set(_ABOUT_OTHERS) or set(found.values())
+    if len(chosen) > 1:
+        raise InputError(
+            f"{named} has files of several kinds: {', '.join(sorted(chosen))}.",
+            advice="Put those to calibrate with into a folder of their own.",
+        )
+    kept = tuple(file for file, kind in found.items() if kind in chosen)
+    return Source("calibration data", kinds.CALIBRATION_DATA, kept)
 
 
 def _data_files(path: Path) -> Iterator[SourceFile]:
     if path.is_dir():
-        inside = sorted(entry for entry in path.rglob("*") if entry.is_file() and entry.suffix in _DATA_SUFFIXES)
+        inside = sorted(entry for entry in path.rglob("*") if kind_of(entry.name) is not None and entry.is_file())
         yield from (SourceFile(entry.relative_to(path).as_posix(), entry) for entry in inside)
-    elif path.is_file() and path.suffix in _DATA_SUFFIXES:
+    elif path.is_file() and kind_of(path.name) is not None:
         # The user's name for a single file says nothing: under a fixed one, renaming it changes no key. But an array
         # has the name of the input that it is for.
-        yield SourceFile(path.name if path.suffix == ".npy" else f"data{path.suffix}", path)
+        suffix = path.suffix.lower()
+        yield SourceFile(path.name if suffix == ".npy" else f"data{suffix}", path)

@@ -42,8 +42,17 @@ class Inputs:
     model: Source | None = None
     processor: Source | None = None
     calibration_data: Source | None = None
+    ranges: Source | None = None
     option_files: Source | None = None
     looked_at: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class SavePath:
+    """A file of the user's own choice: ``path``, with ``/``, in ``folder``, which is absolute and without links."""
+
+    folder: Path
+    path: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,8 @@ class Build:
     """One resolved variant: what it is called, where it starts, and the config of each stage.
 
     ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
-    is a second. ``declared``: stages of the recipe's own, which run beside and between ours.
+    is a second. ``save_ranges``: where calibrate's ranges are put besides. ``declared``: stages of the recipe's own,
+    which run beside and between ours.
     """
 
     summary: BuildSummary
@@ -65,6 +75,7 @@ class Build:
     validate: ValidateConfig | Skip
     analyze: Skip
     finalize: FinalizeConfig = field(default_factory=FinalizeConfig)
+    save_ranges: SavePath | None = None
     declared: Declared | None = None
 
 

@@ -1,0 +1,198 @@
+"""Where the activation ranges of a build come from: data of the user's, random data, or a file of ranges."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.engine.toolchain import distribution_version
+from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.names import is_safe_part
+from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.datasets import find_dataset
+from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_model_folder
+from winml_dag.pipeline.userpaths import KEPT
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.schema import Quant
+from winml_dag.stages import kinds
+from winml_dag.stages.ranges import RANGES_FILE
+from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
+
+# Which packages read what, and what brings them.
+_PACKAGES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "text": (("transformers", "tokenizers", "sentencepiece"), "hf"),
+    "images": (("transformers", "pillow"), "hf"),
+    "parquet": (("pyarrow",), "datasets"),
+    "arrow": (("pyarrow",), "datasets"),
+}
+_OPTIONAL = ("sentencepiece",)
+
+# How the columns of data sets for a task are usually called, where they are not called text and image.
+_COLUMNS_OF_TASKS: Mapping[str, Mapping[str, str]] = {
+    "question-answering": {"text": "question", "text_pair": "context"},
+}
+
+# With ranges from a file there is nothing that these could be about.
+_OF_CALIBRATION = ("calibration_data", "dataset_name", "seed", "save_calibration", "calibration_save_path")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a build is calibrated with, and validated on; all None for random data.
+
+    Attributes:
+        data: arrays, texts, images or tables; ``processor`` turns all but arrays into inputs.
+        columns: of tables, which is what; None for other data.
+        ranges: a file of ranges, in whose place nothing is calibrated.
+        save_path: where the ranges are put, as a path in the recipe's folder; None for nowhere.
+        looked_at: files and folders that decided which files these are.
+    """
+
+    data: Source | None = None
+    processor: Source | None = None
+    columns: Mapping[str, str] | None = None
+    ranges: Source | None = None
+    save_path: str | None = None
+    looked_at: tuple[Path, ...] = ()
+
+
+def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None, *, download: bool) -> Calibration:
+    """What *quant* names, none of it read yet but a data set's card and the head of a file of ranges.
+
+    Raises:
+        RecipeError: for settings that contradict each other.
+        InputError: for what is missing; UsageError: for a package that is.
+    """
+    static = quant.mode == "static"
+    if static and quant.calibration_load_path is not None:
+        return _loaded(asked, quant)
+    save_path = _save_path(quant.calibration_save_path) if static and quant.calibration_save_path else None
+    data, looked_at = _data(asked, quant, download=download)
+    if data is None:
+        return Calibration(save_path=save_path)
+    kind = str(kind_of(data.files[0].name))
+    _require_packages(kind)
+    columns = _columns(quant, task) if kind in TABLES else None
+    processor = _processor(asked, model, quant, kind, columns, download=download)
+    seen = () if processor is None else processor.looked_at
+    source = None if processor is None else processor.processor_source()
+    return Calibration(data, source, columns, save_path=save_path, looked_at=(*looked_at, *seen))
+
+
+def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
+    """What turns *data* into numbers, besides what every calibration needs."""
+    if data is None:
+        return
+    kind = str(kind_of(data.files[0].name))
+    kinds_read = (kind, "text", "images") if kind in TABLES and processor is not None else (kind,)
+    for name in kinds_read:
+        yield from _PACKAGES.get(name, ((), ""))[0]
+
+
+def _loaded(asked: Asked, quant: Quant) -> Calibration:
+    path = resolve_path(asked.base, str(quant.calibration_load_path))
+    if others := [name for name in _OF_CALIBRATION if getattr(quant, name) not in (None, False)]:
+        raise RecipeError(
+            f"quant.calibration_load_path and quant.{others[0]} contradict each other: with ranges from a file, nothing"
+            " is calibrated. Keep one of them."
+        )
+    if not path.is_file():
+        raise InputError(
+            f"quant.calibration_load_path: {path} is not a file.",
+            advice="Give a file that calibration_save_path or save_calibration has put there.",
+        )
+    method = _method(path)
+    if "calibration_method" in quant.model_fields_set and method != quant.calibration_method:
+        raise RecipeError(
+            f"quant.calibration_method is {quant.calibration_method}, but the ranges in {path} were found by {method}. "
+            "Calibrate anew, or take calibration_method away."
+        )
+    source = Source("activation ranges", kinds.RANGES, (SourceFile(RANGES_FILE, path),))
+    return Calibration(ranges=source, looked_at=(path,))
+
+
+def _method(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["method"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"quant.calibration_load_path: {path} has no activation ranges as calibrate writes them ({error!r}).",
+            advice="Give a file that calibration_save_path or save_calibration has put there.",
+        ) from error
+
+
+def _save_path(text: str) -> str:
+    """The path as it is used: in the recipe's folder, so that what belongs to a recipe lies with it."""
+    name = posixpath.normpath(text.replace("\\", "/"))
+    problem = None
+    if name.startswith(("/", "~", "../")) or name in ("..", ".") or text.endswith("/"):
+        problem = "a file in the recipe's folder is meant"
+    elif unsafe := next((part for part in name.split("/") if not is_safe_part(part)), None):
+        problem = f"{unsafe!r} is a name that not every system can have"
+    elif name.casefold().split("/", 1)[0] == KEPT:
+        problem = f"{KEPT} is where manifests are kept"
+    if problem is not None:
+        advice = "Give a path such as calibration/ranges.json."
+        raise RecipeError(f"quant.calibration_save_path: {text}: {problem}. {advice}")
+    return name
+
+
+def _data(asked: Asked, quant: Quant, *, download: bool) -> tuple[Source | None, tuple[Path, ...]]:
+    if quant.dataset_name is not None:
+        if quant.calibration_data is not None:
+            raise RecipeError("quant.calibration_data and quant.dataset_name name two sets of data. Keep one of them.")
+        found = find_dataset(
+            quant.dataset_name, asked.base, quant.dataset_subset, quant.dataset_split, download=download
+        )
+        return data_source(found.files, f"quant.dataset_name: {quant.dataset_name}"), found.looked_at
+    if quant.calibration_data is None:
+        return None, ()
+    path = resolve_path(asked.base, quant.calibration_data)
+    return calibration_source(path), tuple(_folders(path))
+
+
+def _folders(path: Path) -> list[Path]:
+    """*path* and all folders in it: their entries decide which files are data."""
+    return [path, *(entry for entry in path.rglob("*") if entry.is_dir())]
+
+
+def _require_packages(kind: str) -> None:
+    packages, extra = _PACKAGES.get(kind, ((), ""))
+    for name in packages:
+        if name not in _OPTIONAL and distribution_version(name) is None:
+            raise UsageError(
+                f"Calibration data of this kind ({kind}) needs {name}, which is not installed.",
+                advice=f"pip install winml_dag[{extra}]",
+            )
+
+
+def _columns(quant: Quant, task: str | None) -> Mapping[str, str]:
+    return dict(quant.columns_mapping) or dict(_COLUMNS_OF_TASKS.get(quant.task or task or "", {}))
+
+
+def _processor(
+    asked: Asked, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None, *, download: bool
+) -> ModelFolder | None:
+    """The folder whose tokenizer and image processor are used; None where none are."""
+    needed = kind in ("text", "images") or bool({*TEXT_COLUMNS, IMAGE_COLUMN} & (columns or {}).keys())
+    if not needed and kind not in TABLES:
+        return None
+    if quant.model_id is not None:
+        path = resolve_path(asked.base, quant.model_id)
+        # A processor may lie alone, without the config.json of a model.
+        return (
+            ModelFolder(path, {}, (path,))
+            if path.is_dir()
+            else find_model_folder(quant.model_id, asked.base, None, download=download)
+        )
+    if model.folder is None and needed:
+        what = "an image processor" if kind == "images" else "a tokenizer"
+        raise UsageError(
+            f"This calibration data ({kind}) needs {what}, and the model comes without.",
+            advice="Set quant.model_id to a model folder or hub id that has one, or give arrays (.npz).",
+        )
+    return model.folder

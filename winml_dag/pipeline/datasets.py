@@ -1,0 +1,219 @@
+"""Data sets as the Hugging Face hub has them: which files of a folder make up a subset and a split.
+
+The choice is made here from names and the data set's card alone. So a data set is known by the content of the files
+that are read, is had from the hub's cache without a connection, and nothing of it is run: what only a script of its own
+could read is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml_dag.engine.stage import SourceFile
+from winml_dag.errors import InputError
+from winml_dag.pipeline import hub
+from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.stages.samples import kind_of
+
+CARD = "README.md"
+
+# What lies beside the data and has its suffixes.
+_NO_DATA = re.compile(r"(.*/)?(dataset_infos?|dataset_dict|state|config|metadata)\.(json|jsonl|csv)|(.*/)?\..*")
+# How files and folders are called by the split that they are of, when no card says it: the hub's own rules.
+_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SHARD = re.compile(r"(?:.*/)?(?P<split>[\w.]+?)-(?P<number>\d{5})-of-(?P<count>\d{5})[-.\w]*")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The files to read, and the paths that decided which these are."""
+
+    files: tuple[SourceFile, ...]
+    looked_at: tuple[Path, ...]
+
+
+def find_dataset(name: str, base: Path, subset: str | None, split: str, *, download: bool) -> Dataset:
+    """What *name* means: a folder (relative to *base*), else a hub id.
+
+    Raises:
+        InputError: when it is neither here nor to be had, or has no such subset or split.
+    """
+    path = resolve_path(base, name)
+    if path.is_dir():
+        return _in_folder(name, path, subset, split, ())
+    if path.exists():
+        raise InputError(
+            f"quant.dataset_name: {path} is a file, not a data set.", advice="Give it as quant.calibration_data."
+        )
+    if is_path_like(name):
+        raise InputError(
+            f"quant.dataset_name: {path} does not exist.", advice="Check the path, or give a hub id such as org/name."
+        )
+    # A folder of that name here would come before the hub, and the hub cache's reference may move to another commit.
+    before = (path, hub.reference(name, None, hub.DATASETS))
+    found = hub.cached_snapshot(name, kind=hub.DATASETS)
+    if found is not None:
+        try:
+            return _in_folder(name, found, subset, split, before)
+        except InputError:
+            if not download or hub.is_offline():
+                raise
+    folder = hub.dataset_snapshot(
+        name, CARD, lambda names, card: choose_files(name, names, card, subset, split), download=download
+    )
+    return _in_folder(name, folder, subset, split, before)
+
+
+def _in_folder(name: str, folder: Path, subset: str | None, split: str, before: tuple[Path, ...]) -> Dataset:
+    entries = sorted(folder.rglob("*"))
+    names = [entry.relative_to(folder).as_posix() for entry in entries if entry.is_file()]
+    card = folder / CARD
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    files = tuple(SourceFile(file, folder / file) for file in choose_files(name, names, text, subset, split))
+    folders = (entry for entry in entries if entry.is_dir())
+    return Dataset(files, (*before, folder, *folders, *((card,) if card.is_file() else ())))
+
+
+def choose_files(name: str, names: Iterable[str], card: str, subset: str | None, split: str) -> list[str]:
+    """Of the files *names* of the data set *name* those of a subset and split, as its *card* or their names say.
+
+    Raises:
+        InputError: when there are none, or not all of them.
+    """
+    every = sorted(names)
+    data = [file for file in every if kind_of(file) is not None and not _NO_DATA.fullmatch(file)]
+    if not data:
+        script = any(file.endswith(".py") for file in every)
+        raise InputError(
+            f"quant.dataset_name: {name} has no data files"
+            + (", only a script that makes them, and the scripts of data sets are never run." if script else "."),
+            advice="Give a data set in parquet, JSON, CSV, text or image files.",
+        )
+    chosen_subset = _subset(name, _subsets(name, card), subset)
+    if chosen_subset is None:
+        by_split = _by_name(_in_subfolder(name, data, subset))
+    else:
+        by_split = {at: _matching(data, patterns) for at, patterns in chosen_subset.items()}
+    found = by_split.get(split)
+    if not found:
+        known = ", ".join(sorted(at for at, files in by_split.items() if files)) or "none"
+        raise InputError(
+            f"quant.dataset_split: {name} has no files of the split {split!r}.", advice=f"Its splits are: {known}."
+        )
+    _require_all_shards(name, found)
+    return found
+
+
+def _subsets(name: str, card: str) -> Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]]:
+    """By name of the subset: whether it is the default one, and patterns of file names by split."""
+    match = re.match(r"---\s*\n(.*?\n)---\s*(\n|$)", card, re.DOTALL)
+    if match is None:
+        return {}
+    import yaml
+
+    try:
+        header = yaml.safe_load(match[1])
+        configs = header.get("configs") if isinstance(header, dict) else None
+        return {
+            str(config.get("config_name", "default")): (bool(config.get("default")), dict(_patterns(config)))
+            for config in configs or ()
+            if "data_files" in config
+        }
+    except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+        raise InputError(f"quant.dataset_name: the card of {name} ({CARD}) cannot be read: {error}") from error
+
+
+def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    files, folder = config["data_files"], config.get("data_dir")
+    entries = files if isinstance(files, list) else [files]
+    by_split: dict[str, list[str]] = {}
+    for entry in entries:
+        split, paths = (entry["split"], entry["path"]) if isinstance(entry, Mapping) else ("train", entry)
+        listed = [paths] if isinstance(paths, str) else list(paths)
+        by_split.setdefault(str(split), []).extend(f"{folder}/{path}" if folder else path for path in listed)
+    yield from by_split.items()
+
+
+def _subset(
+    name: str, subsets: Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]], wanted: str | None
+) -> Mapping[str, Sequence[str]] | None:
+    """The patterns of the subset *wanted*; None when the card tells of none."""
+    if not subsets:
+        return None
+    defaults = [at for at, (is_default, _) in subsets.items() if is_default or at == "default" or len(subsets) == 1]
+    chosen = wanted or next(iter(defaults), None)
+    if chosen not in subsets:
+        what = "has several subsets" if wanted is None else f"has no subset {wanted!r}"
+        raise InputError(
+            f"quant.dataset_subset: {name} {what}.", advice=f"Choose one of: {', '.join(sorted(subsets))}."
+        )
+    return subsets[str(chosen)][1]
+
+
+def _in_subfolder(name: str, data: Sequence[str], subset: str | None) -> Sequence[str]:
+    if subset is None:
+        return data
+    inside = [file for file in data if file.startswith(f"{subset}/")]
+    if not inside:
+        folders = sorted({file.split("/")[0] for file in data if "/" in file})
+        raise InputError(
+            f"quant.dataset_subset: {name} has no card that tells of {subset!r}, and no folder of that name.",
+            advice=f"Its folders are: {', '.join(folders)}." if folders else "Leave it out.",
+        )
+    return inside
+
+
+def _matching(data: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    rules = [re.compile(_regular(pattern)) for pattern in patterns]
+    return [file for file in data if any(rule.fullmatch(file) for rule in rules)]
+
+
+def _regular(pattern: str) -> str:
+    """A glob as the hub writes it, where only ``**`` goes into folders."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./"))
+    return "".join(parts.get(token, re.escape(token)) for token in tokens)
+
+
+def _by_name(data: Sequence[str]) -> Mapping[str, list[str]]:
+    """Files by split, as their names tell it; where none does, all are for training."""
+    found: dict[str, list[str]] = {}
+    for file in data:
+        found.setdefault(_split_of(file) or "", []).append(file)
+    if set(found) == {""}:
+        return {"train": found[""]}
+    return {split: files for split, files in found.items() if split}
+
+
+def _split_of(file: str) -> str | None:
+    shard = _SHARD.fullmatch(file)
+    if shard and shard["split"] != "data":  # which is what `datasets` calls the parts of any split, in a folder each
+        return _split_called(shard["split"].casefold()) or shard["split"]
+    words = re.split(r"[-._ 0-9/]+", file.casefold())
+    return next((split for word in words if (split := _split_called(word))), None)
+
+
+def _split_called(word: str) -> str | None:
+    return next((split for split, words in _WORDS.items() if word in words), None)
+
+
+def _require_all_shards(name: str, files: Sequence[str]) -> None:
+    """Raise InputError when one of several parts is not there: a half-downloaded split is no split."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for file in files:
+        if shard := _SHARD.fullmatch(file):
+            groups.setdefault((shard["split"], shard["count"]), set()).add(shard["number"])
+    for (split, count), numbers in groups.items():
+        if len(numbers) < int(count):
+            raise InputError(
+                f"quant.dataset_name: of {name} only {len(numbers)} of the {int(count)} files of {split} are here.",
+                advice="Download the rest: `winml-dag build` does when the hub may be asked.",
+            )
