@@ -22,6 +22,7 @@ COMPILED_MODEL = "compiled onnx"  # has EPContext nodes: an execution provider's
 RANGES = "activation ranges"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"
+SENSITIVITY = "sensitivity report"
 
 ANY_MODEL = frozenset({FLOAT_MODEL, HALF_MODEL, QUANTIZED_MODEL, WEIGHT_ONLY_MODEL, COMPILED_MODEL})
 INTEGER_MODELS = frozenset({QUANTIZED_MODEL, WEIGHT_ONLY_MODEL})

@@ -1,0 +1,64 @@
+"""sensitivity: what quantizing each node alone costs, and what leaving the worst of them in float gains.
+
+This is the declaration; the work is in :mod:`winml_dag.stages.sensitivity.work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.stages import kinds
+from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
+
+REPORT_FILE = "sensitivity.json"
+PICTURE_FILE = "sensitivity.png"
+
+
+@dataclass(frozen=True)
+class RankedFields(QuantizeFields):
+    """What quantize reads, so that what is ranked is what is quantized.
+
+    ``columns_mapping``: what the columns of a ``data`` input are; None where they need no names.
+    """
+
+    columns_mapping: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class SamplesFields:
+    """The samples that validate has.
+
+    Attributes:
+        samples: how many inputs to run; of a ``data`` input those that are kept back from calibration.
+        seed: of random inputs, which are used when there is no ``data`` input; None when there is.
+        classifies: whether the first output has scores of classes, whatever it is called.
+    """
+
+    samples: int = 3
+    seed: int | None = 0
+    classifies: bool = False
+
+
+@dataclass(frozen=True)
+class SensitivityConfig:
+    quant: RankedFields
+    target: QuantizeTarget
+    validate: SamplesFields = SamplesFields()
+
+
+SENSITIVITY = Stage(
+    name="sensitivity",
+    version=1,
+    work="winml_dag.stages.sensitivity.work:run",
+    config="winml_dag.stages.sensitivity:SensitivityConfig",
+    inputs={
+        "model": kinds.model_slot("ranked by sensitivity", kinds.FLOAT_MODEL),
+        "ranges": InputSlot(frozenset({kinds.RANGES}), required=False),
+        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+    },
+    outputs={"report": kinds.SENSITIVITY},
+    packages=("onnxruntime", "onnx", "numpy", "onnx-ir", "matplotlib"),
+)

@@ -1,0 +1,140 @@
+"""Measures every node that is quantized: the float model with that node alone quantized, against the float model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+
+import xxhash
+from onnx import GraphProto
+
+from winml_dag.engine.progress import Tell
+from winml_dag.onnxmodel.compare import OutputComparison
+from winml_dag.stages.figures import Feed, OutputFigures, measure
+from winml_dag.stages.sensitivity.pieces import Array, Pieces, run_session
+from winml_dag.stages.sensitivity.replacement import Replacement
+
+# Each holds what a piece makes of all samples.
+_MOST_THREADS = 8
+
+# All samples go through one node before the next: these are what is in memory of them.
+_Samples = list[dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """``figures``: every output of the model when only this node is quantized, together with those it ``includes``."""
+
+    name: str
+    op_type: str
+    includes: tuple[str, ...]
+    figures: tuple[OutputFigures, ...]
+
+    @property
+    def worst(self) -> OutputFigures:
+        return worst_output(self.figures)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The samples, and what the float model makes of them: for each the outputs called ``names``.
+
+    ``scores``: outputs that are scores of classes.
+    """
+
+    names: tuple[str, ...]
+    feeds: Sequence[Feed]
+    outputs: Sequence[Sequence[Array]]
+    scores: frozenset[str]
+
+    def compare(self, found: Sequence[Sequence[Array]]) -> tuple[OutputFigures, ...]:
+        return measure(self.names, self.feeds, self.outputs, found, self.scores)
+
+
+def worst_output(figures: Sequence[OutputFigures]) -> OutputFigures:
+    """The output with most noise for its signal."""
+    return min(figures, key=lambda output: _order(output.read))
+
+
+def rank(
+    graph: GraphProto, replacements: Sequence[Replacement], pieces: Pieces, reference: Reference, progress: Tell
+) -> list[NodeCost]:
+    """The cost of each of *replacements*, highest first."""
+    costs: list[NodeCost] = []
+    given: _Samples = [dict(feed) for feed in reference.feeds]
+    progress(0, len(replacements), "nodes")
+    with ThreadPoolExecutor(_threads()) as pool:
+        for index in range(pieces.count):
+            made = [pieces.run(index, values) for values in given]
+            here = [replacement for replacement in replacements if pieces.holding(replacement.covers[0]) == index]
+            trials = _Trials(pieces, index, given, reference, made)
+            for replacement, figures in zip(here, pool.map(trials.figures, here), strict=True):
+                costs.append(_cost(graph, replacement, figures))
+                progress(len(costs), len(replacements), "nodes")
+            given = [pieces.after(index, values, new) for values, new in zip(given, made, strict=True)]
+    return sorted(costs, key=lambda cost: _order(cost.worst.read))
+
+
+def _threads() -> int:
+    return min(_MOST_THREADS, os.cpu_count() or 1)
+
+
+class _Trials:
+    """Replacements in one piece, each tried on the samples. Threads may try several at once."""
+
+    def __init__(self, pieces: Pieces, index: int, given: _Samples, reference: Reference, made: _Samples) -> None:
+        """*given* to the piece, which in float *made* this."""
+        self._pieces = pieces
+        self._index = index
+        self._given = given
+        self._reference = reference
+        self._lock = Lock()
+        # Nodes that only move data give what the node before them gave: then there is nothing to run again.
+        self._known: dict[bytes, Future[tuple[OutputFigures, ...]]] = {}
+        self._claim(_digest(made))[0].set_result(reference.compare(reference.outputs))
+
+    def figures(self, replacement: Replacement) -> tuple[OutputFigures, ...]:
+        session = self._pieces.replaced(self._index, replacement, self._given[0])
+        changed = [run_session(session, values) for values in self._given]
+        result, is_first = self._claim(_digest(changed))
+        if is_first:
+            try:
+                result.set_result(self._finish(changed))
+            except BaseException as error:
+                result.set_exception(error)
+        return result.result()
+
+    def _claim(self, digest: bytes) -> tuple[Future[tuple[OutputFigures, ...]], bool]:
+        """What is known, or soon will be, of a piece that gives this, and whether the caller has to find it out."""
+        with self._lock:
+            if digest in self._known:
+                return self._known[digest], False
+            return self._known.setdefault(digest, Future()), True
+
+    def _finish(self, changed: _Samples) -> tuple[OutputFigures, ...]:
+        found = []
+        for values, new in zip(self._given, changed, strict=True):
+            outputs = self._pieces.finish(self._index + 1, self._pieces.after(self._index, values, new))
+            found.append([outputs[name] for name in self._reference.names])
+        return self._reference.compare(found)
+
+
+def _cost(graph: GraphProto, replacement: Replacement, figures: tuple[OutputFigures, ...]) -> NodeCost:
+    node, *others = (graph.node[position] for position in replacement.covers)
+    return NodeCost(node.name, node.op_type, tuple(other.name for other in others), figures)
+
+
+def _order(comparison: OutputComparison) -> tuple[float, float]:
+    return comparison.sqnr_db, comparison.cosine
+
+
+def _digest(samples: Sequence[Mapping[str, Array]]) -> bytes:
+    digest = xxhash.xxh3_128()
+    for values in samples:
+        for name in sorted(values):
+            digest.update(f"{name} {values[name].dtype} {values[name].shape} ".encode())
+            digest.update(values[name].tobytes())
+    return digest.digest()

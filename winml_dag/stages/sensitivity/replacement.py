@@ -1,0 +1,196 @@
+"""What stands in the place of one node of the float model when that node alone is quantized.
+
+It is cut out of the quantized model, so that types, scales and rounded weights are those that the user gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from winml_dag.stages.quantize.census import QDQ
+
+# Nothing of the float model is called so.
+_OWN = "quantized alone/"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """``nodes`` and their ``constants``, for the float nodes at the positions ``covers``, in the order of the graph.
+
+    The first of those is the node itself; the others are activations that its output's lowest integer stands for.
+    """
+
+    covers: tuple[int, ...]
+    nodes: tuple[NodeProto, ...]
+    constants: tuple[TensorProto, ...]
+
+
+def from_qdq(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
+    """For each node of *before* that reads or makes a value that went through Q and DQ in *after*."""
+    quantized = _Graph(after)
+    same = {node.name: node for node in after.node if node.op_type not in QDQ}
+    values = {name for node in before.node for name in node.output}
+    makers = {name: position for position, node in enumerate(before.node) for name in node.output}
+    # The names that values of the float model have in the quantized one, where it makes them.
+    floats = {value.name: value.name for value in before.input}
+    for node in before.node:
+        if node.name in same:
+            for name in same[node.name].output:
+                floats[name] = quantized.behind_qdq(name, values)
+    for position, node in enumerate(before.node):
+        if node.name not in same:
+            continue
+        own = {name: floats[name] for name in same[node.name].output if name}
+        ends = {quantized.dequantized(name): float_name for name, float_name in own.items()}
+        others = {name: float_name for name, float_name in floats.items() if name not in own}
+        found = quantized.leading_to(ends, others)
+        if any(one.op_type in QDQ for one in found):
+            covers = _covered(before, position, own.values(), makers)
+            yield _replacement(quantized, covers, found, {**others, **ends})
+
+
+def from_integer_operators(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
+    """For each node of *before* whose output other operators make in *after*, as dynamic and rtn leave it."""
+    quantized = _Graph(after)
+    values = {name for node in before.node for name in node.output} | {value.name for value in before.input}
+    for position, node in enumerate(before.node):
+        own = [name for name in node.output if name]
+        if not all(name in quantized.makers for name in own):
+            continue
+        if len(own) == 1 and quantized.makers[own[0]] == node:
+            continue
+        found = quantized.leading_to(own, values - set(own))
+        if found != [node]:
+            kept = {name: name for name in values}
+            yield _replacement(quantized, (position,), found, kept)
+
+
+def from_half(before: GraphProto, after: GraphProto, stays: Collection[str]) -> Iterator[Replacement]:
+    """For each node of *before* that is in float16 in *after*: it gets and gives what float16 can hold.
+
+    The nodes called *stays* are in float32 there. It computes in float32, as the CPU does.
+    """
+    halves = {tensor.name: tensor for tensor in after.initializer if tensor.data_type == TensorProto.FLOAT16}
+    floats = {
+        value.name
+        for value in (*before.input, *before.output, *before.value_info)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    for position, node in enumerate(before.node):
+        if node.name in stays or any(attribute.HasField("g") for attribute in node.attribute):
+            continue
+        nodes: list[NodeProto] = []
+        middle = NodeProto()
+        middle.CopyFrom(node)
+        constants = [halves[name] for name in dict.fromkeys(node.input) if name in halves]
+        for index, name in enumerate(node.input):
+            if name in halves:
+                middle.input[index] = f"{_OWN}{name} back"
+                if name not in node.input[:index]:
+                    nodes.append(_cast(f"{_OWN}{name}", middle.input[index], TensorProto.FLOAT))
+            elif name in floats:
+                middle.input[index] = f"{_OWN}{name} back"
+                if name not in node.input[:index]:
+                    nodes += _through_half(name, middle.input[index])
+        behind: list[NodeProto] = []
+        for index, name in enumerate(node.output):
+            if name in floats:
+                middle.output[index] = f"{_OWN}{name} made"
+                behind += _through_half(middle.output[index], name)
+        if nodes or behind:
+            yield Replacement((position,), (*nodes, middle, *behind), tuple(_renamed(tensor) for tensor in constants))
+
+
+def _through_half(name: str, result: str) -> list[NodeProto]:
+    return [_cast(name, f"{_OWN}{result} half", TensorProto.FLOAT16), _cast(f"{_OWN}{result} half", result, 1)]
+
+
+def _cast(name: str, result: str, to: int) -> NodeProto:
+    return helper.make_node("Cast", [name], [result], to=to)
+
+
+class _Graph:
+    """A quantized graph by name."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.makers = {name: node for node in graph.node for name in node.output if name}
+        self.constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._readers: dict[str, list[NodeProto]] = {}
+        for node in graph.node:
+            if node.op_type in QDQ:
+                self._readers.setdefault(node.input[0], []).append(node)
+
+    def behind_qdq(self, name: str, values: Collection[str]) -> str:
+        """Which of *values* the tensor *name* is: itself, or what Q and DQ behind it make, as for outputs."""
+        pending = [name]
+        while pending:
+            found: str = pending.pop()
+            if found in values:
+                return found
+            pending.extend(node.output[0] for node in self._readers.get(found, ()))
+        return name
+
+    def dequantized(self, name: str) -> str:
+        """The tensor *name* as those read it that take it from Q and DQ; itself when it is not quantized."""
+        for quantize in self._readers.get(name, ()):
+            for dequantize in self._readers.get(quantize.output[0], ()):
+                return str(dequantize.output[0])
+        return name
+
+    def leading_to(self, ends: Iterable[str], known: Collection[str]) -> list[NodeProto]:
+        """The nodes that make *ends* out of *known* values and constants, each behind those that it reads from."""
+        found: list[NodeProto] = []
+        seen: set[str] = set()
+
+        def visit(name: str) -> None:
+            node = self.makers.get(name)
+            if name in known or node is None or node.output[0] in seen:
+                return
+            seen.add(node.output[0])
+            for read in node.input:
+                visit(read)
+            found.append(node)
+
+        for end in ends:
+            visit(end)
+        return found
+
+
+def _covered(before: GraphProto, position: int, ends: Iterable[str], makers: Mapping[str, int]) -> tuple[int, ...]:
+    """*position*, and the nodes between its outputs and *ends*, which the quantized graph does without."""
+    own = set(before.node[position].output)
+    others = []
+    for name in ends:
+        while name not in own:
+            others.append(makers[name])
+            name = before.node[makers[name]].input[0]
+    return (position, *sorted(set(others)))
+
+
+def _replacement(
+    quantized: _Graph, covers: tuple[int, ...], found: Sequence[NodeProto], kept: Mapping[str, str]
+) -> Replacement:
+    """*found* with names of their own, except for those in *kept*, which become the float model's."""
+
+    def rename(name: str) -> str:
+        return kept.get(name) or (f"{_OWN}{name}" if name else "")
+
+    nodes = []
+    for node in found:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.input[:] = [rename(name) for name in node.input]
+        copy.output[:] = [rename(name) for name in node.output]
+        nodes.append(copy)
+    names = dict.fromkeys(name for node in found for name in node.input if name in quantized.constants)
+    return Replacement(covers, tuple(nodes), tuple(_renamed(quantized.constants[name]) for name in names))
+
+
+def _renamed(tensor: TensorProto) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = f"{_OWN}{tensor.name}"
+    return copy

@@ -1,0 +1,162 @@
+"""The work of the sensitivity stage: the float model with one node quantized at a time, then with all but the worst."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import GraphProto
+
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
+from winml_dag.onnxmodel.top1 import class_scores
+from winml_dag.stages.figures import OutputFigures
+from winml_dag.stages.float_model import refuse_unless_float, write_typed
+from winml_dag.stages.quantize import QuantizeConfig
+from winml_dag.stages.quantize.half import float_reasons
+from winml_dag.stages.quantize.mixed import name_nodes
+from winml_dag.stages.quantize.selection import identity
+from winml_dag.stages.quantize.work import Quantized, quantize_typed, read_ranges
+from winml_dag.stages.samples import Columns
+from winml_dag.stages.samples.read import samples_of
+from winml_dag.stages.samples.samples import Samples, random_samples
+from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE, SensitivityConfig
+from winml_dag.stages.sensitivity.pieces import Pieces
+from winml_dag.stages.sensitivity.ranking import NodeCost, Reference, rank
+from winml_dag.stages.sensitivity.relief import RELIEF, Relief, relieve
+from winml_dag.stages.sensitivity.replacement import Replacement, from_half, from_integer_operators, from_qdq
+
+_MODEL_FILE = Path("float.onnx")
+
+
+@dataclass(frozen=True)
+class _Findings:
+    samples: Samples
+    held_out: bool
+    costs: Sequence[NodeCost]
+    reliefs: Sequence[Relief]
+
+
+def run(config: SensitivityConfig, workspace: Workspace) -> JsonObject:
+    """Write ``sensitivity.json``, and ``sensitivity.png`` where matplotlib is installed.
+
+    Metrics: ``nodes_ranked``; ``worst_node`` and ``worst_sqnr_db``, of the whole model's worst output when only that
+    node is quantized; ``samples``; ``picture``, whether there is one; ``ranking_time_seconds``.
+
+    Raises:
+        StageError: for a model that is not in float32, data that does not fit it, or when nothing would be quantized.
+    """
+    source = workspace.input_file("model", ".onnx")
+    refuse_unless_float(source, "ranked by sensitivity")
+    write_typed(source, _MODEL_FILE)
+    _name_nodes(_MODEL_FILE)
+    started = time.perf_counter()
+    found = _find(config, workspace, model_inputs(source))
+    seconds = time.perf_counter() - started
+    report = _report(config, found)
+    folder = workspace.outputs["report"]
+    (folder / REPORT_FILE).write_text(canonical_json(report) + "\n", encoding="utf-8", newline="\n")
+    has_picture = importlib.util.find_spec("matplotlib") is not None
+    if has_picture:
+        from winml_dag.stages.sensitivity.picture import draw
+
+        draw(found.costs, found.reliefs, RELIEF[found.reliefs[0].by], folder / PICTURE_FILE)
+    worst = found.costs[0]
+    return {
+        "nodes_ranked": len(found.costs),
+        "worst_node": worst.name,
+        "worst_sqnr_db": worst.worst.sqnr_db,
+        "samples": found.samples.count,
+        "picture": has_picture,
+        "ranking_time_seconds": seconds,
+    }
+
+
+def _name_nodes(model_file: Path) -> None:
+    model = onnx.load(model_file, load_external_data=False)
+    name_nodes(model.graph)
+    onnx.save(model, model_file)
+
+
+def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[InputSpec]) -> _Findings:
+    samples, held_out = _samples(config, workspace, inputs)
+    feeds = list(samples)
+    ranges = read_ranges(workspace)
+    quantize = QuantizeConfig(config.quant, config.target)
+    quantized = quantize_typed(_MODEL_FILE, ranges, quantize)
+    base = onnx.load(_MODEL_FILE)
+    replacements = _replacements(base.graph, quantized, config)
+    pieces = Pieces(base, [one.covers for one in replacements], quantized.model, feeds[0])
+    names = pieces.outputs
+    outputs = [list(pieces.finish(0, feed).values()) for feed in feeds]
+    reference = Reference(names, feeds, outputs, class_scores(names, classifies=config.validate.classifies))
+    costs = rank(base.graph, replacements, pieces, reference, workspace.progress)
+    del pieces, quantized
+    reliefs = relieve(_MODEL_FILE, ranges, quantize, [cost.name for cost in costs], reference, workspace.progress)
+    return _Findings(samples, held_out, costs, reliefs)
+
+
+def _samples(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[InputSpec]) -> tuple[Samples, bool]:
+    """What to run, and whether calibration has seen none of it: the very samples that validate has."""
+    fields = config.validate
+    if not workspace.has("data"):
+        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="validate"), True
+    samples = samples_of(workspace, inputs, Columns(config.quant.columns_mapping or {}))
+    return samples.held_out(fields.samples), samples.count > 1
+
+
+def _replacements(graph: GraphProto, quantized: Quantized, config: SensitivityConfig) -> list[Replacement]:
+    after = quantized.model.graph
+    if config.quant.mode == "static":
+        found = from_qdq(graph, after)
+    elif config.quant.mode == "fp16":
+        stays = float_reasons(graph, config.quant)
+        found = from_half(graph, after, {node.name for node in graph.node if identity(node) in stays})
+    else:
+        found = from_integer_operators(graph, after)
+    replacements = list(found)
+    if not replacements:
+        raise StageError("No node of the model is quantized, so there is none to rank.")
+    return replacements
+
+
+def _report(config: SensitivityConfig, found: _Findings) -> JsonObject:
+    fields = config.quant
+    return {
+        "format": 1,
+        "mode": fields.mode,
+        "weight_type": fields.weight_type,
+        "activation_type": fields.activation_type,
+        "data": found.samples.kind,
+        "samples": found.samples.count,
+        "held_out": found.held_out,
+        "seed": config.validate.seed,
+        "nodes": [_node_json(cost) for cost in found.costs],
+        "relief": [{"worst_nodes": relief.nodes, "by": relief.by, **_json(relief.worst)} for relief in found.reliefs],
+    }
+
+
+def _node_json(cost: NodeCost) -> JsonValue:
+    outputs: JsonObject = {figures.read.name: figures.to_json() for figures in cost.figures}
+    return {
+        "node": cost.name,
+        "op_type": cost.op_type,
+        "includes": list(cost.includes),
+        **_json(cost.worst),
+        "outputs": outputs,
+    }
+
+
+def _json(worst: OutputFigures) -> JsonObject:
+    return {
+        "output": worst.read.name,
+        "cosine": worst.cosine,
+        "sqnr_db": worst.sqnr_db,
+        "max_abs_error": worst.max_abs_error,
+    }
