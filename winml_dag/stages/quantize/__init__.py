@@ -32,6 +32,7 @@ class QuantizeFields:
         op_types_to_quantize, op_types_to_exclude, nodes_to_exclude: names, or patterns with ``*`` and ``?``; each must
             match something, of operators also one that is not in this model.
         node_overrides: types of single nodes, for static.
+        equalize: whether outliers are spared what 8-bit activations would do to the rest; None: yes.
         fp16_op_block_list: operators that stay in float32, besides those that have no float16 form.
     """
 
@@ -45,6 +46,7 @@ class QuantizeFields:
     op_types_to_exclude: tuple[str, ...] | None = None
     nodes_to_exclude: tuple[str, ...] | None = None
     node_overrides: tuple[NodeTypes, ...] | None = None
+    equalize: bool | None = None
     fp16_keep_io_types: bool | None = None
     fp16_op_block_list: tuple[str, ...] | None = None
     reduce_range: bool | None = None

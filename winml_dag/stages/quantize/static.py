@@ -29,6 +29,7 @@ from winml_dag.stages.quantize.mixed import (
     own_constants,
     weight_overrides,
 )
+from winml_dag.stages.quantize.outliers import Tamed, tame_outliers
 from winml_dag.stages.quantize.selection import Selection, override_types, select
 from winml_dag.stages.ranges import Ranges
 
@@ -47,11 +48,12 @@ _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
 
 @dataclass(frozen=True)
 class Insertion:
-    """A QDQ model, how long inserting Q and DQ took, and what became of the nodes."""
+    """A QDQ model, how long inserting Q and DQ took, what became of the nodes, and what was done about outliers."""
 
     model: ModelProto
     seconds: float
     census: Census
+    tamed: Tamed
 
 
 def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: QuantizeFields, rules: str) -> Insertion:
@@ -63,6 +65,8 @@ def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: Qu
         StageError: for types that do not go together, a tensor without a range, or another outcome than was asked for.
     """
     _require_ranges(before.graph, ranges)
+    tamed = tame_outliers((model.graph, before.graph), ranges, fields)
+    ranges, fields = tamed.ranges, tamed.fields
     for graph in (model.graph, before.graph) if fields.node_overrides else ():
         name_nodes(graph)
         own_constants(graph, override_types(graph, fields.node_overrides or ()))
@@ -89,7 +93,7 @@ def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: Qu
     seconds = time.perf_counter() - started
     census = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
     _check(census, fields)
-    return Insertion(quantizer.model.model, seconds, census)
+    return Insertion(quantizer.model.model, seconds, census, tamed)
 
 
 def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str) -> StaticQuantConfig:

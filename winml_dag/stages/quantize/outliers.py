@@ -1,0 +1,65 @@
+"""What is done about the few huge values of activations before Q and DQ are inserted, so that 8 bits hold the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from onnx import GraphProto, NodeProto
+
+from winml_dag.stages.quantize import NodeTypes, QuantizeFields
+from winml_dag.stages.quantize.equalize import equalize
+from winml_dag.stages.quantize.mixed import name_nodes
+from winml_dag.stages.quantize.selection import override_types, select
+from winml_dag.stages.quantize.wide import wide_nodes
+from winml_dag.stages.ranges import Ranges
+
+_WIDE = {"uint8": "uint16", "int8": "int16"}
+
+
+@dataclass(frozen=True)
+class Tamed:
+    """What to quantize by from here on.
+
+    Attributes:
+        ranges: with those of tensors that were changed.
+        fields: with the types of single nodes.
+        equalized_tensors: how many were equalized.
+        activations_kept_at_16_bits: how many are made by nodes that compute with 16 bits.
+    """
+
+    ranges: Ranges
+    fields: QuantizeFields
+    equalized_tensors: int = 0
+    activations_kept_at_16_bits: int = 0
+
+
+def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields) -> Tamed:
+    """Change *graphs* (see :func:`equalize`), and decide types of single nodes, where *fields* ask for 8 bits.
+
+    ``fields.equalize`` false leaves all as it is. Types that the config gives to a node stay.
+    """
+    wide = _WIDE.get(str(fields.activation_type))
+    if wide is None or fields.equalize is False or not ranges.typical:
+        return Tamed(ranges, fields)
+    selection = select(graphs[0], fields)
+
+    def taken(node: NodeProto) -> bool:
+        return selection.takes(node.op_type) and node.name not in selection.nodes
+
+    after, equalized = equalize(graphs, ranges, taken)
+    for graph in graphs:
+        name_nodes(graph)
+    theirs = override_types(graphs[0], fields.node_overrides or ())
+    ours = [
+        NodeTypes(name, theirs[name].weight_type if name in theirs else None, wide)
+        for name in wide_nodes(graphs[0], after, taken)
+        if name not in theirs or theirs[name].activation_type is None
+    ]
+    if not ours:
+        return Tamed(after, fields, equalized)
+    names = {each.nodes for each in ours}
+    makes = sum(name in after.bounds for node in graphs[0].node if node.name in names for name in node.output)
+    # Ours are names, which beat patterns, and take the place of what the config says of the same name.
+    others = tuple(each for each in fields.node_overrides or () if each.nodes not in names)
+    return Tamed(after, replace(fields, node_overrides=(*others, *ours)), equalized, makes)
