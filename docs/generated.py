@@ -27,6 +27,7 @@ from winml_dag.pipeline.precisions import precision_for, with_precision, with_ty
 from winml_dag.recipe import precision
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.quality import USUAL_COSINE
 from winml_dag.stages.validate import MINIMUM_COSINE
 
 
@@ -253,9 +254,11 @@ def auto() -> str:
 
 
 def bounds() -> str:
-    return table(
-        ("precision", "lowest cosine"), [(f"`{name}`", f"{bound:g}") for name, bound in MINIMUM_COSINE.items()]
-    )
+    rows = [
+        (f"`{name}`", f"{bound:g}", f"{USUAL_COSINE[name]:g}" if name in USUAL_COSINE else "")
+        for name, bound in MINIMUM_COSINE.items()
+    ]
+    return table(("precision", "broken below", "poor below"), rows)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

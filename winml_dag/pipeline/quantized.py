@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.pipeline.layout import is_ours
+from winml_dag.pipeline.layout import RANGES, is_ours, visible_outputs
 from winml_dag.stages.quality import Quality, what_to_try
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class QuantizeResult:
         return value
 
 
-def quantize_result(result: BuildResult, *, calibration_path: Path | None = None) -> QuantizeResult | None:
+def quantize_result(result: BuildResult) -> QuantizeResult | None:
     """What quantization did in *result*; None for a build that quantizes nothing."""
     if all(view.stage != "quantize" or view.result is None for view in result.stages):
         return None
@@ -114,7 +114,7 @@ def quantize_result(result: BuildResult, *, calibration_path: Path | None = None
     return QuantizeResult(
         success=not result.failed,
         output_path=result.final_artifact,
-        calibration_path=calibration_path,
+        calibration_path=None if result.failed else _calibration_path(result, done),
         calibration_time_seconds=0.0 if calibration is None else calibration.calibration_time_seconds,
         qdq_insertion_time_seconds=sum(step.qdq_insertion_time_seconds for step in steps),
         postproc_time_seconds=sum(step.postproc_time_seconds for step in steps),
@@ -179,6 +179,15 @@ def quality_of(results: Sequence[StageResult]) -> Quality | None:
         return None
     stage = next((stage for stage in results if _is(stage, "validate")), None)
     return None if stage is None else Quality.from_json(_metrics(stage).get("quality"))
+
+
+def _calibration_path(result: BuildResult, done: Sequence[StageResult]) -> Path | None:
+    node = next((stage.node for stage in done if _is(stage, "calibrate")), None)
+    if node is None:
+        return None
+    if node.folder is not None:
+        return node.folder / node.paths["ranges"]
+    return result.build.output_dir / RANGES if visible_outputs(node, result.build.settings) else None
 
 
 def _quantize_step(stage: StageResult) -> QuantizeStep:

@@ -12,11 +12,20 @@ from winml_dag.canonical import JsonObject, JsonValue
 
 RANDOM = "random"
 
-# The cosine from which a model of a precision usually serves as its float model does. What is lower than these and
-# still above validate's bound is not broken, but no user would call it good; the embeddings of a sentence encoder rank
-# sentences differently below 0.95.
-USUAL_COSINE: Mapping[str, float] = {"fp16": 0.999, "w16a16": 0.999, "w8a16": 0.98, "w8a32": 0.98}
-_USUAL_COSINE = 0.95
+# The cosine from which a model of a precision usually serves as its float model does, by the precision's name. What is
+# lower and still above validate's bound is not broken, but no user would call it good.
+USUAL_COSINE: Mapping[str, float] = {
+    "fp16": 0.999,
+    "w16a16": 0.999,
+    "w8a32": 0.99,
+    "w8a16": 0.98,
+    "w16a8": 0.95,
+    "w8a8": 0.95,
+    "dynamic": 0.95,
+    "w4a32": 0.95,
+    "w4a16": 0.95,
+    "w4a8": 0.95,
+}
 # In so many decisions at least, and so large a part of them, the best class has to be the same.
 _FEWEST_DECISIONS = 10
 _USUAL_AGREEMENT = 0.9
@@ -30,6 +39,7 @@ _HIGHER: Mapping[str, str] = {
     "w8a8": "w8a16",
     "w16a8": "w16a16",
     "w8a16": "w16a16",
+    "w8a32": "fp16",
     "w16a16": "fp16",
 }
 
@@ -88,8 +98,8 @@ class Quality:
 
     def shortfall(self, precision: str) -> str | None:
         """Why the model is worse than models in *precision* usually are; None when it is not."""
-        usual = USUAL_COSINE.get(precision, _USUAL_COSINE)
-        if self.cosine < usual:
+        usual = USUAL_COSINE.get(precision)
+        if usual is not None and self.cosine < usual:
             return f"cosine {self.cosine:.5f}, where {precision} usually has {usual:g} and more"
         agreed, decisions = self.top1_agreed or 0, self.top1_of or 0
         if self.data != RANDOM and decisions >= _FEWEST_DECISIONS and agreed < _USUAL_AGREEMENT * decisions:

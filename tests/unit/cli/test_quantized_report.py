@@ -50,7 +50,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
 
 
-def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = None, out: str = "out") -> BuildResult:
+def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = None, **quant: Any) -> BuildResult:
     """A build whose stages say that they have *measured* this, beside what they say by default."""
     metrics = {"quantize": QUANTIZE, "calibrate": CALIBRATE, "validate": {"quality": QUALITY.to_json()}}
     metrics |= measured or {}
@@ -61,7 +61,8 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
         return metrics.get(node.stage.name, {})
 
     store = LocalStore(Path("cache"))
-    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision), Path(out))
+    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision, quant_settings=quant)
+    request = Request(None, overrides, Path("out"))
     return build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work))
 
 
@@ -170,6 +171,14 @@ def test_the_manifest_has_it_where_readers_of_winml_cli_look() -> None:
     assert {name: stage[name] for name in expected} == expected
     assert stage["calibration_time_seconds"] == 1.23
     assert stage["metrics"] == {"mode": "static"}
+
+
+def test_the_path_of_saved_ranges_is_told() -> None:
+    assert done(built()).calibration_path is None
+    assert done(built(save_calibration=True)).calibration_path == Path("out/calibration_ranges.json")
+    saved = done(built(calibration_save_path="ranges/tiny.json")).calibration_path
+    assert saved is not None
+    assert saved.samefile("ranges/tiny.json")
 
 
 def test_a_failed_quantization_says_why() -> None:
