@@ -1,0 +1,210 @@
+"""One quantization for the whole product: a test for each line that was asked for, named after it.
+
+Compiling quantizes by the same stages, with the same section, as quantizing by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import Project
+from onnx_samples import perceptron, samples
+
+import winml_dag
+from winml_dag import WinMLQuantizationConfig
+from winml_dag.recipe.schema import Compile, EpSettings, Quant, Recipe
+from winml_dag.stages.compile import CompileFields
+
+# Sizes that make a model of each architecture in a second.
+_LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_TEXT = {"vocab_size": 100, "max_position_embeddings": 40}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("text-classification", {**_LAYERS, **_TEXT}),
+    "roberta": ("text-classification", {**_LAYERS, **_TEXT, "type_vocab_size": 1}),
+    "distilbert": ("text-classification", {**_TEXT, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}),
+    "gpt2": ("text-generation", {"vocab_size": 100, "n_positions": 40, "n_embd": 32, "n_layer": 2, "n_head": 2}),
+    "vit": ("image-classification", {**_LAYERS, "image_size": 32, "patch_size": 8}),
+    "resnet": ("image-classification", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}),
+    "convnext": (
+        "image-classification",
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32},
+    ),
+}
+
+
+def test_qdqconfig_and_calibrationconfig_removed_from_compiler() -> None:
+    """Neither has a successor: compile's own fields, in a recipe and in the stage, have nothing of quantization."""
+    package = Path(winml_dag.__file__).parent
+    classes = {
+        node.name
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert not classes & {"QDQConfig", "CalibrationConfig"}
+    of_quantization = Quant.model_fields.keys()
+    assert not of_quantization & (Compile.model_fields.keys() | EpSettings.model_fields.keys())
+    assert not of_quantization & CompileFields.__dataclass_fields__.keys()
+
+
+def test_winml_quantization_config_is_the_single_quant_config_used_by_both_modules() -> None:
+    sections = {
+        "quant": Recipe.model_validate({"quant": {}}).quant,
+        "compile.quant_config": Recipe.model_validate({"compile": {"quant_config": {}}}).compile.quant_config,
+    }
+    assert {type(section) for section in sections.values()} == {WinMLQuantizationConfig}
+    assert sections["quant"] == sections["compile.quant_config"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A model that is ONNX already, data, and a cache that the tests of this file fill together."""
+    project = Project(tmp_path_factory.mktemp("one"))
+    perceptron(project.folder / "model.onnx")
+    samples(project.folder / "data.npz")
+    samples(project.folder / "wider.npz", scale=20.0)
+    return project
+
+
+def build(project: Project, recipe: dict[str, Any], out: str) -> list[str]:
+    """Build *recipe* into *out*; the stages that ran."""
+    (project.folder / f"{out}.json").write_text(json.dumps(recipe), encoding="utf-8")
+    result = project.build(recipe=f"{out}.json", out=out)
+    assert result.code == 0, result.messages
+    return result.ran
+
+
+def partitions(model: Path) -> int:
+    return sum(node.op_type == "EPContext" for node in onnx.load(model, load_external_data=False).graph.node)
+
+
+SECTION = {"calibration_data": "data.npz", "samples": 5, "weight_type": "uint8", "activation_type": "uint16"}
+
+
+@pytest.mark.slow
+def test_compiler_quantization_uses_quantize_onnx_internally(shared: Project) -> None:
+    """Its stages are those of a recipe that quantizes by itself: nothing runs again, every byte is the same."""
+    pytest.importorskip("onnxruntime_qnn")
+    compile_ = {"model": "model.onnx", "compile": {"execution_provider": "qnn", "quant_config": SECTION}}
+    assert {"calibrate", "quantize", "compile", "validate"} <= set(build(shared, compile_, "in-compile"))
+    assert partitions(shared.folder / "in-compile" / "model.onnx") == 1
+    quant = {"model": "model.onnx", "quant": SECTION, "compile": {"execution_provider": "qnn"}}
+    assert build(shared, quant, "in-quant") == []
+    models = [name for name in shared.contents("in-compile") if name.endswith((".onnx", ".bin"))]
+    assert {"quantized.onnx", "compiled.onnx", "model.onnx"} <= set(models)
+    one, two = shared.contents("in-compile"), shared.contents("in-quant")
+    assert {name: one[name] for name in models} == {name: two[name] for name in models}
+
+
+@pytest.mark.slow
+def test_no_more_broken_calibrate_and_qdq(shared: Project) -> None:
+    """The ranges that calibrate finds are those that quantize uses: other data, other scales."""
+    recipe = {"model": "model.onnx", "compile": {"execution_provider": "cpu", "quant_config": SECTION}}
+    build(shared, recipe, "narrow")
+    wider = {**SECTION, "calibration_data": "wider.npz"}
+    ran = build(shared, {**recipe, "compile": {"execution_provider": "cpu", "quant_config": wider}}, "wide")
+    assert {"calibrate", "quantize"} <= set(ran)
+    narrow, wide = (_input_scale(shared.folder / out / "quantized.onnx") for out in ("narrow", "wide"))
+    assert wide == pytest.approx(20 * narrow, rel=1e-5)
+
+
+def _input_scale(model: Path) -> float:
+    graph = onnx.load(model).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    first = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+    return float(constants[first.input[1]])
+
+
+@pytest.mark.slow
+def test_value_error_when_both_quant_and_compile_quant_config_are_set(shared: Project) -> None:
+    both = {"model": "model.onnx", "quant": {}, "compile": {"execution_provider": "cpu", "quant_config": {}}}
+    (shared.folder / "both.json").write_text(json.dumps(both), encoding="utf-8")
+    finished = shared.run("build", "-c", "both.json", "-o", "both")
+    assert finished.returncode == 2
+    assert "both.json:1: compile.quant_config: there is a quant section as well; keep one of the two" in finished.stderr
+    assert not (shared.folder / "both").exists()
+
+
+@pytest.mark.slow
+def test_build_onnx_device_qnn_precision_uint8_works(shared: Project) -> None:
+    """Word for word as it was asked for; the result is one partition, and runs."""
+    pytest.importorskip("onnxruntime_qnn")
+    finished = shared.run("build", "--onnx", "model.onnx", "--device", "qnn", "--precision", "uint8", "-o", "output/")
+    assert finished.returncode == 0, finished.stderr
+    assert partitions(shared.folder / "output" / "model.onnx") == 1
+    manifest = shared.manifest("output")
+    assert (manifest["source"], manifest["precision"], manifest["execution_provider"]) == (
+        "onnx",
+        "w8a8",
+        "QNNExecutionProvider",
+    )
+    stages = {stage["name"]: stage for stage in manifest["stages"]}
+    assert stages["export"]["status"] == "skipped"
+    assert stages["validate"]["metrics"]["execution_provider"] == "QNNExecutionProvider"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["uint8", "int8", "fp16", "fp32"])
+@pytest.mark.parametrize("device", ["qnn", "dml", "cpu"])
+def test_build_onnx_maps_device_and_precision_to_the_configs(shared: Project, device: str, precision: str) -> None:
+    """Nothing of DirectML is needed to make a model for it, so that works where it is not installed too."""
+    if device == "qnn":
+        pytest.importorskip("onnxruntime_qnn")
+    out = f"{device}-{precision}"
+    finished = shared.run("build", "--onnx", "model.onnx", "--device", device, "--precision", precision, "-o", out)
+    assert finished.returncode == 0, finished.stderr
+    stages = {stage["name"]: stage for stage in shared.manifest(out)["stages"]}
+    assert (stages["quantize"]["status"] == "skipped") == (precision == "fp32")
+    assert (stages["compile"]["status"] == "completed") == (device == "qnn")
+    model = shared.folder / out / "model.onnx"
+    assert partitions(model) == (device == "qnn")
+    if device != "qnn":
+        x = np.random.default_rng(2).normal(size=(4, 64)).astype(np.float32)
+        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        assert np.isfinite(session.run(None, {"x": x})[0]).all()
+    if device == "dml":
+        assert "DmlExecutionProvider is not installed here" in " ".join(shared.manifest(out)["notices"])
+
+
+@pytest.mark.slow
+def test_a_provider_that_is_missing_is_refused_with_what_else_to_do(shared: Project) -> None:
+    arguments = ("build", "--onnx", "model.onnx", "--device", "vitisai", "--precision", "int8", "-o", "vitisai")
+    finished = shared.run(*arguments)
+    assert finished.returncode == 2
+    assert "VitisAIExecutionProvider is not installed here" in finished.stderr
+    assert "--no-compile" in finished.stderr
+    assert shared.run(*arguments, "--no-compile").returncode == 0
+
+
+@pytest.mark.slow
+def test_quantize_result_is_propagated_into_the_build_manifest(shared: Project) -> None:
+    recipe = {"model": "model.onnx", "compile": {"execution_provider": "cpu", "quant_config": SECTION}}
+    build(shared, recipe, "manifest")
+    quantized = next(stage for stage in shared.manifest("manifest")["stages"] if stage["name"] == "quantize")
+    assert quantized["nodes_quantized"] > 0
+    assert quantized["nodes_skipped"] == 0
+    assert quantized["calibration_time_seconds"] > 0
+    assert quantized["qdq_insertion_time_seconds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_regression_for_all_existing_models(shared: Project, model_type: str) -> None:
+    """Each architecture that export promises is exported, quantized, and runs."""
+    pytest.importorskip("transformers")
+    task, config = FAMILIES[model_type]
+    loader = {"task": task, "model_type": model_type, "random_weights": {"config": config}}
+    recipe = {"loader": loader, "precision": "w8a16", "quant": {"samples": 2}, "validate": {"samples": 1}}
+    ran = build(shared, recipe, f"family-{model_type}")
+    assert {"calibrate", "quantize", "validate"} <= set(ran)
+    # A session of our own, besides the one that validate has made.
+    model = shared.folder / f"family-{model_type}" / "model.onnx"
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert session.get_outputs()
