@@ -16,6 +16,7 @@ from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
@@ -31,7 +32,6 @@ from winml_dag.stages.validate import CLASSIFYING_TASKS, MINIMUM_COSINE, Validat
 DEFAULT_OPSET = 21
 
 _UNAVAILABLE_LOADER = {"user_script": "user scripts", "module_path": "module mode"}
-_UNAVAILABLE_QUANT = ("equalize",)
 
 
 # What a mode without ranges has no use for.
@@ -45,10 +45,6 @@ def refuse_unavailable(recipe: Recipe) -> None:
         for name, what in _UNAVAILABLE_LOADER.items()
         if getattr(recipe.loader, name) is not None
     ]
-    nested = recipe.compile.quant_config if recipe.compile else None
-    for place, quant in (("quant", recipe.quant), ("compile.quant_config", nested)):
-        if quant is not None:
-            problems += [f"{place}.{name} is not available yet" for name in _UNAVAILABLE_QUANT if getattr(quant, name)]
     if recipe.compile is not None and recipe.compile.compiler == "qairt":
         problems.append("compile.compiler: qairt is not available yet; use ort")
     if problems:
@@ -139,8 +135,11 @@ def calibrate_config(
 def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Skip:
     if isinstance(quant, Skip):
         return quant
-    rules = integers_of(target.ep).rules if quant.mode == "static" else None
-    return QuantizeConfig(_quantize_fields(quant), QuantizeTarget(rules))
+    fields = _quantize_fields(quant)
+    if quant.mode != "static":
+        return QuantizeConfig(fields)
+    integers = integers_of(target.ep)
+    return QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths if fields.equalize else None))
 
 
 def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
@@ -198,6 +197,7 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         weight_symmetric=weight_symmetric,
         activation_symmetric=bool(quant.activation_symmetric),
         node_overrides=tuple(overrides) or None,
+        equalize=quant.equalize is not False if type_bits(str(quant.activation_type)) == 8 else None,
         reduce_range=quant.reduce_range,
     )
 
@@ -319,6 +319,8 @@ def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str,
         )
     if not isinstance(quant, Skip):
         found.extend(notices_of(quant))
+    if static and given.ranges is not None:
+        found.append("Validating on random data, since the activation ranges come from a file: its figures say little.")
     if asked.overrides.analyze or (asked.overrides.analyze is None and asked.recipe.auto and asked.wrote("auto")):
         found.append("Analyze is not part of this version: no optimization flags are discovered.")
     return tuple(found)

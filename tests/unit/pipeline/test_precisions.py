@@ -102,7 +102,7 @@ def test_what_a_section_leaves_open_comes_from_the_table() -> None:
     trt = with_types(Quant(), target("tensorrt"))
     assert (trt.per_channel, trt.weight_symmetric, trt.activation_symmetric) == (True, True, True)
     cpu = with_types(Quant(), target("cpu"))
-    assert (cpu.per_channel, cpu.weight_symmetric, cpu.activation_symmetric) == (False, None, False)
+    assert (cpu.per_channel, cpu.weight_symmetric, cpu.activation_symmetric) == (True, None, False)
     said = with_types(Quant(per_channel=False, symmetric=False, weight_symmetric=True), target("tensorrt"))
     assert (said.per_channel, said.weight_symmetric, said.activation_symmetric) == (False, True, False)
     assert with_types(Quant(mode="dynamic"), target("tensorrt")).weight_type == "uint8"

@@ -211,6 +211,8 @@ def quantize(
     mode: str,
     ranges: Result | None = None,
     rules: str | None = None,
+    *,
+    mixes_widths: bool = True,
     **fields: Any,
 ) -> Result:
     """Run quantize in *folder*; for static, with the *ranges* of :func:`calibrate`."""
@@ -220,7 +222,7 @@ def quantize(
             inputs["ranges"] = ranges.folder
         Path("quantized").mkdir()
         metrics = run_quantize(
-            QuantizeConfig(QuantizeFields(mode, **fields), QuantizeTarget(rules)),
+            QuantizeConfig(QuantizeFields(mode, **fields), QuantizeTarget(rules, mixes_widths)),
             Workspace(inputs, {"model": Path("quantized")}),
         )
         return Result(metrics, Path("quantized").resolve())

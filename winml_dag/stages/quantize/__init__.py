@@ -58,9 +58,15 @@ class QuantizeFields:
 
 @dataclass(frozen=True)
 class QuantizeTarget:
-    """``rules``: whose QDQ rules to follow, ``qnn`` or ``onnxruntime``; None for modes that insert no QDQ."""
+    """What the provider wants of QDQ.
+
+    Attributes:
+        rules: whose to follow, ``qnn`` or ``onnxruntime``; None for modes that insert no QDQ.
+        mixes_widths: whether nodes with 16-bit activations may stand among those with 8; None where nothing asks.
+    """
 
     rules: str | None = None
+    mixes_widths: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ class Tamed:
     activations_kept_at_16_bits: int = 0
 
 
-def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields) -> Tamed:
+def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields, *, mixes_widths: bool) -> Tamed:
     """Change *graphs* (see :func:`equalize`), and decide types of single nodes, where *fields* ask for 8 bits.
 
-    ``fields.equalize`` false leaves all as it is. Types that the config gives to a node stay.
+    ``fields.equalize`` false leaves all as it is, *mixes_widths* false the types of nodes. Types that the config gives
+    to a node stay.
     """
     wide = _WIDE.get(str(fields.activation_type))
     if wide is None or fields.equalize is False or not ranges.typical:
@@ -48,6 +49,8 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
         return selection.takes(node.op_type) and node.name not in selection.nodes
 
     after, equalized = equalize(graphs, ranges, taken)
+    if not mixes_widths:
+        return Tamed(after, fields, equalized)
     for graph in graphs:
         name_nodes(graph)
     theirs = override_types(graphs[0], fields.node_overrides or ())

@@ -20,7 +20,7 @@ from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from winml_dag.errors import StageError
 from winml_dag.stages.float_model import float_tensors
-from winml_dag.stages.quantize import QuantizeFields
+from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 from winml_dag.stages.quantize.census import Census, count_qdq
 from winml_dag.stages.quantize.mixed import (
     TensorOverrides,
@@ -56,7 +56,9 @@ class Insertion:
     tamed: Tamed
 
 
-def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: QuantizeFields, rules: str) -> Insertion:
+def insert_qdq(
+    model: ModelProto, before: ModelProto, ranges: Ranges, fields: QuantizeFields, target: QuantizeTarget
+) -> Insertion:
     """The QDQ form of *model*, whose tensors must have types; *model* is changed on the way.
 
     *before* is the same model, which may be without its external weights.
@@ -65,13 +67,13 @@ def insert_qdq(model: ModelProto, before: ModelProto, ranges: Ranges, fields: Qu
         StageError: for types that do not go together, a tensor without a range, or another outcome than was asked for.
     """
     _require_ranges(before.graph, ranges)
-    tamed = tame_outliers((model.graph, before.graph), ranges, fields)
+    tamed = tame_outliers((model.graph, before.graph), ranges, fields, mixes_widths=bool(target.mixes_widths))
     ranges, fields = tamed.ranges, tamed.fields
     for graph in (model.graph, before.graph) if fields.node_overrides else ():
         name_nodes(graph)
         own_constants(graph, override_types(graph, fields.node_overrides or ()))
     # Not of the model in memory: above 2 GiB, asking for its size is an error.
-    settings = qdq_settings(before, fields, rules)
+    settings = qdq_settings(before, fields, target.rules or "onnxruntime")
     # Without this mark the quantizer infers shapes again, by way of files in the system's temporary folder.
     add_infer_metadata(model)
     started = time.perf_counter()

@@ -18,6 +18,7 @@ from winml_dag.stages.float_model import open_session, refuse_unless_float, writ
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.census import Census
 from winml_dag.stages.quantize.half import check_runs, convert_to_half
+from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.quantize.static import insert_qdq
 from winml_dag.stages.quantize.weights import quantize_dynamically, quantize_weights
 from winml_dag.stages.ranges import Ranges
@@ -88,12 +89,15 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     """
     fields = config.quant
     model, before = onnx.load(source), onnx.load(source, load_external_data=False)
+    # A node can only be left out, or be told of, by its name.
+    name_nodes(model.graph)
+    name_nodes(before.graph)
     if fields.mode == "static":
         if ranges is None:
             raise StageError(
                 "Static quantization needs activation ranges.", advice="Put the calibrate stage before it."
             )
-        insertion = insert_qdq(model, before, ranges, fields, config.target.rules or "onnxruntime")
+        insertion = insert_qdq(model, before, ranges, fields, config.target)
         more: dict[str, JsonValue] = {
             "qdq_insertion_time_seconds": insertion.seconds,
             "equalized_tensors": insertion.tamed.equalized_tensors,
