@@ -139,11 +139,11 @@ def quality_warning(result: BuildResult) -> str | None:
     precision = result.build.precision
     done = [view.result for view in result.stages if view.result is not None]
     quality = quality_of(done)
-    shortfall = None if quality is None or precision is None else quality.shortfall(precision)
-    if shortfall is None or precision is None:
+    if quality is None or precision is None or (shortfall := quality.shortfall(precision)) is None:
         return None
     calibration = calibration_step(done)
-    advice = what_to_try(precision, calibrated_on=None if calibration is None else calibration.data)
+    calibrated_on = None if calibration is None else calibration.data
+    advice = what_to_try(precision, calibrated_on=calibrated_on, measured_on=quality.data)
     return f"The quality is poor: {shortfall}. {advice}".rstrip()
 
 

@@ -125,11 +125,15 @@ class Quality:
         return f"{self.samples} {noun} ({self.data}) that calibration has seen too"
 
 
-def what_to_try(precision: str, *, calibrated_on: str | None) -> str:
-    """The end of a message about a model that falls short; *calibrated_on*: the kind of data, None without any."""
+def what_to_try(precision: str, *, calibrated_on: str | None, measured_on: str) -> str:
+    """The end of a message about a model that falls short. Both are kinds of data; nothing was calibrated where the
+    first is None.
+    """
     tries = []
     if calibrated_on == RANDOM:
         tries.append("calibrate on real data (quant.calibration_data)")
+    elif measured_on == RANDOM:
+        tries.append("measure on real data (quant.calibration_data)")
     if higher := _HIGHER.get(precision):
         tries.append(f"use the precision {higher}")
     if calibrated_on is not None:

@@ -222,11 +222,14 @@ def test_decisions_count_where_there_are_enough_of_them_on_real_data() -> None:
 
 
 def test_what_to_try_fits_what_was_done() -> None:
-    assert what_to_try("w8a8", calibrated_on="text") == (
+    assert what_to_try("w8a8", calibrated_on="text", measured_on="text") == (
         "To try: use the precision w8a16; leave the worst nodes in float (winml-dag quantize --sensitivity ranks them)."
     )
-    assert what_to_try("dynamic", calibrated_on=None) == "To try: use the precision fp16."
-    assert what_to_try("fp16", calibrated_on=None) == ""
+    assert what_to_try("dynamic", calibrated_on=None, measured_on="text") == "To try: use the precision fp16."
+    assert what_to_try("dynamic", calibrated_on=None, measured_on="random") == (
+        "To try: measure on real data (quant.calibration_data); use the precision fp16."
+    )
+    assert what_to_try("fp16", calibrated_on=None, measured_on="npz") == ""
 
 
 @pytest.mark.parametrize("value", [None, {}, {**QUALITY.to_json(), "cosine": "high"}, {"output": "logits"}])

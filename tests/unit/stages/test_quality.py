@@ -39,7 +39,7 @@ def test_what_is_usual_is_not_below_what_is_broken() -> None:
 
 def test_what_to_try_instead_is_a_precision_with_a_higher_bound() -> None:
     for name in USUAL_COSINE:
-        advice = what_to_try(name, calibrated_on=None)
+        advice = what_to_try(name, calibrated_on=None, measured_on="npz")
         if advice:
             higher = advice.removeprefix("To try: use the precision ").removesuffix(".")
             assert higher in PRECISIONS
