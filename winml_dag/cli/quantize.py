@@ -37,7 +37,6 @@ _SETTINGS = {
     "seed": "seed",
     "distribution": "distribution",
     "calibration_load_path": "load_calibration",
-    "calibration_save_path": "save_calibration",
     "nodes_to_exclude": "exclude_node",
     "op_types_to_exclude": "exclude_op_type",
 }
@@ -93,7 +92,7 @@ def command(
     """
     started = time.monotonic()
     cache_dir = cache_dir or default_cache_dir()
-    request = _request(options)
+    request = request_of(options)
     standing = look(request, cache_dir)
     if not (rebuild or verbose or format_ == "json") and say_up_to_date(standing, cache_dir, started):
         return 0
@@ -122,7 +121,12 @@ def _request(options: dict[str, Any]) -> Request:
         quant_settings={**chain.fields, **{field: value for field, value in given.items() if value is not None}},
         validate=False if options["no_validate"] else None,
     )
-    return Request(options["recipe"], overrides, output_file=options["output"] or beside(model))
+    return Request(
+        options["recipe"],
+        overrides,
+        output_file=options["output"] or beside(model),
+        save_ranges=options["save_calibration"],
+    )
 
 
 def _json(value: Any) -> JsonValue:

@@ -14,7 +14,7 @@ from winml_dag.names import is_safe_part
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.pipeline.variant import Build, SavePath, Skip
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.finalize import FinalizeConfig
@@ -43,7 +43,16 @@ def quantization_of(request: Request, output: Path) -> Build:
             f"There is nothing to quantize: {build.quantize.reason}.", advice="Name a precision, such as -p w8a16."
         )
     summary = replace(build.summary, output_file=output.name, declared=0)
-    return replace(build, summary=summary, finalize=FinalizeConfig(output.name), declared=None)
+    saved = build.save_ranges if request.save_ranges is None else _save_path(build, request.save_ranges)
+    return replace(build, summary=summary, finalize=FinalizeConfig(output.name), save_ranges=saved, declared=None)
+
+
+def _save_path(build: Build, path: Path) -> SavePath:
+    if isinstance(build.calibrate, Skip):
+        raise UsageError(f"--save-calibration: there are no ranges to save: {build.calibrate.reason}.")
+    if not is_safe_part(path.name):
+        raise UsageError(f"{path.name!r} is no name of a file on every system.", advice="Save the ranges elsewhere.")
+    return SavePath(path.parent.resolve(), path.name)
 
 
 def _refuse_name(output: Path) -> None:

@@ -49,7 +49,7 @@ class Request:
     """A recipe (its file, or loaded already) and the options of this run.
 
     ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``output_file``, an ONNX model is quantized
-    into that file, and nothing else is done.
+    into that file, and nothing else is done; the activation ranges are put into the file ``save_ranges``.
     """
 
     recipe: Path | LoadedRecipe | None
@@ -57,6 +57,7 @@ class Request:
     output_dir: Path | None = None
     use_cache: bool = False
     output_file: Path | None = None
+    save_ranges: Path | None = None
 
     @property
     def words(self) -> str | None:
@@ -73,6 +74,7 @@ class Request:
                 "output_dir": None if self.output_dir is None else str(self.output_dir),
                 "use_cache": self.use_cache,
                 "output_file": None if self.output_file is None else str(self.output_file),
+                "save_ranges": None if self.save_ranges is None else str(self.save_ranges),
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
             }
         )
