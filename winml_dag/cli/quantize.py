@@ -108,7 +108,8 @@ def command(
     return StageError.exit_code if result.failed else 0
 
 
-def _request(options: dict[str, Any]) -> Request:
+def request_of(options: dict[str, Any]) -> Request:
+    """What the *options* of one call, by the names of the command's parameters, ask for."""
     model: Path = options["model"]
     chain = chained(options["precision"])
     given = {field: _json(options[option]) for field, option in _SETTINGS.items()}
