@@ -34,8 +34,10 @@ def quantized_lines(result: BuildResult) -> Iterator[str]:
 
 def _step(step: QuantizeStep, calibration: CalibrationStep | None) -> str:
     nodes = step.nodes_quantized + step.nodes_skipped
+    kept = step.activations_kept_at_16_bits
     parts = [
         f"quantized {step.nodes_quantized} of {counted(nodes, 'node')}{_left(step)}",
+        *([f"{counted(kept, 'activation')} kept at 16 bits"] if kept else []),
         f"{size_text(step.size_before_bytes)} -> {size_text(step.size_after_bytes)}",
     ]
     if calibration is not None:

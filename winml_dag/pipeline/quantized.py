@@ -27,7 +27,8 @@ class QuantizeStep:
     """One use of the stage quantize; a chain (4-bit weights, then float16) has one for each link.
 
     ``reasons``: by operator and reason, how many nodes that compute with floats stayed as they were.
-    ``qdq_insertion_time_seconds`` is 0 for modes that insert no Q and DQ nodes.
+    ``qdq_insertion_time_seconds`` is 0 for modes that insert no Q and DQ nodes. ``equalized_tensors`` and
+    ``activations_kept_at_16_bits`` are what was done to spare 8-bit activations a few huge values.
     """
 
     id: str
@@ -37,6 +38,8 @@ class QuantizeStep:
     nodes_quantized: int
     nodes_skipped: int
     nodes_skipped_reasons: Mapping[str, Mapping[str, int]]
+    equalized_tensors: int
+    activations_kept_at_16_bits: int
     qdq_insertion_time_seconds: float
     postproc_time_seconds: float
     elapsed_seconds: float
@@ -192,7 +195,6 @@ def _calibration_path(result: BuildResult, done: Sequence[StageResult]) -> Path 
 
 def _quantize_step(stage: StageResult) -> QuantizeStep:
     metrics = _metrics(stage)
-    reasons = metrics.get("nodes_skipped_reasons")
     return QuantizeStep(
         id=stage.node.id,
         mode=str(metrics.get("mode", "")),
@@ -200,7 +202,9 @@ def _quantize_step(stage: StageResult) -> QuantizeStep:
         activation_type=str(metrics.get("activation_type", "")),
         nodes_quantized=int(_number(metrics, "nodes_quantized")),
         nodes_skipped=int(_number(metrics, "nodes_skipped")),
-        nodes_skipped_reasons=_counts(reasons),
+        nodes_skipped_reasons=_counts(metrics.get("nodes_skipped_reasons")),
+        equalized_tensors=int(_number(metrics, "equalized_tensors")),
+        activations_kept_at_16_bits=int(_number(metrics, "activations_kept_at_16_bits")),
         qdq_insertion_time_seconds=_number(metrics, "qdq_insertion_time_seconds"),
         postproc_time_seconds=_number(metrics, "postproc_time_seconds"),
         elapsed_seconds=0.0 if stage.record is None else stage.record.elapsed_seconds,

@@ -91,6 +91,14 @@ def test_a_build_ends_with_what_quantization_did_and_how_good_the_result_is(caps
     assert last.startswith("Built ")
 
 
+def test_activations_that_keep_more_bits_than_asked_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    spared = {"quantize": {**QUANTIZE, "equalized_tensors": 7, "activations_kept_at_16_bits": 36}}
+    result = built("w8a8", measured=spared)
+    assert "Clip), 36 activations kept at 16 bits, 86.0 MiB" in lines(result, capsys)[0]
+    (step,) = done(result).steps
+    assert (step.equalized_tensors, step.activations_kept_at_16_bits) == (7, 36)
+
+
 def test_what_was_reused_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
     built("w8a16")
     result = built("w8a8", measured={"quantize": {**QUANTIZE, "nodes_skipped": 0, "nodes_skipped_reasons": {}}})
