@@ -41,7 +41,7 @@ def precision_for(name: str, target: Target) -> Precision:
     if weights is None or activations is None or _takes_as_qdq(integers, precision):
         return precision
     if precision.mode == "rtn" and not integers.runs_blocks:
-        instead = "w4a16, whose weights are 4-bit QDQ there," if 4 in integers.weights else "fp16 or w8a8"
+        instead = "w4a16, whose weights are 4-bit QDQ there" if 4 in integers.weights else "fp16 or w8a8"
         raise UsageError(
             f"{ep} does not run MatMulNBits, the form of block-wise weights that {name} has.", advice=f"Use {instead}."
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from winml_dag.errors import StageError
@@ -18,6 +18,9 @@ from winml_dag.stages.float_model import open_session
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_half
 from winml_dag.stages.quantize.selection import identity, matching_op_types, select
+
+# How onnxruntime's converter calls the casts around what stays in float32.
+_TO_HALF, _TO_FLOAT, _INPUT_TO_HALF = "_cast_to_fp16_node", "_cast_to_fp32_node", "graph_input_cast"
 
 
 def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
@@ -45,9 +48,39 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
         op_block_list=sorted({*DEFAULT_OP_BLOCK_LIST, *listed, *others}),
         node_block_list=list(selection.nodes),
     )
+    _tidy_casts(half.graph)
     if not keeps_interface:
         _require_half_interface(half.graph)
     return half, census
+
+
+def _tidy_casts(graph: GraphProto) -> None:
+    """Let nodes in float32 hand each other float32, and read each tensor through one cast.
+
+    onnxruntime's converter puts casts around every such node by itself: what overflows float16 between two of them
+    would still overflow, and two that read one tensor get two casts of one name, which no session loads.
+    """
+    rounded = {node.output[0]: node.input[0] for node in graph.node if node.name.startswith(_INPUT_TO_HALF)}
+    rounded |= {node.output[0]: node.input[0] for node in graph.node if node.name.endswith(_TO_HALF)}
+    widened = {node.output[0]: node.input[0] for node in graph.node if node.name.endswith(_TO_FLOAT)}
+    exact = {output: rounded[source] for output, source in widened.items() if source in rounded}
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            if name in exact:
+                node.input[position] = exact[name]
+    read = {value.name for value in graph.output}
+    read |= {name for node in graph.node if node.output[0] not in widened for name in node.input}
+    read |= {source for output, source in widened.items() if output in read}
+    kept: list[NodeProto] = []
+    made: set[str] = set()
+    for node in graph.node:
+        output = node.output[0]
+        if output not in rounded.keys() | widened.keys() or (output in read and output not in made):
+            kept.append(node)
+        made.add(output)
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:

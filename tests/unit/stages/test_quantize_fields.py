@@ -1,0 +1,312 @@
+"""Every field of the quantization section does what it says, in every mode that reads it: seen in the model itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+from quantization_samples import WIDTH, Result, calibrate, image_model, model_of, quantize, text_model, token_ids
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.stages.quantize import NodeTypes
+
+W8A8 = {"weight_type": "uint8", "activation_type": "uint8", "equalize": False}
+RULES = ("qnn", "onnxruntime")
+
+
+def static(folder: Path, rules: str = "onnxruntime", model: onnx.ModelProto | None = None, **fields: Any) -> Result:
+    model = model or text_model()
+    data = token_ids(4) if model.graph.input[0].name == "input_ids" else None
+    return quantize(folder, model, "static", calibrate(folder, model, data), rules, **{**W8A8, **fields})
+
+
+def constants(result: Result) -> dict[str, np.ndarray]:
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
+
+
+def weight(result: Result, name: str = "wq") -> np.ndarray:
+    return constants(result)[f"{name}_quantized"].astype(np.int32)
+
+
+def activation_points(result: Result) -> set[int]:
+    found = constants(result)
+    nodes = [node for node in result.model.graph.node if node.op_type == "QuantizeLinear"]
+    return {int(found[node.input[2]]) for node in nodes}
+
+
+class TestWeights:
+    @pytest.mark.parametrize("rules", RULES)
+    @pytest.mark.parametrize("per_channel", [False, True])
+    def test_per_channel_is_a_scale_for_each_column(self, tmp_path, rules, per_channel):
+        found = constants(static(tmp_path, rules, per_channel=per_channel))
+        assert found["wq_scale"].shape == ((WIDTH,) if per_channel else ())
+
+    def test_per_channel_of_dynamic_is_a_scale_for_each_column(self, tmp_path):
+        for per_channel, shape in ((False, ()), (True, (WIDTH,))):
+            result = quantize(tmp_path, text_model(), "dynamic", weight_type="int8", per_channel=per_channel)
+            assert constants(result)["wq_scale"].shape == shape
+
+    @pytest.mark.parametrize("rules", RULES)
+    def test_reduced_range_leaves_one_bit_of_each_weight_unused(self, tmp_path, rules):
+        for per_channel in (False, True):
+            full, reduced = (
+                weight(static(tmp_path, rules, per_channel=per_channel, reduce_range=reduce))
+                for reduce in (False, True)
+            )
+            assert np.ptp(full) > 200
+            assert np.ptp(reduced) <= 128
+
+    def test_reduced_range_of_dynamic_leaves_one_bit_of_each_weight_unused(self, tmp_path):
+        full, reduced = (
+            weight(quantize(tmp_path, text_model(), "dynamic", weight_type="uint8", reduce_range=reduce))
+            for reduce in (False, True)
+        )
+        assert np.ptp(full) > 200
+        assert np.ptp(reduced) <= 128
+
+    @pytest.mark.parametrize("mode", ["static", "dynamic"])
+    def test_symmetric_weights_have_their_zero_in_the_middle(self, tmp_path, mode):
+        def points(symmetric):
+            if mode == "static":
+                found = constants(static(tmp_path, weight_symmetric=symmetric))
+            else:
+                fields = {"weight_type": "uint8", "weight_symmetric": symmetric}
+                found = constants(quantize(tmp_path, text_model(), "dynamic", **fields))
+            return {int(found[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")}
+
+        assert points(True) <= {127, 128}
+        assert not points(False) <= {127, 128}
+
+    @pytest.mark.parametrize("weight_type", ["int4", "uint4"])
+    @pytest.mark.parametrize("opset", [17, 21])
+    def test_four_bit_weights_have_sixteen_steps_and_run(self, tmp_path, weight_type, opset):
+        result = static(tmp_path, model=image_model(opset), weight_type=weight_type, activation_type="uint16")
+        assert result.metrics["weights_by_type"] == {weight_type: 3}
+        assert len(np.unique(weight(result, "w1"))) <= 16
+        feed = {"pixels": np.zeros((1, 3, 8, 8), np.float32)}
+        assert np.isfinite(result.outputs(feed)[0]).all()
+
+
+class TestActivations:
+    @pytest.mark.parametrize("rules", RULES)
+    def test_symmetric_activations_have_their_zero_in_the_middle_whatever_the_weights_have(self, tmp_path, rules):
+        both = static(tmp_path, rules, activation_symmetric=True, weight_symmetric=False, per_channel=False)
+        assert activation_points(both) <= {127, 128}
+        assert not {int(constants(both)[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")} <= {127, 128}
+        neither = static(tmp_path, rules, activation_symmetric=False, weight_symmetric=True, per_channel=False)
+        assert len(activation_points(neither)) > 2
+        assert {int(constants(neither)[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")} <= {127, 128}
+
+
+class TestLeftOut:
+    """``nodes_to_exclude``, ``op_types_to_exclude`` and ``op_types_to_quantize``, names or patterns, in all modes."""
+
+    @pytest.fixture(params=["static", "dynamic", "rtn", "fp16"])
+    def run(self, request, tmp_path):
+        return lambda **fields: self.of(request.param, tmp_path, **fields)
+
+    @pytest.fixture(params=["static", "dynamic", "fp16"])
+    def run_without_matmul(self, request, tmp_path):
+        return lambda **fields: self.of(request.param, tmp_path, **fields)
+
+    @staticmethod
+    def of(mode: str, folder: Path, **fields: Any) -> Result:
+        if mode == "static":
+            return static(folder, **fields)
+        return quantize(folder, text_model(), mode, rtn_block_size=16, **fields)
+
+    @pytest.mark.parametrize(
+        ("fields", "reason"),
+        [
+            ({"nodes_to_exclude": ("que*", "key", "project", "mix", "scores")}, "excluded by quant.nodes_to_exclude"),
+            ({"op_types_to_exclude": ("Mat*",)}, "excluded by quant.op_types_to_exclude"),
+            ({"op_types_to_quantize": ("Gather", "Soft*", "Gemm")}, "not among quant.op_types_to_quantize"),
+        ],
+    )
+    def test_what_is_left_out_keeps_its_float_weights_and_says_why(self, run_without_matmul, fields, reason):
+        result = run_without_matmul(**fields)
+        matmuls = [node for node in result.model.graph.node if node.op_type == "MatMul"]
+        floats = {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
+        assert {node.name for node in matmuls} == {"query", "key", "scores", "mix", "project"}
+        assert {node.input[1] for node in matmuls} >= {"wq", "wk", "wo"}
+        assert {"wq", "wk", "wo"} <= floats
+        assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {reason: 5}
+
+    def test_rtn_is_for_what_it_has_rules_for_and_refuses_when_that_is_left_out(self, tmp_path):
+        for fields in ({"op_types_to_exclude": ("Mat*",)}, {"op_types_to_quantize": ("Gather", "Gemm")}):
+            with pytest.raises(StageError, match="no weights"):
+                quantize(tmp_path, text_model(), "rtn", rtn_block_size=16, **fields)
+
+    def test_one_node_alone_can_be_left_out(self, run):
+        result = run(nodes_to_exclude=("project",))
+        assert "wo" in {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
+        assert "wq" not in {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
+        assert result.metrics["nodes_skipped_reasons"]["MatMul"]["excluded by quant.nodes_to_exclude"] == 1
+
+    @pytest.mark.parametrize(
+        ("fields", "message", "advice"),
+        [
+            ({"nodes_to_exclude": ("projekt",)}, "projekt", "'project'"),
+            (
+                {"op_types_to_exclude": ("MatMull",)},
+                "quant.op_types_to_exclude: there is no operator 'MatMull'",
+                "'MatMul'",
+            ),
+            ({"op_types_to_quantize": ("Zoft*",)}, "Zoft", ""),
+        ],
+    )
+    def test_what_fits_nothing_is_refused_with_the_nearest(self, run, fields, message, advice):
+        with pytest.raises(StageError, match=message.replace("*", ".")) as caught:
+            run(**fields)
+        assert advice in (caught.value.advice or "")
+
+    def test_an_operator_that_other_models_have_is_no_mistake(self, run):
+        assert run(op_types_to_exclude=("GroupQueryAttention", "LSTM")).metrics["nodes_quantized"] > 0
+
+
+class TestReasons:
+    def test_dynamic_says_of_each_node_what_decided(self, tmp_path):
+        reasons = quantize(tmp_path, text_model(), "dynamic").metrics["nodes_skipped_reasons"]
+        assert reasons["MatMul"] == {"its weight is not constant": 2}
+        assert reasons["Softmax"] == {"no rule for this operator": 1}
+
+    def test_rtn_says_of_each_node_what_decided(self, tmp_path):
+        result = quantize(tmp_path, text_model(), "rtn", rtn_block_size=16, nodes_to_exclude=("query",))
+        assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {
+            "excluded by quant.nodes_to_exclude": 1,
+            "its weight is not constant": 2,
+        }
+        assert result.metrics["nodes_skipped_reasons"]["Gather"] == {"no rule for this operator": 1}
+
+    def test_fp16_tells_what_has_no_float16_form_from_what_was_listed(self, tmp_path):
+        model = text_model()
+        model.graph.node.extend(
+            [
+                onnx.helper.make_node("CumSum", ["hidden_state", "axis_0"], ["sums"], "sum"),
+            ]
+        )
+        model.graph.output.append(onnx.helper.make_tensor_value_info("sums", TensorProto.FLOAT, None))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.int64), "axis_0"))
+        result = quantize(tmp_path, model, "fp16", fp16_op_block_list=("Soft*",))
+        assert result.metrics["nodes_skipped_reasons"] == {
+            "CumSum": {"kept in float32: no float16 form": 1},
+            "Softmax": {"excluded by quant.fp16_op_block_list": 1},
+        }
+
+    def test_reasons_add_up_to_what_was_skipped(self, tmp_path):
+        for mode in ("dynamic", "rtn", "fp16"):
+            metrics = quantize(tmp_path, text_model(), mode, rtn_block_size=16).metrics
+            assert metrics["nodes_skipped"] == sum(sum(of.values()) for of in metrics["nodes_skipped_reasons"].values())
+            assert metrics["nodes_skipped_by_type"] == {
+                op_type: sum(of.values()) for op_type, of in metrics["nodes_skipped_reasons"].items()
+            }
+
+
+class TestHalf:
+    def test_nodes_in_float32_that_read_one_tensor_load(self, tmp_path):
+        result = quantize(tmp_path, text_model(), "fp16", fp16_op_block_list=("MatMul",))
+        names = [node.name for node in result.model.graph.node]
+        assert len(names) == len(set(names))
+
+    def test_what_overflows_between_two_nodes_in_float32_does_no_harm(self, tmp_path):
+        """x * 60000 * 60000 / 60000 / 60000, all four in float32, and a float16 operator behind them."""
+        steps = [("Mul", "x", "a"), ("Mul", "a", "b"), ("Div", "b", "c"), ("Div", "c", "d")]
+        nodes = [onnx.helper.make_node(op, [left, "big"], [out], f"step_{out}") for op, left, out in steps]
+        model = model_of(
+            [*nodes, onnx.helper.make_node("Softmax", ["d"], ["y"], "softmax")],
+            {"x": (TensorProto.FLOAT, [1, 4])},
+            {"y": [1, 4]},
+            {"big": np.full(4, 60000, np.float32)},
+        )
+        feed = {"x": np.array([[1, 2, 3, 4]], np.float32)}
+        result = quantize(tmp_path, model, "fp16", nodes_to_exclude=("step_*",))
+        assert result.metrics["nodes_skipped_by_type"] == {"Div": 2, "Mul": 2}
+        expected = np.exp(feed["x"]) / np.exp(feed["x"]).sum()
+        assert np.allclose(result.outputs(feed)[0], expected, atol=1e-3)
+
+    def test_an_excluded_gemm_is_the_same_node_before_and_after_rtn(self, tmp_path):
+        model = image_model()
+        model.graph.node.append(onnx.helper.make_node("Gemm", ["f", "w4"], ["more"], "second", transB=1))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((5, 8), np.float32), "w4"))
+        model.graph.output.append(onnx.helper.make_tensor_value_info("more", TensorProto.FLOAT, [1, 5]))
+        blocks = quantize(tmp_path, model, "rtn", rtn_block_size=16, nodes_to_exclude=("classify",))
+        both = quantize(tmp_path, blocks.model, "fp16", nodes_to_exclude=("classify",))
+        assert [node.op_type for node in both.model.graph.node if node.name == "classify"] == ["Gemm"]
+        assert "MatMulNBits" in both.op_types()
+        assert inspect_model(both.path).tensor_bytes.keys() >= {"float16", "float32"}
+
+
+class TestMixed:
+    """``node_overrides``: types of single nodes."""
+
+    @staticmethod
+    def types(result: Result) -> dict[str, set[str]]:
+        """By node, the integer types of what it reads and makes."""
+        graph = result.model.graph
+        found = {tensor.name: tensor for tensor in graph.initializer}
+        reads = {n.output[0]: found[n.input[2]].data_type for n in graph.node if n.op_type == "DequantizeLinear"}
+        makes = {n.input[0]: found[n.input[2]].data_type for n in graph.node if n.op_type == "QuantizeLinear"}
+        weights = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in found}
+        return {
+            node.name: {
+                TensorProto.DataType.Name(kind)
+                for kind in (
+                    *(reads[name] for name in node.input if name in reads and name not in weights),
+                    *(makes[name] for name in node.output if name in makes),
+                )
+            }
+            for node in graph.node
+            if "Linear" not in node.op_type
+        }
+
+    @pytest.mark.parametrize("rules", RULES)
+    def test_a_node_computes_in_its_own_type_on_all_sides_and_its_neighbours_in_theirs(self, tmp_path, rules):
+        result = static(tmp_path, rules, node_overrides=(NodeTypes("norm", None, "uint16"),))
+        types = self.types(result)
+        assert types.pop("norm") == {"UINT16"}
+        assert all(kinds <= {"UINT8"} for kinds in types.values())
+        assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
+
+    @pytest.mark.parametrize("rules", RULES)
+    def test_the_weight_of_one_node_can_have_another_type_than_the_rest(self, tmp_path, rules):
+        found = constants(static(tmp_path, rules, node_overrides=(NodeTypes("query", "int4"),)))
+        assert len(np.unique(found["wq_quantized"].astype(np.int32))) <= 16
+        assert len(np.unique(found["wk_quantized"])) > 16
+
+    def test_a_weight_that_two_nodes_share_has_the_type_of_each(self, tmp_path):
+        model = text_model()
+        next(node for node in model.graph.node if node.name == "key").input[1] = "wq"
+        result = static(tmp_path, model=model, node_overrides=(NodeTypes("key", "int4"),))
+        assert result.metrics["weights_by_type"]["int4"] == 1
+        assert len(np.unique(constants(result)["wq_quantized"])) > 16
+
+    def test_a_name_beats_a_pattern(self, tmp_path):
+        overrides = (NodeTypes("*", None, "uint16"), NodeTypes("softmax", None, "uint8"))
+        types = self.types(static(tmp_path, node_overrides=overrides))
+        assert types.pop("softmax") == {"UINT8"}
+        assert types["norm"] == types["query"] == {"UINT16"}
+
+    def test_nodes_without_names_have_types_too(self, tmp_path):
+        model = text_model()
+        for node in model.graph.node:
+            if node.name != "norm":
+                node.ClearField("name")
+        result = static(tmp_path, model=model, node_overrides=(NodeTypes("norm", None, "uint16"),))
+        assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            ((NodeTypes("nrom", None, "uint16"),), "quant.node_overrides: no node of the model matches 'nrom'"),
+            ((NodeTypes("nor*", None, "uint16"), NodeTypes("n*", None, "int8")), "differ about node 'norm'"),
+            ((NodeTypes("query", None, "uint16"), NodeTypes("key", None, "int16")), "in 3 types"),
+        ],
+    )
+    def test_what_fits_nothing_or_contradicts_itself_is_refused(self, tmp_path, overrides, message):
+        with pytest.raises(StageError, match=message):
+            static(tmp_path, node_overrides=overrides)
