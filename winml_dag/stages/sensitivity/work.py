@@ -21,6 +21,7 @@ from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
+from winml_dag.stages.quantize.outliers import tame_outliers
 from winml_dag.stages.quantize.selection import identity
 from winml_dag.stages.quantize.work import Quantized, quantize_typed, read_ranges
 from winml_dag.stages.samples import Columns
@@ -30,7 +31,13 @@ from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE, SensitivityC
 from winml_dag.stages.sensitivity.pieces import Pieces
 from winml_dag.stages.sensitivity.ranking import NodeCost, Reference, rank
 from winml_dag.stages.sensitivity.relief import RELIEF, Relief, relieve
-from winml_dag.stages.sensitivity.replacement import Replacement, from_half, from_integer_operators, from_qdq
+from winml_dag.stages.sensitivity.replacement import (
+    Replacement,
+    from_half,
+    from_integer_operators,
+    from_qdq,
+    with_second_ones,
+)
 
 _MODEL_FILE = Path("float.onnx")
 
@@ -91,11 +98,16 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     quantize = QuantizeConfig(config.quant, config.target)
     quantized = quantize_typed(_MODEL_FILE, ranges, quantize)
     base = onnx.load(_MODEL_FILE)
-    replacements = _replacements(base.graph, quantized, config)
+    names = {node.name for node in base.graph.node}
+    if ranges is not None:
+        # As quantize did: of the same values, in float, but other ones in between.
+        tame_outliers((base.graph,), ranges, config.quant, mixes_widths=bool(config.target.mixes_widths))
+    replacements = with_second_ones(base.graph, _replacements(base.graph, quantized, config), names)
     pieces = Pieces(base, [one.covers for one in replacements], quantized.model, feeds[0])
-    names = pieces.outputs
     outputs = [list(pieces.finish(0, feed).values()) for feed in feeds]
-    reference = Reference(names, feeds, outputs, class_scores(names, classifies=config.validate.classifies))
+    reference = Reference(
+        pieces.outputs, feeds, outputs, class_scores(pieces.outputs, classifies=config.validate.classifies)
+    )
     costs = rank(base.graph, replacements, pieces, reference, workspace.progress)
     del pieces, quantized
     reliefs = relieve(_MODEL_FILE, ranges, quantize, [cost.name for cost in costs], reference, workspace.progress)
