@@ -1,0 +1,75 @@
+"""Arrays in files as samples: what is asked for is read, and no more of it is in memory than that."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.samples.arrays import npy_samples, npz_samples
+
+INPUT = InputSpec("x", "float32", (1, 4))
+
+
+def save(path, array, form):
+    if form == "npy":
+        np.save(path / "x.npy", array)
+        return npy_samples(path, [path / "x.npy"], [INPUT])
+    (np.savez if form == "npz" else np.savez_compressed)(path / "x.npz", x=array)
+    return npz_samples([path / "x.npz"], [INPUT])
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "compressed"])
+@given(data=st.data())
+def test_the_samples_that_are_asked_for_are_read(tmp_path_factory, form, data):
+    count = data.draw(st.integers(1, 30))
+    order = data.draw(st.sampled_from(["C", "F"]))
+    dtype = data.draw(st.sampled_from(["<f4", ">f4", "<f2", "<i2"]))
+    array = np.arange(4 * count).reshape(count, 4).astype(dtype, order=order)
+    samples = save(tmp_path_factory.mktemp("arrays"), array, form)
+    numbers = sorted(data.draw(st.sets(st.integers(0, count - 1))))
+    assert samples.count == count
+    assert [feed["x"].tolist() for feed in samples.read(numbers)] == [[array[number].tolist()] for number in numbers]
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "compressed"])
+def test_memory_holds_samples_and_not_the_whole_file(tmp_path, form):
+    array = np.zeros((400, 1, 100_000), np.float32)  # 160 MB
+    spec = InputSpec("x", "float32", (1, 100_000))
+    if form == "npy":
+        np.save(tmp_path / "x.npy", array)
+    else:
+        (np.savez if form == "npz" else np.savez_compressed)(tmp_path / "x.npz", x=array)
+    del array
+    tracemalloc.start()
+    samples = (
+        npy_samples(tmp_path, [tmp_path / "x.npy"], [spec])
+        if form == "npy"
+        else npz_samples([tmp_path / "x.npz"], [spec])
+    )
+    assert sum(feed["x"].size for feed in samples.held_out(2)) == 200_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40_000_000  # the archive is skimmed 16 MiB at a time
+
+
+def test_a_file_that_ends_early_is_refused(tmp_path):
+    samples = save(tmp_path, np.zeros((5, 4), np.float32), "npy")
+    content = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(content[:-3])
+    with pytest.raises(StageError, match=r"x\.npy cannot be read: it ends in sample 4"):
+        list(samples)
+
+
+def test_what_is_not_an_array_of_numbers_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(3, [("a", "f4"), ("b", "f4")]))
+    with pytest.raises(StageError, match="takes the shape"):
+        list(npy_samples(tmp_path, [tmp_path / "x.npy"], [INPUT]))
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
+    with pytest.raises(StageError, match="Python objects"):
+        npy_samples(tmp_path, [tmp_path / "x.npy"], [INPUT])
