@@ -1,0 +1,158 @@
+"""What the settings of calibration come to, and which of them contradict each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.request import Overrides
+from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+
+RANGES = json.dumps({"method": "minmax"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    for name in ("ranges.json", "data.npz", "words.txt", "photo.png", "rows.parquet", "rows.jsonl"):
+        (tmp_path / name).write_text(RANGES, encoding="utf-8")
+    (tmp_path / "processor").mkdir()
+    (tmp_path / "processor" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text("x\n1\n", encoding="utf-8")
+    return tmp_path
+
+
+def resolved(folder: Path, **quant: Any) -> Build:
+    recipe = {"model": "model.onnx", "ep": "cpu", "quant": quant}
+    loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
+    return resolve(loaded, Overrides(), folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("quant", "message"),
+    [
+        ({"calibration_load_path": "ranges.json", "calibration_data": "data.npz"}, "load_path and .*calibration_data"),
+        ({"calibration_load_path": "ranges.json", "dataset_name": "set"}, "load_path and .*dataset_name"),
+        ({"calibration_load_path": "ranges.json", "calibration_save_path": "a.json"}, "load_path and .*save_path"),
+        ({"calibration_load_path": "ranges.json", "save_calibration": True}, "load_path and .*save_calibration"),
+        ({"calibration_load_path": "ranges.json", "seed": 3}, "load_path and .*seed"),
+        ({"calibration_load_path": "ranges.json", "calibration_method": "entropy"}, "found by minmax"),
+        ({"calibration_load_path": "none.json"}, "none.json is not a file"),
+        ({"calibration_load_path": "model.onnx"}, "has no activation ranges"),
+        ({"calibration_data": "data.npz", "dataset_name": "set"}, "two sets of data"),
+        ({"calibration_data": "."}, "several kinds: arrow|several kinds"),
+        ({"calibration_data": "words.txt"}, "needs a tokenizer"),
+        ({"calibration_data": "photo.png"}, "needs an image processor"),
+        ({"calibration_data": "rows.jsonl", "columns_mapping": {"text": "a"}}, "needs a tokenizer"),
+        ({"calibration_data": "words.txt", "model_id": "set"}, "neither a tokenizer nor an image processor"),
+        *(
+            ({"calibration_save_path": path}, "calibration_save_path")
+            for path in ("../a.json", "/a.json", "~/a.json", "a/", ".", "con", ".winml-dag/a.json", "a\\..\\..\\b")
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_runs(folder, quant, message):
+    with pytest.raises(WinmlDagError, match=message):
+        resolved(folder, **quant)
+
+
+def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
+    build = resolved(folder, calibration_load_path="ranges.json")
+    assert isinstance(build.calibrate, Skip)
+    assert build.calibrate.reason == "the activation ranges come from ranges.json"
+    assert build.inputs.ranges is not None
+    assert [file.path for file in build.inputs.ranges.files] == [folder / "ranges.json"]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "rtn", "fp16"])
+@pytest.mark.parametrize("field", ["calibration_load_path", "calibration_save_path"])
+def test_modes_without_ranges_say_that_they_need_none(folder, mode, field):
+    build = resolved(folder, mode=mode, **{field: "ranges.json"})
+    assert isinstance(build.calibrate, Skip)
+    assert build.calibrate.reason == f"{mode} needs no activation ranges, so quant.{field} has no effect"
+    assert build.inputs.ranges is None
+    assert build.save_ranges is None
+
+
+def test_only_random_data_has_a_seed_by_itself_and_all_data_take_one(folder):
+    def seed_of(**quant: Any) -> int | None:
+        calibrate = resolved(folder, **quant).calibrate
+        assert not isinstance(calibrate, Skip)
+        return calibrate.quant.seed
+
+    assert (seed_of(), seed_of(seed=4)) == (0, 4)
+    assert (seed_of(calibration_data="data.npz"), seed_of(calibration_data="data.npz", seed=4)) == (None, 4)
+    assert seed_of(calibration_data="data.npz", seed=0) == 0
+
+
+def test_random_data_is_announced_and_real_data_is_not(folder):
+    assert any("random data" in notice for notice in resolved(folder).summary.notices)
+    assert not any("random" in notice for notice in resolved(folder, calibration_data="data.npz").summary.notices)
+    loaded = resolved(folder, calibration_load_path="ranges.json").summary.notices
+    assert [notice for notice in loaded if "Validating on random data" in notice]
+
+
+def test_a_task_says_what_columns_of_its_data_sets_are_called(folder):
+    quant = {"dataset_name": "set", "model_id": "processor"}
+    build = resolved(folder, **quant, task="question-answering")
+    assert not isinstance(build.calibrate, Skip)
+    assert build.calibrate.quant.columns_mapping == {"text": "question", "text_pair": "context"}
+    mapped = resolved(folder, **quant, task="question-answering", columns_mapping={"text": "x"})
+    assert not isinstance(mapped.calibrate, Skip)
+    assert mapped.calibrate.quant.columns_mapping == {"text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("data", "packages"),
+    [
+        ("data.npz", set()),
+        ("words.txt", {"transformers", "tokenizers", "sentencepiece"}),
+        ("photo.png", {"transformers", "pillow"}),
+        ("rows.parquet", {"pyarrow", "transformers", "tokenizers", "sentencepiece", "pillow"}),
+        ("rows.jsonl", {"transformers", "tokenizers", "sentencepiece", "pillow"}),
+    ],
+)
+def test_what_turns_data_into_numbers_is_known_from_their_kind(folder, data, packages):
+    build = resolved(folder, calibration_data=data, model_id="processor")
+    assert set(packages_of(build.inputs.calibration_data, build.inputs.processor)) == packages
+
+
+def test_a_package_that_is_missing_is_named_when_planning(folder, monkeypatch):
+    from winml_dag.pipeline import calibration
+
+    monkeypatch.setattr(calibration, "distribution_version", lambda name: None if name == "pyarrow" else "1")
+    with pytest.raises(WinmlDagError, match="needs pyarrow, which is not installed") as caught:
+        resolved(folder, calibration_data="rows.parquet")
+    assert "winml_dag[datasets]" in caught.value.advice
+
+
+def test_settings_that_are_written_out_build_the_same_again(folder):
+    build = resolved(
+        folder, calibration_data="rows.jsonl", model_id="processor", calibration_save_path="a.json", seed=3
+    )
+    quant = build.summary.settings["quant"]
+    assert isinstance(quant, dict)
+    assert (quant["calibration_data"], quant["model_id"], quant["seed"]) == ("../rows.jsonl", "../processor", 3)
+    assert "calibration_save_path" not in quant
+    (folder / "out").mkdir()
+    again = LoadedRecipe(
+        folder / "out" / "recipe.json", parse_recipe(json.dumps(build.summary.settings), "r.json", "json"), "json"
+    )
+    rebuilt = resolve(again, Overrides(), folder / "out")
+    assert rebuilt.calibrate == build.calibrate
+    assert [file.path.resolve() for file in (rebuilt.inputs.processor or build.inputs.model).files] == [
+        folder / "processor" / "tokenizer.json"
+    ]

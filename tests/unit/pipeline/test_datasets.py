@@ -1,0 +1,138 @@
+"""Which files of a data set are read: by its card, by their names, from a folder and from the hub's cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml_dag.errors import InputError
+from winml_dag.pipeline.datasets import choose_files, find_dataset
+
+CARD = """---
+license: mit
+configs:
+- config_name: english
+  default: true
+  data_files:
+  - split: train
+    path: data/en-*.parquet
+  - split: held out
+    path: [data/held.parquet, "extra/**/*.parquet"]
+- config_name: german
+  data_dir: de
+  data_files: "*.jsonl"
+---
+# A data set
+"""
+CARD_FILES = [
+    *("data/en-1.parquet", "data/en-2.parquet", "data/sub/en-3.parquet", "data/held.parquet"),
+    *("extra/a/b/c.parquet", "extra/d.parquet", "de/one.jsonl", "de/sub/two.jsonl", "README.md"),
+]
+
+
+@pytest.mark.parametrize(
+    ("subset", "split", "files"),
+    [
+        (None, "train", ["data/en-1.parquet", "data/en-2.parquet"]),
+        ("english", "held out", ["data/held.parquet", "extra/a/b/c.parquet", "extra/d.parquet"]),
+        ("german", "train", ["de/one.jsonl"]),
+    ],
+)
+def test_a_card_says_which_files_are_of_a_subset_and_split(subset, split, files):
+    assert choose_files("d", CARD_FILES, CARD, subset, split) == files
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "files"),
+    [
+        (
+            [
+                "data/train-00000-of-00002.parquet",
+                "data/train-00001-of-00002.parquet",
+                "data/test-00000-of-00001.parquet",
+            ],
+        )
+        + ("train", ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]),
+        (["data/unsupervised-00000-of-00001.parquet", "data/train-00000-of-00001.parquet"],)
+        + ("unsupervised", ["data/unsupervised-00000-of-00001.parquet"]),
+        (["train/data-00000-of-00001.arrow", "test/data-00000-of-00001.arrow", "train/state.json"],)
+        + ("test", ["test/data-00000-of-00001.arrow"]),
+        (["my_train_file.csv", "my-dev-file.csv", "trainer.csv"], "validation", ["my-dev-file.csv"]),
+        (["sentences.txt", "more.txt", ".hidden.txt", "dataset_infos.json"], "train", ["more.txt", "sentences.txt"]),
+        (["training/cat/1.png", "testing/cat/2.JPG", "metadata.csv"], "test", ["testing/cat/2.JPG"]),
+    ],
+)
+def test_without_a_card_names_tell_the_split_and_all_without_one_are_for_training(names, split, files):
+    assert choose_files("d", names, "", None, split) == files
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "subset", "split", "message", "advice"),
+    [
+        (CARD_FILES, CARD, "french", "train", "no subset 'french'", "english, german"),
+        (CARD_FILES, CARD, None, "test", "no files of the split 'test'", "held out, train"),
+        (CARD_FILES, CARD.replace("  default: true\n", ""), None, "train", "several subsets", "english, german"),
+        (["a/train.csv"], "", "b", "train", "no folder of that name", "a"),
+        (["train.csv"], "", None, "test", "no files of the split 'test'", "train"),
+        (["make_it.py", "README.md"], "", None, "train", "never run", "parquet"),
+        (["README.md"], "", None, "train", "no data files", "parquet"),
+        (["train-00000-of-00003.parquet"], "", None, "train", "only 1 of the 3 files", "Download"),
+        (["train.csv"], "---\nconfigs: [1]\n---\n", None, "train", "card", ""),
+        (["train.csv"], "---\nconfigs: [}\n---\n", None, "train", "card", ""),
+        (["train.csv"], "---\nconfigs: [{data_files: [{path: a}]}]\n---\n", None, "train", "card", ""),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_there_is(names, card, subset, split, message, advice):
+    with pytest.raises(InputError, match=message) as caught:
+        choose_files("d", names, card, subset, split)
+    assert advice in caught.value.advice
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """A hub cache with one data set, and no connection."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    repository = tmp_path / "hub" / "datasets--org--words"
+    snapshot = repository / "snapshots" / "c0ffee"
+    put(snapshot / "train.txt", "red fish\n")
+    put(repository / "refs" / "main", "c0ffee")
+    return snapshot
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_data_set_of_the_hub_is_found_in_its_cache_without_a_connection(hub, tmp_path):
+    found = find_dataset("org/words", tmp_path, None, "train", download=True)
+    assert [(file.name, file.path) for file in found.files] == [("train.txt", hub / "train.txt")]
+    # Another commit, or a folder of that name here, would mean other files.
+    assert {hub.parent.parent / "refs" / "main", tmp_path / "org" / "words"} <= set(found.looked_at)
+
+
+def test_a_folder_comes_before_the_hub(hub, tmp_path):
+    mine = put(tmp_path / "org" / "words" / "train.txt", "blue bird\n")
+    found = find_dataset("org/words", tmp_path, None, "train", download=False)
+    assert [file.path for file in found.files] == [mine]
+    assert mine.parent in found.looked_at
+    assert hub.exists()
+
+
+@pytest.mark.parametrize("name", ["org/other", "org/words"])
+def test_what_is_not_in_the_cache_is_not_asked_for_when_that_is_forbidden(hub, tmp_path, name):
+    with pytest.raises(InputError, match="HF_HUB_OFFLINE|no files of the split"):
+        find_dataset(name, tmp_path, None, "test", download=True)
+    assert hub.exists()
+
+
+def test_a_path_that_is_no_data_set_is_refused(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        find_dataset("./nowhere", tmp_path, None, "train", download=False)
+    put(tmp_path / "lines.txt", "red fish\n")
+    with pytest.raises(InputError, match="is a file") as caught:
+        find_dataset("lines.txt", tmp_path, None, "train", download=False)
+    assert "calibration_data" in caught.value.advice
