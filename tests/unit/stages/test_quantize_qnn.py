@@ -13,6 +13,7 @@ import pytest
 from quantization_samples import calibrate, image_model, pixels, quantize
 
 from winml_dag.ep.registry import QNN, installed
+from winml_dag.stages.quantize import NodeTypes
 
 pytestmark = [pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed"), pytest.mark.slow]
 
@@ -94,26 +95,68 @@ def bert(tmp_path_factory) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("per_channel", [None, False])
-@pytest.mark.parametrize(("weight_type", "activation_type"), [("uint8", "uint8"), ("uint8", "uint16")])
-def test_a_bert_is_one_partition(tmp_path, bert, weight_type, activation_type, per_channel):
+def sentences() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
-    data = {
+    return {
         "input_ids": generator.integers(0, 64, (4, SEQUENCE)),
         "attention_mask": (np.arange(SEQUENCE) < generator.integers(4, SEQUENCE + 1, (4, 1))).astype(np.int64),
     }
-    ranges = calibrate(tmp_path, bert, data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("weight_type", "activation_type", "per_channel"),
+    [
+        ("uint8", "uint8", None),
+        ("uint8", "uint8", False),
+        ("uint8", "uint16", None),
+        ("uint8", "uint16", False),
+        ("int8", "uint8", None),
+        ("int8", "uint16", None),
+        ("int16", "uint16", None),
+        ("int4", "uint16", None),
+        ("int4", "uint8", None),
+    ],
+)
+def test_a_bert_is_one_partition(tmp_path, bert, weight_type, activation_type, per_channel):
+    ranges = calibrate(tmp_path, bert, sentences())
     types = {"weight_type": weight_type, "activation_type": activation_type}
     result = quantize(tmp_path, bert, "static", ranges, "qnn", per_channel=per_channel, **types)
     assert result.metrics["nodes_skipped"] == 0
+    assert result.metrics["weights_by_type"][weight_type] >= 12  # the matrices of two layers
+    assert compiled(tmp_path, result.path) == {"EPContext": 1}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("activation_type", "override"),
+    [
+        ("uint8", NodeTypes("/inner/encoder/layer.0/*", None, "uint16")),
+        ("uint8", NodeTypes("*LayerNorm*", None, "uint16")),
+        ("uint16", NodeTypes("*Softmax*", None, "uint8")),
+        ("uint8", NodeTypes("*query*", "int4", "uint16")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.nodes,
+)
+def test_a_bert_with_nodes_of_other_types_is_one_partition(tmp_path, bert, activation_type, override):
+    ranges = calibrate(tmp_path, bert, sentences())
+    types = {"weight_type": "uint8", "activation_type": activation_type}
+    result = quantize(tmp_path, bert, "static", ranges, "qnn", node_overrides=(override,), equalize=False, **types)
+    assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
     assert compiled(tmp_path, result.path) == {"EPContext": 1}
 
 
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize(
     ("weight_type", "activation_type", "symmetric"),
-    [("uint8", "uint16", False), ("int16", "uint16", False), ("int8", "uint8", True)],
+    [
+        ("uint8", "uint8", False),
+        ("uint8", "uint16", False),
+        ("int16", "uint16", False),
+        ("int8", "uint8", True),
+        ("int4", "uint16", None),
+        ("int4", "uint8", None),
+    ],
 )
 def test_a_convolutional_network_is_one_partition(tmp_path, opset, weight_type, activation_type, symmetric):
     ranges = calibrate(tmp_path, image_model(opset), pixels(4))

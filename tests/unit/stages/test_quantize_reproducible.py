@@ -14,6 +14,7 @@ _PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
 from quantization_samples import calibrate, quantize, image_model, text_model, token_ids
+from winml_dag.stages.quantize import NodeTypes
 
 folder = Path(sys.argv[1])
 results = {}
@@ -21,10 +22,19 @@ for method in ("minmax", "entropy", "percentile"):
     results[method] = calibrate(folder, text_model(), token_ids(9), samples=9, calibration_method=method)
 results["random"] = calibrate(folder, image_model())
 types = {"weight_type": "uint8", "activation_type": "uint16"}
+results["image"] = quantize(folder, image_model(), "static", results["random"], "qnn", **types)
+results["random 17"] = calibrate(folder, image_model(17))
+results["opset 17"] = quantize(folder, image_model(17), "static", results["random 17"], "qnn", **types)
 for rules in ("qnn", "onnxruntime"):
     results[rules] = quantize(folder, text_model(), "static", results["minmax"], rules, **types)
-results["image"] = quantize(folder, image_model(), "static", results["random"], "qnn", **types)
-results["opset 17"] = quantize(folder, image_model(17), "static", results["random"], "qnn", **types)
+    overrides = (NodeTypes("q*", "int4"), NodeTypes("norm", None, "uint8"))
+    results[f"mixed {rules}"] = quantize(
+        folder, text_model(), "static", results["minmax"], rules, node_overrides=overrides, **types
+    )
+    four = {"weight_type": "int4", "activation_type": "uint8"}
+    results[f"w4a8 {rules}"] = quantize(folder, text_model(), "static", results["minmax"], rules, **four)
+blocks = quantize(folder, text_model(), "rtn", rtn_block_size=16)
+results["w4a16"] = quantize(folder, blocks.model, "fp16", nodes_to_exclude=("softmax",), fp16_op_block_list=("MatMul",))
 for mode in ("dynamic", "rtn", "fp16"):
     for make in (image_model, text_model):
         results[f"{mode} {make.__name__}"] = quantize(folder, make(), mode)
