@@ -92,4 +92,6 @@ def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> 
     lists = ("export: export.input_tensors", "quantize: quant.node_overrides")
     leaves = {f"{stage}: {field.path}" for stage, field in FIELDS if not field.section} | {*lists}
     leaves = {leaf for leaf in leaves if not leaf.startswith(tuple(f"{each}." for each in lists))}
+    # Only `quantize` gives the result another name than every build does.
+    leaves -= {"finalize: file"}
     assert {leaf for leaf in leaves if not any(f"{each}.".startswith(f"{leaf}.") for each in moved)} == set()

@@ -148,7 +148,8 @@ def test_every_option_is_in_the_table() -> None:
     assert {name for name, *_ in OPTIONS} == {field.path for field in OVERRIDES}
 
 
-@pytest.mark.parametrize("field", OVERRIDES, ids=lambda field: field.path)
+# Of the settings of quant, the fields of quant tell all values.
+@pytest.mark.parametrize("field", [f for f in OVERRIDES if f.path != "quant_settings"], ids=lambda field: field.path)
 def test_all_values_of_an_option_reach_what_the_table_says(project: Path, field: Field) -> None:
     found = Found()
     for base in BASES.values():

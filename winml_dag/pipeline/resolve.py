@@ -293,7 +293,7 @@ def _with_settings(quant: Quant, overrides: Overrides) -> Quant:
     if not overrides.quant_settings:
         return quant
     written = quant.model_dump(mode="json", exclude_unset=True)
-    return Quant.model_validate({**written, **overrides.quant_settings})
+    return Quant.from_dict({**written, **overrides.quant_settings})
 
 
 def _precision(asked: Asked, target: Target) -> Precision | None:

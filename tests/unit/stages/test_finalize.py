@@ -79,6 +79,14 @@ def test_large_weights_keep_their_bytes_under_the_final_name(workspace: Workspac
     np.testing.assert_array_equal(_output(Path("out/model.onnx"), size), _output(Path("in/optimized.onnx"), size))
 
 
+def test_the_weights_of_a_model_with_a_name_of_its_own_have_that_name_too(workspace: Workspace) -> None:
+    save_model(_linear(5121), Path("in/quantized.onnx"))
+    run(FinalizeConfig("small one.onnx"), workspace)
+    assert sorted(path.name for path in Path("out").iterdir()) == ["small one.onnx", "small one.onnx.data"]
+    assert inspect_model(Path("out/small one.onnx")).external_data == ("small one.onnx.data",)
+    np.testing.assert_array_equal(_output(Path("out/small one.onnx"), 5121), _output(Path("in/quantized.onnx"), 5121))
+
+
 def test_large_weights_inside_move_out(workspace: Workspace) -> None:
     Path("in/m.onnx").write_bytes(_linear(5121).SerializeToString())
     metrics, names = _finalize(workspace)
