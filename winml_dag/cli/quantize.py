@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.canonical import JsonValue
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import FILE, TEXT, cache_option, format_option, rebuild_option
 from winml_dag.errors import StageError
@@ -67,6 +67,7 @@ _SETTINGS = {
 @click.option("--ep", type=TEXT, help="Execution provider whose rules to follow [cpu].")
 @click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too.")
 @click.option("--no-validate", is_flag=True, help="Do not hold the result against the float model.")
+@click.option("--sensitivity", is_flag=True, help="Rank nodes by what quantizing them alone costs.")
 @click.option("--overwrite", is_flag=True, help="Replace a file that is not ours.")
 @rebuild_option
 @cache_option
@@ -95,6 +96,7 @@ def command(
     request = request_of(options)
     standing = look(request, cache_dir)
     if not (rebuild or verbose or format_ == "json") and say_up_to_date(standing, cache_dir, started):
+        _print_sensitivity(request, quiet=quiet, to_stderr=False)
         return 0
 
     from winml_dag.cli.report import errors_as_json
@@ -103,8 +105,10 @@ def command(
     how = BuildOptions(rebuild=rebuild, overwrite=overwrite)
     with errors_as_json(format_):
         result = carry_out(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
+    if not result.failed:
+        _print_sensitivity(request, quiet=quiet, to_stderr=format_ == "json")
     if format_ == "json":
-        _print_json(result)
+        _print_json(result, request)
     return StageError.exit_code if result.failed else 0
 
 
@@ -121,6 +125,7 @@ def request_of(options: dict[str, Any]) -> Request:
         precision=chain.precision,
         quant_settings={**chain.fields, **{field: value for field, value in given.items() if value is not None}},
         validate=False if options["no_validate"] else None,
+        sensitivity=options["sensitivity"],
     )
     return Request(
         options["recipe"],
@@ -140,7 +145,17 @@ def _json(value: Any) -> JsonValue:
     return given
 
 
-def _print_json(result: BuildResult) -> None:
+def _print_sensitivity(request: Request, *, quiet: bool, to_stderr: bool) -> None:
+    """The ranking, also when it was known: who asks for it wants to see it."""
+    if request.overrides.sensitivity and not quiet:
+        from winml_dag.cli.sensitivity import sensitivity_lines
+
+        assert request.output_file is not None
+        for line in sensitivity_lines(request.output_file):
+            click.echo(line, err=to_stderr)
+
+
+def _print_json(result: BuildResult, request: Request) -> None:
     """Print exactly one JSON object to stdout: what quantization did, and what became of every stage."""
     import json
 
@@ -149,4 +164,10 @@ def _print_json(result: BuildResult) -> None:
 
     done = quantize_result(result)
     assert done is not None
-    click.echo(json.dumps({**done.to_json(), "stages": stages_json(result)}, ensure_ascii=False))
+    ranking: JsonObject = {}
+    if request.overrides.sensitivity and not result.failed:
+        from winml_dag.cli.sensitivity import sensitivity_json
+
+        assert request.output_file is not None
+        ranking = {"sensitivity": sensitivity_json(request.output_file)}
+    click.echo(json.dumps({**done.to_json(), **ranking, "stages": stages_json(result)}, ensure_ascii=False))

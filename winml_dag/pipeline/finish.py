@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult, Status
@@ -11,7 +12,15 @@ from winml_dag.engine.placed import placed_files
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, is_changing
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, is_carried_on, is_ours, reserved, visible_outputs
+from winml_dag.pipeline.layout import (
+    BUILD_CONFIG,
+    MANIFEST,
+    beside_output,
+    is_carried_on,
+    is_ours,
+    reserved,
+    visible_outputs,
+)
 from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
@@ -170,21 +179,24 @@ def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
 
 def visible_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
     """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
-    for one file, that one and its weights.
+    for one file, that one and its weights, and reports under names like its own.
 
     Raises:
         StoreError: when two stages put out different files of one name.
     """
     found: dict[str, FileEntry] = {}
     ours = [result for result in results.values() if is_ours(result.node)]
-    if planned.summary.output_file is not None:
-        ours = [result for result in ours if result.node.id == planned.final]
+    output_file = planned.summary.output_file
+    if output_file is not None:
+        ours = [result for result in ours if result.node.id in (planned.final, "sensitivity")]
     for result in ours:
         assert result.record is not None
         if any(is_carried_on(result.node, other.node) for other in ours):
             continue
         for slot in visible_outputs(result.node, planned.summary.settings):
             for entry in result.record.outputs[slot].files:
+                if output_file is not None and result.node.id != planned.final:
+                    entry = replace(entry, name=beside_output(output_file, entry.name))
                 if found.setdefault(entry.name, entry) != entry:
                     raise StoreError(f"Two stages put out different files named {entry.name}.")
     return tuple(sorted(found.values()))

@@ -31,6 +31,7 @@ VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {
     "quantize": ("model",),
     "compile": ("model",),
     "finalize": ("model",),
+    "sensitivity": ("report",),
 }
 
 STAGE_FILE: dict[str, str] = {
@@ -47,6 +48,11 @@ def is_ours(node: Node) -> bool:
     folder.
     """
     return node.folder is None or node.stage.work.startswith("winml_dag.stages.")
+
+
+def beside_output(output_file: str, name: str) -> str:
+    """What the file *name* of a report is called beside the one file that a build is for."""
+    return f"{output_file[: -len('.onnx')]}_{name}"
 
 
 def visible_outputs(node: Node, settings: JsonObject) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from winml_dag.stages.export import EXPORT
 from winml_dag.stages.finalize import FINALIZE
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
+from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
@@ -52,6 +53,7 @@ _OURS = {
     "validate": ("validate", VALIDATE),
     "finalize": ("finalize", FINALIZE),
 }
+_FIRST = frozenset(node_id for node_id, _ in _OURS.values())
 
 
 def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
@@ -208,6 +210,17 @@ class _Line:
             if saved := build.save_ranges:
                 node = replace(node, folder=saved.folder, paths={"ranges": saved.path})
             yield node
+        if build.sensitivity is not None:
+            yield self._node(
+                "sensitivity",
+                SENSITIVITY,
+                config_json(build.sensitivity),
+                tools=self._data_tools(),
+                model=self._model,
+                ranges=ranges,
+                data=build.inputs.calibration_data,
+                processor=build.inputs.processor,
+            )
         for node_id, quantize in zip(_quantize_ids(build), chosen(build.quantize) or (), strict=False):
             stage = quantize_stage(quantize.quant.mode)
             yield self._after(self._node(node_id, stage, config_json(quantize), model=self._model, ranges=ranges))
@@ -263,7 +276,7 @@ class _Line:
             stage=stage,
             config=config,
             # A second one of a stage reads what the first gives.
-            inputs={**given, **(self._rewired.get(stage.name, {}) if node_id == _OURS[stage.name][0] else {})},
+            inputs={**given, **(self._rewired.get(stage.name, {}) if node_id in _FIRST else {})},
             kinds={} if kind is None else {"model": kind},
             toolchain={**_packages(stage), **(tools or {})},
         )

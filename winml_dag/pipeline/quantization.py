@@ -13,6 +13,7 @@ from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.sections import sensitivity_config
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, SavePath, Skip
 from winml_dag.recipe.load import load_recipe
@@ -22,9 +23,9 @@ from winml_dag.stages.finalize import FinalizeConfig
 _HALF_TYPES = ("float16", "bfloat16")
 
 
-def quantization_of(request: Request, output: Path) -> Build:
+def quantization_of(request: Request, output: Path, *, download: bool) -> Build:
     """The build that *request* means, whose result is the file *output*. Of a recipe, ``quant``, ``validate`` and the
-    target count.
+    target count; *download* allows fetching data from the hub.
 
     Raises:
         UsageError: for a model that cannot be quantized, or when nothing is to be quantized; also as ``resolve``.
@@ -37,11 +38,18 @@ def quantization_of(request: Request, output: Path) -> Build:
     _refuse_folder(model)
     _refuse_unless_float(OnnxFile.at(model))
     only = replace(request.overrides, quant=True, optimize=False, compile=False, analyze=False)
-    build = resolve(loaded, only, output.parent)
+    build = resolve(loaded, only, output.parent, download=download)
     if isinstance(build.quantize, Skip):
         raise UsageError(
             f"There is nothing to quantize: {build.quantize.reason}.", advice="Name a precision, such as -p w8a16."
         )
+    if request.overrides.sensitivity:
+        if isinstance(build.validate, Skip):
+            raise UsageError(
+                f"--sensitivity runs the samples that are kept back for validation, but {build.validate.reason}.",
+                advice="Leave out one of the two.",
+            )
+        build = replace(build, sensitivity=sensitivity_config(build.quantize[0], build.validate))
     summary = replace(build.summary, output_file=output.name, declared=0)
     saved = build.save_ranges if request.save_ranges is None else _save_path(build, request.save_ranges)
     return replace(build, summary=summary, finalize=FinalizeConfig(output.name), save_ranges=saved, declared=None)

@@ -26,6 +26,7 @@ class Overrides:
     """What was asked for on the command line or in a call; None and False leave the decision to the recipe.
 
     ``quant_settings``: fields of ``quant``, by which those of the recipe and of the precision are replaced.
+    ``sensitivity``: rank the nodes besides.
     """
 
     model: str | None = None
@@ -40,6 +41,7 @@ class Overrides:
     optimize: bool | None = None
     analyze: bool | None = None
     validate: bool | None = None
+    sensitivity: bool = False
     random_weights: bool = False
     trust_remote_code: bool = False
 
@@ -125,7 +127,7 @@ def plan_request(
     if request.output_file is not None:
         from winml_dag.pipeline.quantization import quantization_of
 
-        build: Build | OnlyDeclared = quantization_of(request, request.output_file)
+        build: Build | OnlyDeclared = quantization_of(request, request.output_file, download=download)
     else:
         build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
     planned = plan_build(build, store.fingerprints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import replace
 
 from winml_dag.engine.stage import Source, SourceFile
@@ -26,6 +27,7 @@ from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.samples import Columns
+from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.validate import CLASSIFYING_TASKS, MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
 
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
@@ -140,6 +142,14 @@ def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Ski
         return QuantizeConfig(fields)
     integers = integers_of(target.ep)
     return QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths if fields.equalize else None))
+
+
+def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
+    """What ranks the nodes that *quantize* is for, on the samples of *validate*."""
+    same = {field.name: getattr(quantize.quant, field.name) for field in fields_of(quantize.quant)}
+    columns = None if validate.quant is None else validate.quant.columns_mapping
+    samples = SamplesFields(validate.validate.samples, validate.validate.seed, validate.validate.classifies)
+    return SensitivityConfig(RankedFields(**same, columns_mapping=columns), quantize.target, samples)
 
 
 def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:

@@ -19,6 +19,7 @@ from winml_dag.stages.export import ExportConfig
 from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
+from winml_dag.stages.sensitivity import SensitivityConfig
 from winml_dag.stages.validate import ValidateConfig
 
 T = TypeVar("T")
@@ -60,8 +61,8 @@ class Build:
     """One resolved variant: what it is called, where it starts, and the config of each stage.
 
     ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
-    is a second. ``save_ranges``: where calibrate's ranges are put besides. ``declared``: stages of the recipe's own,
-    which run beside and between ours.
+    is a second. ``sensitivity`` ranks nodes by the first, beside the line. ``save_ranges``: where
+    calibrate's ranges are put besides. ``declared``: stages of the recipe's own, which run beside and between ours.
     """
 
     summary: BuildSummary
@@ -76,6 +77,7 @@ class Build:
     analyze: Skip
     finalize: FinalizeConfig = field(default_factory=FinalizeConfig)
     save_ranges: SavePath | None = None
+    sensitivity: SensitivityConfig | None = None
     declared: Declared | None = None
 
 
