@@ -33,27 +33,29 @@ if TYPE_CHECKING:
 REPORT_NAME = "validation.json"
 
 # The cosine between all of an output's values and the float model's, over all samples, below which a model is taken to
-# be broken rather than less exact. Lowest of random BERT, ViT and ResNet, and in brackets a real sentence encoder of
-# 22 M parameters calibrated on random tokens; 3 samples each; fp32 to w8a8 on QNN's emulated NPU, the rest on the CPU:
-#   fp32 and fp16 0.99998 (fp32: 0.9999)   w16a16 0.99999 (0.9997)   w8a16 0.9999 (0.975)
-#   w16a8 0.9995 (BERT alone; QNN refuses the others)   w8a8 0.9987 (0.61: unusable)   dynamic 0.9998 (0.959)
-#   int4 0.995 (0.934)
+# be broken rather than less exact. What was measured on 3 samples, on the CPU, the lowest of both providers' rules (cpu
+# and qnn): the lowest of random BERT, ViT and ResNet; a real sentence encoder of 22 M parameters on sentences; the same
+# calibrated and measured on random tokens.
+#   fp16    0.99999 1.0     1.0        w16a16  0.99999 0.99998 0.99996    w8a32   0.9998  0.9998  0.999
+#   w8a16   0.9994  0.987   0.944      w16a8   0.959   0.989   0.959      w8a8    0.952   0.974   0.913
+#   dynamic 0.9996  0.981   0.917      w4a32   0.898   0.956   0.836      w4a16   0.898   0.925   0.764
+#   w4a8    0.921   0.904   0.732
 # An attention mask of -3.4e38 that was quantized along gives the encoder 0.65 for w8a16 and about 0.4 for w8a8. So the
-# bounds of w8a16 and w8a8 lie between sound and broken models; the others are the lowest value seen with a margin.
-# fp32 is no tighter than fp16: an NPU computes both in half precision. A model that is between its bound and
-# what its precision usually has (USUAL_COSINE) passes, and its user is told.
+# bounds of these two lie between sound and broken models; the others are below the lowest value seen, with a margin.
+# fp32 is no tighter than fp16: an NPU computes both in half precision. A model that is between its bound and what its
+# precision usually has (USUAL_COSINE) passes, and its user is told.
 MINIMUM_COSINE: Mapping[str, float] = {
     "fp32": 0.999,
     "fp16": 0.999,
     "w16a16": 0.99,
     "w8a32": 0.95,
-    "w8a16": 0.95,
+    "w8a16": 0.85,
     "w16a8": 0.8,
     "w8a8": 0.8,
     "dynamic": 0.8,
     "w4a32": 0.7,
-    "w4a16": 0.7,
-    "w4a8": 0.7,
+    "w4a16": 0.6,
+    "w4a8": 0.6,
 }
 
 # How the tasks end in which a model gives scores of classes whatever it calls them.
