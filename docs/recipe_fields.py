@@ -119,14 +119,20 @@ FIELDS: dict[str, Meaning] = {
     "export.compatibility.transformers_attention": Meaning("Attention is always exported as `eager`."),
     "quant.mode": Meaning("static: QDQ with calibration. dynamic: integer weights only. rtn: weights in blocks. "
                           "`qdq` is read as static."),
-    "quant.samples": Meaning("Random samples, or the most that are taken of `quant.calibration_data`. "
+    "quant.samples": Meaning("Random samples, or the most that are taken of your data. "
                              "`calibration_samples` is another name."),
     "quant.calibration_method": Meaning("How a range is found from the values seen."),
-    "quant.calibration_data": _ours("A `.npz`, `.npy` or `.txt` file, or a folder of them, relative to the recipe. "
+    "quant.calibration_data": _ours("Arrays, texts, images or tables: a file, or a folder of them, relative to the recipe. "
                                     "See [Quantize with your data](../how-to/quantize-with-your-data.md)."),
-    "quant.task": _unused("Chooses a data set in winml-cli."),
-    "quant.model_id": _unused("Chooses a preprocessor in winml-cli."),
-    "quant.dataset_name": _refused("A data set from a hub. Use `quant.calibration_data`."),
+    "quant.task": Meaning("What the data set is for: `question-answering` has the columns `question` and `context`. "
+                          "The model's task when left out."),
+    "quant.model_id": Meaning("Whose tokenizer and image processor to use: a folder, relative to the recipe, or a hub "
+                              "id; the model's own when left out."),
+    "quant.dataset_name": Meaning("A data set: a folder, relative to the recipe, or a hub id."),
+    "quant.dataset_subset": _ours("One of its subsets; its default one when left out."),
+    "quant.dataset_split": _ours("One of its splits."),
+    "quant.columns_mapping": _ours("Of tables: the column for each input of the model, or for `text`, `text_pair` and "
+                                   "`image`; columns of these names when left out."),
     "quant.model_type": _unused("Chooses rules for an architecture in winml-cli."),
     "quant.weight_type": Meaning("Static and dynamic: type of weights."),
     "quant.activation_type": Meaning("Static: type of activations."),
@@ -145,11 +151,12 @@ FIELDS: dict[str, Meaning] = {
     "quant.reduce_range": Meaning("Static and dynamic: 7 bits of weights, for processors that overflow with 8."),
     "quant.fp16_keep_io_types": Meaning("fp16: inputs and outputs stay in float32."),
     "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, besides those without a float16 form."),
-    "quant.save_calibration": _refused("Ranges are in the cache."),
+    "quant.save_calibration": Meaning("Show the ranges in the output folder, as `calibration_ranges.json`."),
     "quant.distribution": Meaning("Of random calibration data."),
-    "quant.seed": Meaning("Of random calibration data; 0 when left out."),
-    "quant.calibration_load_path": _refused("Ranges are in the cache."),
-    "quant.calibration_save_path": _refused("Ranges are in the cache."),
+    "quant.seed": Meaning("Random data: 0 when left out. Your data: which samples are taken; the first ones when left "
+                          "out."),
+    "quant.calibration_load_path": Meaning("Ranges from a file, relative to the recipe; nothing is calibrated."),
+    "quant.calibration_save_path": Meaning("A file in the recipe's folder that the ranges are put to as well."),
     "compile.execution_provider": Meaning("Name or alias; the key `ep` at the top wins over it."),
     "compile.provider_options": Meaning("Names and values for the provider; both are texts, so put numbers in quotes. "
                                         "See [QNN's](execution-providers.md#options-of-qnn)."),

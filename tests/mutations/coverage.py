@@ -44,7 +44,7 @@ def main() -> None:
         ("provider options of QNN", f"{len(fields.PROVIDER_OPTIONS)} of {len(fields.PROVIDER_OPTIONS)}"),
         ("fields of the stages' configs", f"{len(configs.FIELDS)} of {len(configs.FIELDS)}"),
         ("edits whose reach is written by hand", len(EDITS) + len(OPTIONS) + len(own.EDITS)),
-        ("packages", len({*tools.PACKAGES, *tools.PACKAGES_WITH_TEXT})),
+        ("packages", len({*tools.PACKAGES, *(name for names in tools.PACKAGES_WITH_DATA.values() for name in names)})),
         ("stages whose version is raised", len(configs.STAGES)),
         ("changes of files that must be noticed", of_files),
         ("changes of files that must not matter", of_no_files),

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from planned_keys import LIBRARY, Warm, reached, stages_of
-from reach import BASES
+from reach import BASES, edited
 from test_keys_of_configs import STAGES
 
 import winml_dag
@@ -21,7 +21,7 @@ from winml_dag.engine import toolchain
 from winml_dag.ep.registry import QNN, RUNTIME_BUILDS
 from winml_dag.pipeline import plan
 
-# Whose version reaches which stages, in "static" and, where that differs, in "text". All others reach none.
+# Whose version reaches which stages, in "static" and, where that differs, with data of some kind. All others reach none.
 PACKAGES = {
     "torch": "export",
     "transformers": "export",
@@ -33,17 +33,31 @@ PACKAGES = {
     **dict.fromkeys(RUNTIME_BUILDS, "optimize calibrate quantize compile validate"),
     "onnxruntime-qnn": "compile validate",
 }
-PACKAGES_WITH_TEXT = {
+_TOKENIZER = {
     "transformers": "export calibrate validate",
     "tokenizers": "calibrate validate",
     "sentencepiece": "calibrate validate",
+}
+_IMAGES = {"transformers": "export calibrate validate", "pillow": "calibrate validate"}
+PACKAGES_WITH_DATA: Mapping[str, Mapping[str, str]] = {
+    "data.npz": {},
+    "data.txt": _TOKENIZER,
+    "photo.png": _IMAGES,
+    "rows/train.jsonl": {**_TOKENIZER, **_IMAGES},
+    "rows.parquet": {**_TOKENIZER, **_IMAGES, "pyarrow": "calibrate validate"},
 }
 # Imported by the work of a stage, and not in its key, because none of its bytes come from there.
 SHAPES_NOTHING = {
     ("export", "numpy"),  # compares what the exported model computes with what PyTorch does
     ("export", "onnxruntime"),  # runs the exported model for that
+    # A digest is what it is in every version.
+    *((stage, "xxhash") for stage in ("calibrate", "validate", "sensitivity")),
 }
-_IMPORTED_AS = {"onnx_ir": "onnx-ir", "google": "onnx"}  # protobuf comes with onnx, as its errors and messages
+_IMPORTED_AS = {
+    "onnx_ir": "onnx-ir",
+    "PIL": "pillow",
+    "google": "onnx",
+}  # protobuf comes with onnx, as its errors and messages
 
 
 @dataclasses.dataclass
@@ -64,21 +78,22 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installatio
     return Installation(tmp_path / "installed", monkeypatch)
 
 
-@pytest.mark.parametrize("base", ["static", "text"])
+@pytest.mark.parametrize("data", [None, *PACKAGES_WITH_DATA])
 def test_a_package_reaches_the_stages_whose_bytes_it_shapes(
-    project: Path, installation: Installation, base: str
+    project: Path, installation: Installation, data: str | None
 ) -> None:
-    expected = PACKAGES if base == "static" else {**PACKAGES, **PACKAGES_WITH_TEXT}
-    before = stages_of(BASES[base], project)
+    expected = PACKAGES if data is None else {**PACKAGES, **PACKAGES_WITH_DATA[data]}
+    recipe = BASES["static"] if data is None else edited(BASES["text"], "quant.calibration_data", data)
+    before = stages_of(recipe, project)
     for package, stages in expected.items():
         installation.install(package, "98.0")
-        after = stages_of(BASES[base], project)
+        after = stages_of(recipe, project)
         assert reached(before, after) == set(stages.split()), package
         before = after
     for package in toolchain.installed_distributions().keys() - expected.keys():
         installation.install(package, "98.0")
     installation.install("something-new", "1.0")
-    assert reached(before, stages_of(BASES[base], project)) == set()
+    assert reached(before, stages_of(recipe, project)) == set()
 
 
 def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
@@ -90,8 +105,9 @@ def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_declares_every_package_that_its_work_imports(stage: str) -> None:
     """Found in the source text of the work and of what it imports from here, wherever in a file the import stands."""
-    with_text = {package for package, stages in PACKAGES_WITH_TEXT.items() if stage in stages.split()}
-    known = {*STAGES[stage].packages, *with_text, *(package for name, package in SHAPES_NOTHING if name == stage)}
+    readers = [item for packages in PACKAGES_WITH_DATA.values() for item in packages.items()]
+    with_data = {package for package, stages in readers if stage in stages.split()}
+    known = {*STAGES[stage].packages, *with_data, *(package for name, package in SHAPES_NOTHING if name == stage)}
     found = {_IMPORTED_AS.get(name, name) for name in foreign_imports(STAGES[stage].work.partition(":")[0])}
     assert found - known == set()
     if stage != "finalize":
