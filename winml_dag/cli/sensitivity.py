@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject
-from winml_dag.pipeline.layout import beside_output
-from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
+from winml_dag.pipeline.layout import REPORTS, beside_output
 from winml_dag.store.quantities import counted
 
 _MOST_ROWS = 15
@@ -19,7 +18,7 @@ _LEAST_GAIN_DB = 1.0
 
 def sensitivity_json(output: Path) -> JsonObject:
     """The report beside *output*, and where it and the picture lie."""
-    report, picture = (output.parent / beside_output(output.name, name) for name in (REPORT_FILE, PICTURE_FILE))
+    report, picture = (output.parent / beside_output(output.name, name) for name in REPORTS)
     content: JsonObject = json.loads(report.read_text(encoding="utf-8"))
     return {"report": str(report), "picture": str(picture) if picture.exists() else None, **content}
 
@@ -55,8 +54,8 @@ def _relief_lines(report: Any) -> Iterator[str]:
     if most < _LEAST_GAIN_DB:
         yield "No few nodes are to blame: sparing them gains less than 1 dB. Try a higher precision or other data."
         return
-    # The fewest that bring at least half of what is to be had.
-    chosen = others[next(index for index, gain in gains.items() if gain >= most / 2)]
+    # The fewest that bring a good part of what is to be had: each more makes the model slower.
+    chosen = others[next(index for index, gain in gains.items() if gain >= most / 3)]
     yield f"to have the worst {chosen['worst_nodes']} {_how(chosen)}, add to the recipe:"
     yield from _recipe(chosen["by"], [node["node"] for node in report["nodes"][: chosen["worst_nodes"]]], report)
 

@@ -15,6 +15,7 @@ from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
+    REPORTS,
     beside_output,
     is_carried_on,
     is_ours,
@@ -33,7 +34,10 @@ from winml_dag.store.local import LocalStore
 def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -> None:
     """Raise UsageError when a file of somebody else's is where a build will write, whatever it comes to."""
     if planned.summary.output_file is not None:
-        _output_file(planned, planned.summary.output_file, store, overwrite=overwrite).refuse_foreign()
+        name = planned.summary.output_file
+        reports = REPORTS if any(node.id == "sensitivity" for node in planned.graph.nodes) else ()
+        file = _output_file(planned, name, store, overwrite=overwrite)
+        file.refuse_foreign(beside_output(name, report) for report in reports)
     elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
         names = reserved(planned.summary.settings) if planned.final else (MANIFEST,)
         output_folder(planned, store).refuse_foreign(names)

@@ -22,6 +22,8 @@ HIERARCHY = "export_htp_metadata.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
 RANGES = "calibration_ranges.json"
+# Beside a single quantized model, after its name.
+REPORTS = ("sensitivity.json", "sensitivity.png")
 
 # What each stage leaves in the output folder, by output slot. A stage that is not here leaves nothing there.
 VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -60,9 +60,14 @@ def worst_output(figures: Sequence[OutputFigures]) -> OutputFigures:
 
 
 def rank(
-    graph: GraphProto, replacements: Sequence[Replacement], pieces: Pieces, reference: Reference, progress: Tell
+    graph: GraphProto,
+    names: Collection[str],
+    replacements: Sequence[Replacement],
+    pieces: Pieces,
+    reference: Reference,
+    progress: Tell,
 ) -> list[NodeCost]:
-    """The cost of each of *replacements*, highest first."""
+    """The cost of each of *replacements*, highest first. *names*: of the nodes that the user's own model has."""
     costs: list[NodeCost] = []
     given: _Samples = [dict(feed) for feed in reference.feeds]
     progress(0, len(replacements), "nodes")
@@ -72,7 +77,7 @@ def rank(
             here = [replacement for replacement in replacements if pieces.holding(replacement.covers[0]) == index]
             trials = _Trials(pieces, index, given, reference, made)
             for replacement, figures in zip(here, pool.map(trials.figures, here), strict=True):
-                costs.append(_cost(graph, replacement, figures))
+                costs.append(_cost(graph, names, replacement, figures))
                 progress(len(costs), len(replacements), "nodes")
             given = [pieces.after(index, values, new) for values, new in zip(given, made, strict=True)]
     return sorted(costs, key=lambda cost: _order(cost.worst.read))
@@ -122,9 +127,11 @@ class _Trials:
         return self._reference.compare(found)
 
 
-def _cost(graph: GraphProto, replacement: Replacement, figures: tuple[OutputFigures, ...]) -> NodeCost:
+def _cost(
+    graph: GraphProto, names: Collection[str], replacement: Replacement, figures: tuple[OutputFigures, ...]
+) -> NodeCost:
     node, *others = (graph.node[position] for position in replacement.covers)
-    return NodeCost(node.name, node.op_type, tuple(other.name for other in others), figures)
+    return NodeCost(node.name, node.op_type, tuple(other.name for other in others if other.name in names), figures)
 
 
 def _order(comparison: OutputComparison) -> tuple[float, float]:

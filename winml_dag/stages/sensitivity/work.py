@@ -108,7 +108,7 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     reference = Reference(
         pieces.outputs, feeds, outputs, class_scores(pieces.outputs, classifies=config.validate.classifies)
     )
-    costs = rank(base.graph, replacements, pieces, reference, workspace.progress)
+    costs = rank(base.graph, names, replacements, pieces, reference, workspace.progress)
     del pieces, quantized
     reliefs = relieve(_MODEL_FILE, ranges, quantize, [cost.name for cost in costs], reference, workspace.progress)
     return _Findings(samples, held_out, costs, reliefs)
