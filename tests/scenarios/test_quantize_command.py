@@ -141,6 +141,8 @@ def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared
         "build_manifest.json",
         "winml_build_config.json",
     }
+    made = {stage["id"]: stage["filename"] for stage in shared.manifest("w4a16")["stages"] if "id" in stage}
+    assert (made["quantize"], made["quantize.1"]) == (None, "quantized.onnx")
     assert build(shared, "--onnx", "model.onnx", "--no-optimize", "-p", "w4a32", "-o", "w4a32") == ["finalize"]
     going_on = quantize(shared, "-m", "w4a32/quantized.onnx", "-p", "fp16", "-o", "going-on.onnx")
     assert "quantize" in going_on.reused

@@ -19,6 +19,7 @@ RECIPES = {
     "nothing but a model": {"loader": RANDOM},
     "a precision for an NPU": {"loader": RANDOM, "ep": "qnn", "precision": "w8a16"},
     "float16": {"loader": RANDOM, "precision": "fp16"},
+    "two quantizations": {"loader": RANDOM, "precision": "w4a16"},
     "quantized while compiling": {
         "loader": RANDOM,
         "compile": {"execution_provider": "qnn", "quant_config": {"weight_type": "int8", "per_channel": True}},

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import yaml
+from onnx import TensorProto, helper
 
 from winml_dag.engine.stage import Node
 from winml_dag.errors import RecipeError, UsageError
@@ -232,3 +234,20 @@ def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Plan
 def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: Planner) -> None:
     with pytest.raises(RecipeError, match="names neither a model nor a stage"):
         planned({})
+
+
+def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Path) -> None:
+    """Who reads what quantize puts out reads the end of the chain, and what quantize is to read goes to its start."""
+    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
+    onnx.save(helper.make_model(graph), folder / "small.onnx")
+    before = {**TIDY, "inputs": {"text": "optimize.model"}, "outputs": {"clean": "build/before.onnx"}}
+    behind = {**TIDY, "inputs": {"text": "quantize.model"}, "outputs": {"clean": "build/behind.txt"}}
+    stages = {"before": before, "behind": behind, "quantize": {"inputs": {"model": "before.clean"}}}
+    found = planned(stages, model="small.onnx", precision="w4a16", output_dir="out")
+    assert [node(found, name).inputs["model"] for name in ("quantize", "quantize.1")] == [
+        "before.clean",
+        "quantize.model",
+    ]
+    assert node(found, "behind").inputs["text"] == "quantize.1.model"
+    assert node(found, "finalize").inputs["model"] == "quantize.1.model"
