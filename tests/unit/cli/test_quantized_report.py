@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
     def work(node: Node, workspace: Workspace) -> JsonObject:
         for slot, folder in workspace.outputs.items():
             (folder / STAGE_FILE.get(node.stage.name, f"{slot}.json")).write_text(f"{node.id} {precision}")
-        return metrics.get(node.stage.name, {})
+        return metrics.get(node.id) or metrics.get(node.stage.name, {})
 
     store = LocalStore(Path("cache"))
     overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision, quant_settings=quant)
@@ -97,6 +98,22 @@ def test_activations_that_keep_more_bits_than_asked_for_are_told(capsys: pytest.
     assert "Clip), 36 activations kept at 16 bits, 86.0 MiB" in lines(result, capsys)[0]
     (step,) = done(result).steps
     assert (step.equalized_tensors, step.activations_kept_at_16_bits) == (7, 36)
+
+
+def test_a_chain_has_a_line_for_each_link_and_ends_with_what_came_out(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = {**QUANTIZE, "mode": "rtn", "nodes_quantized": 5, "nodes_skipped": 56, "qdq_insertion_time_seconds": 0}
+    half = {**blocks, "mode": "fp16", "nodes_quantized": 60, "nodes_skipped": 1, "nodes_skipped_reasons": {}}
+    half |= {"size_before_bytes": 22 * MIB, "size_after_bytes": 20 * MIB}
+    result = built("w4a16", measured={"quantize": blocks, "quantize.1": half})
+    first, second = lines(result, capsys)[:2]
+    assert re.fullmatch(r"quantized 5 of 61 nodes \(left .*\), 86.0 MiB -> 22.0 MiB, rtn in \d+\.\d s", first)
+    assert re.fullmatch(r"quantized 60 of 61 nodes, 22.0 MiB -> 20.0 MiB, fp16 in \d+\.\d s", second)
+    found = done(result)
+    assert [step.id for step in found.steps] == ["quantize", "quantize.1"]
+    assert (found.size_before_bytes, found.size_after_bytes) == (86 * MIB, 20 * MIB)
+    assert (found.nodes_quantized, found.nodes_skipped, found.nodes_skipped_reasons) == (60, 1, {})
+    assert found.postproc_time_seconds == 0.5
+    assert found.calibration is None
 
 
 def test_what_was_reused_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
