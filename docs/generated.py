@@ -63,11 +63,12 @@ def _command(path: str, command: click.Command, shared: set[Row]) -> str:
     about = inspect.cleandoc(command.help or "").split("\b")[0].strip()
     parts = [f"## {path}", f"```text\n{usage}\n```", about]
     rows = _option_rows(command)
-    if shared <= set(rows):
+    takes_shared = shared <= set(rows)
+    if takes_shared:
         parts.append(
             "It takes the [options about a build](#options-about-a-build)" + (", and:" if set(rows) - shared else ".")
         )
-    if own := [row for row in rows if row not in shared]:
+    if own := [row for row in rows if not (takes_shared and row in shared)]:
         parts.append(table(("option", "value", "meaning"), own))
     return "\n\n".join(parts)
 

@@ -54,11 +54,13 @@ _SETTINGS = {
 @click.option("--per-channel/--no-per-channel", default=None, help="A scale for each channel of a weight.")
 @click.option("--symmetric/--no-symmetric", default=None, help="Zero points in the middle.")
 @click.option("--reduce-range/--no-reduce-range", default=None, help="7 bits of weights instead of 8.")
-@click.option("--calibration-data", type=FILE, help="A file or folder of data to calibrate with.")
+@click.option(
+    "--calibration-data", type=FILE, help="A file or folder of data to calibrate with, and to measure the result on."
+)
 @click.option("--dataset", type=TEXT, help="A data set to calibrate with: a hub id or a folder.")
 @click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification.")
 @click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor prepares the data.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random data.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random data, or of the choice of samples.")
 @click.option("--distribution", type=click.Choice(["uniform", "normal"]), help="Of random data.")
 @click.option("--load-calibration", type=FILE, help="Ranges from an earlier calibration of this model.")
 @click.option("--save-calibration", type=FILE, help="Where to put the ranges.")
