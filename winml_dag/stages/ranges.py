@@ -49,7 +49,7 @@ class Ranges:
     Attributes:
         method: how the bounds were found.
         bounds: lowest and highest value.
-        typical: mean magnitude of what normalizations read and make.
+        typical: magnitude of most values of what normalizations read and make.
         channels: lowest and highest values of the channels of the last axis, of what normalizations make and 8 bits
             are too coarse for.
     """

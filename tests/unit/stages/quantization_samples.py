@@ -231,3 +231,51 @@ def quantize(
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
     a, b = left.ravel().astype(np.float64), right.ravel().astype(np.float64)
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def outlier_model(opset: int = 21, *, after: bool = True, transposed: bool = False) -> onnx.ModelProto:
+    """A feed-forward block that makes one channel of its residual 400 times as large as the others.
+
+    With *after*, normalizations come after residuals, as in BERT; else before, as in ViT. *transposed*: of the Gemm.
+    """
+    wide, narrow = 4 * WIDTH, WIDTH
+    down, bias = weights(wide, narrow, seed=23) / 30, weights(narrow, seed=24)
+    gamma, second_gamma = 1 + weights(narrow, seed=25), np.full(narrow, 20, np.float32)
+    up = weights(narrow, wide, seed=21)
+    # Channels that are large are of little weight, as in trained models, or the others would not matter.
+    gamma[5], up[5] = 60, up[5] / 60  # leaves 8 bits few steps for the other channels of what is normalized
+    bias[3], second_gamma[3] = 400, 0.1  # and hardly any for those of the sum of residuals
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], "norm"),
+        helper.make_node("Reshape", ["n", "rows"], ["flat"], "flatten"),
+        helper.make_node("Gemm", ["flat", "up", "up_bias"], ["h"], "up", transB=int(transposed)),
+        helper.make_node("Relu", ["h"], ["r"], "relu"),
+        helper.make_node("MatMul", ["r", "down"], ["d"], "down"),
+        helper.make_node("Add", ["down_bias", "d"], ["e"], "bias"),
+        helper.make_node("Reshape", ["e", "shape"], ["f"], "unflatten"),
+        helper.make_node("Add", ["f", "n" if after else "x"], ["sum"], "residual"),
+        helper.make_node("LayerNormalization", ["sum", "second_gamma", "beta"], ["m"], "second_norm"),
+        helper.make_node("MatMul", ["m", "out"], ["hidden_state"], "project"),
+    ]
+    return model_of(
+        nodes,
+        {"x": (TensorProto.FLOAT, [1, SEQUENCE, WIDTH])},
+        {"hidden_state": [1, SEQUENCE, WIDTH]},
+        {
+            "gamma": gamma,
+            "beta": weights(narrow, seed=26),
+            "second_gamma": second_gamma,
+            "up": np.ascontiguousarray(up.T) if transposed else up,
+            "up_bias": weights(wide, seed=22),
+            "down": down,
+            "down_bias": bias,
+            "out": weights(narrow, narrow, seed=27),
+            "rows": np.array([-1, narrow], np.int64),
+            "shape": np.array([1, SEQUENCE, narrow], np.int64),
+        },
+        opset,
+    )
+
+
+def rows(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).standard_normal((count, SEQUENCE, WIDTH)).astype(np.float32)}

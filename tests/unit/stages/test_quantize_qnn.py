@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from quantization_samples import calibrate, image_model, pixels, quantize
+from quantization_samples import calibrate, image_model, outlier_model, pixels, quantize, rows
 
 from winml_dag.ep.registry import QNN, installed
 from winml_dag.stages.quantize import NodeTypes
@@ -162,4 +162,16 @@ def test_a_convolutional_network_is_one_partition(tmp_path, opset, weight_type, 
     ranges = calibrate(tmp_path, image_model(opset), pixels(4))
     fields = {"weight_type": weight_type, "activation_type": activation_type, "weight_symmetric": symmetric}
     result = quantize(tmp_path, image_model(opset), "static", ranges, "qnn", **fields)
+    assert compiled(tmp_path, result.path) == {"EPContext": 1}
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("after", [True, False])
+@pytest.mark.parametrize("weight_type", ["uint8", "int8"])
+def test_activations_of_two_widths_are_one_partition(tmp_path, opset, after, weight_type):
+    model = outlier_model(opset, after=after)
+    ranges = calibrate(tmp_path, model, rows(4))
+    types = {"weight_type": weight_type, "activation_type": "uint8", "per_channel": True}
+    result = quantize(tmp_path, model, "static", ranges, "qnn", **types)
+    assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
     assert compiled(tmp_path, result.path) == {"EPContext": 1}

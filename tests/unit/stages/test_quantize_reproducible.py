@@ -13,7 +13,7 @@ import pytest
 _PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
-from quantization_samples import calibrate, quantize, image_model, text_model, token_ids
+from quantization_samples import calibrate, quantize, image_model, outlier_model, rows, text_model, token_ids
 from winml_dag.stages.quantize import NodeTypes
 
 folder = Path(sys.argv[1])
@@ -35,6 +35,9 @@ for rules in ("qnn", "onnxruntime"):
     results[f"w4a8 {rules}"] = quantize(folder, text_model(), "static", results["minmax"], rules, **four)
 blocks = quantize(folder, text_model(), "rtn", rtn_block_size=16)
 results["w4a16"] = quantize(folder, blocks.model, "fp16", nodes_to_exclude=("softmax",), fp16_op_block_list=("MatMul",))
+results["outliers"] = calibrate(folder, outlier_model(), rows(9), samples=9)
+bytes_ = {"weight_type": "uint8", "activation_type": "uint8"}
+results["tamed"] = quantize(folder, outlier_model(), "static", results["outliers"], "qnn", **bytes_)
 for mode in ("dynamic", "rtn", "fp16"):
     for make in (image_model, text_model):
         results[f"{mode} {make.__name__}"] = quantize(folder, make(), mode)

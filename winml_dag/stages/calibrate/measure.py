@@ -36,7 +36,9 @@ class Measured:
 
     Attributes:
         bounds: lowest and highest value, by tensor.
-        typical: mean magnitude, by tensor; of what normalizations read and make.
+        typical: magnitude of most values, by tensor; of what normalizations read and make. It is the square of the mean
+            of the roots of magnitudes, of which a few huge ones are no large part: one channel of 32 that is 400 times
+            as large as the others makes it 2.5 times as large, and the mean of magnitudes 13 times.
         channels: lowest and highest value of each channel of the last axis, by tensor; of what normalizations make,
             where 8 bits are too coarse for it.
     """
@@ -62,8 +64,9 @@ class _Reduction:
         """Its nodes; *axes* is the input that has them where the opset wants that."""
         source = self.tensor
         if self.op_type == "ReduceMean":
-            source = f"{self.output}: magnitudes"
-            yield helper.make_node("Abs", [self.tensor], [source])
+            magnitudes, source = f"{self.output}: magnitudes", f"{self.output}: roots"
+            yield helper.make_node("Abs", [self.tensor], [magnitudes])
+            yield helper.make_node("Sqrt", [magnitudes], [source])
         # Without keepdims onnxruntime fails on tensors without elements.
         node = helper.make_node(self.op_type, [source], [self.output], keepdims=1)
         if axes:
@@ -100,7 +103,7 @@ def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measu
         return low, high
 
     bounds = {name: _numbers(pair(name)) for name in tensors}
-    typical = {name: float(results[_Reduction("ReduceMean", name)][0]) for name in around}
+    typical = {name: float(np.square(results[_Reduction("ReduceMean", name)][0])) for name in around}
     channels = {name: pair(name, ranks[name]) for name in made if is_coarse(bounds[name], typical[name])}
     return Measured(
         bounds,

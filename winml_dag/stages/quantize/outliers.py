@@ -11,7 +11,7 @@ from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.quantize.selection import override_types, select
-from winml_dag.stages.quantize.wide import wide_nodes
+from winml_dag.stages.quantize.wide import wide_nodes, with_large_bias
 from winml_dag.stages.ranges import Ranges
 
 _WIDE = {"uint8": "uint16", "int8": "int16"}
@@ -54,14 +54,18 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
     for graph in graphs:
         name_nodes(graph)
     theirs = override_types(graphs[0], fields.node_overrides or ())
-    ours = [
-        NodeTypes(name, theirs[name].weight_type if name in theirs else None, wide)
+    names = [
+        name
         for name in wide_nodes(graphs[0], after, taken)
         if name not in theirs or theirs[name].activation_type is None
     ]
+    signed = with_large_bias(graphs[0], names, after) if fields.weight_type == "uint8" else frozenset()
+    ours = [
+        NodeTypes(name, theirs[name].weight_type if name in theirs else "int8" if name in signed else None, wide)
+        for name in names
+    ]
     if not ours:
         return Tamed(after, fields, equalized)
-    names = {each.nodes for each in ours}
     makes = sum(name in after.bounds for node in graphs[0].node if node.name in names for name in node.output)
     # Ours are names, which beat patterns, and take the place of what the config says of the same name.
     others = tuple(each for each in fields.node_overrides or () if each.nodes not in names)

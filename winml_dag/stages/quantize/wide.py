@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from onnx import GraphProto, NodeProto
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from winml_dag.stages.normalizations import is_coarse, normalizations
 from winml_dag.stages.ranges import Ranges
@@ -20,6 +21,8 @@ _MOVING = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", 
 _ADDING = frozenset({"Add", "Sub"})
 # Their results are as fine as their data, which is constant: the rows of a table.
 _LOOKING_UP = frozenset({"Gather"})
+
+_CHANNEL_AXIS = {"Gemm": 1, "Conv": 0}
 
 
 def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[str, ...]:
@@ -54,3 +57,28 @@ def _behind(source: str, typical: float, makers: Mapping[str, NodeProto], ranges
             behind = []
         pending += [name for name in behind if name not in seen]
         seen.update(behind)
+
+
+def with_large_bias(graph: GraphProto, names: Iterable[str], ranges: Ranges) -> frozenset[str]:
+    """Those of the nodes *names* whose bias is beyond int32 with 16-bit activations and 8-bit weights.
+
+    The scale of a bias is that of the input times that of the weight. What is beyond int32 would be cut off, silently
+    and in every w8a16 model; with symmetric weights, onnxruntime makes their scale larger for the channels concerned.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    chosen = set(names)
+    return frozenset(node.name for node in graph.node if node.name in chosen and _overflows(node, constants, ranges))
+
+
+def _overflows(node: NodeProto, constants: Mapping[str, TensorProto], ranges: Ranges) -> bool:
+    axis = _CHANNEL_AXIS.get(node.op_type)
+    if axis is None or len(node.input) < 3 or not set(node.input[1:3]) <= constants.keys():
+        return False
+    if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+        axis = 0
+    weight, bias = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[1:3])
+    channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
+    low, high = ranges.bounds[node.input[0]]
+    step = (max(high, 0.0) - min(low, 0.0)) / 65535
+    steps = (np.maximum(channels.max(1), 0) - np.minimum(channels.min(1), 0)) / 255
+    return bool((np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * step * steps).any())

@@ -1,0 +1,234 @@
+"""8-bit activations of models with a few huge values: what is done for the others, and that it can be left."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from quantization_samples import (
+    WIDTH,
+    calibrate,
+    image_model,
+    outlier_model,
+    pixels,
+    put,
+    quantize,
+    rows,
+    run_model,
+    text_model,
+    token_ids,
+    weights,
+)
+
+from winml_dag.stages.normalizations import is_coarse
+from winml_dag.stages.quantize.equalize import equalize
+from winml_dag.stages.ranges import Ranges
+
+W8A8 = {"weight_type": "uint8", "activation_type": "uint8", "per_channel": True}
+RULES = pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
+
+
+def error_of(tmp_path, model, result) -> float:
+    """Mean squared error of a quantized model on rows that it was not calibrated on, over the mean square."""
+    feed = rows(1, seed=99)
+    expected = run_model(put(tmp_path / "float", model) / "model.onnx", feed)[0]
+    return float(np.square(result.outputs(feed)[0] - expected).mean() / np.square(expected).mean())
+
+
+def types_around(graph: onnx.GraphProto) -> dict[str, set[int]]:
+    """The integer types of the activations that each node reads and makes."""
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    read = {
+        node.output[0]: constants[node.input[2]]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] not in constants
+    }
+    made = {node.input[0]: constants[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"}
+    return {
+        node.name: {read[name] for name in node.input if name in read}
+        | {made[name] for name in node.output if name in made}
+        for node in graph.node
+        if "Linear" not in node.op_type
+    }
+
+
+@RULES
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("after", [True, False])
+def test_outliers_cost_the_other_values_little(tmp_path, opset, after, rules):
+    model = outlier_model(opset, after=after)
+    ranges = calibrate(tmp_path, model, rows(16), samples=16)
+    plain = quantize(tmp_path, model, "static", ranges, rules, equalize=False, **W8A8)
+    tamed = quantize(tmp_path, model, "static", ranges, rules, **W8A8)
+    assert error_of(tmp_path, model, tamed) < error_of(tmp_path, model, plain) / 3
+    assert tamed.metrics["nodes_skipped"] == 0
+    assert tamed.metrics["equalized_tensors"] == 1
+    assert tamed.metrics["activations_kept_at_16_bits"] >= 3
+    assert set(tamed.metrics["activations_by_type"]) == {"uint8", "uint16"}
+    assert tamed.metrics["activations_by_type"]["uint8"] >= 5
+
+
+def test_every_node_computes_in_one_width(tmp_path):
+    ranges = calibrate(tmp_path, outlier_model(), rows(8))
+    tamed = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", **W8A8)
+    around = types_around(tamed.model.graph)
+    assert {len(types) for types in around.values()} == {1}
+    wide = {name for name, types in around.items() if types == {onnx.TensorProto.UINT16}}
+    assert {"residual", "second_norm", "unflatten", "bias", "norm"} <= wide
+    assert not {"up", "relu", "project"} & wide
+
+
+def test_activations_stay_at_8_bits_where_the_provider_does_not_mix_widths(tmp_path):
+    ranges = calibrate(tmp_path, outlier_model(), rows(8))
+    result = quantize(tmp_path, outlier_model(), "static", ranges, "onnxruntime", mixes_widths=False, **W8A8)
+    assert set(result.metrics["activations_by_type"]) == {"uint8"}
+    assert (result.metrics["equalized_tensors"], result.metrics["activations_kept_at_16_bits"]) == (1, 0)
+
+
+@RULES
+def test_left_out_every_activation_has_the_type_asked_for(tmp_path, rules):
+    ranges = calibrate(tmp_path, outlier_model(), rows(8))
+    result = quantize(tmp_path, outlier_model(), "static", ranges, rules, equalize=False, **W8A8)
+    assert set(result.metrics["activations_by_type"]) == {"uint8"}
+    assert (result.metrics["equalized_tensors"], result.metrics["activations_kept_at_16_bits"]) == (0, 0)
+    assert "norm_equalized" not in {node.name for node in result.model.graph.node}
+
+
+@RULES
+@pytest.mark.parametrize(("make", "data"), [(image_model, pixels(8)), (text_model, token_ids(8))])
+def test_a_model_without_outliers_is_quantized_as_ever(tmp_path, make, data, rules):
+    ranges = calibrate(tmp_path, make(), data)
+    default, plain = (
+        quantize(tmp_path, make(), "static", ranges, rules, equalize=equalized, **W8A8) for equalized in (None, False)
+    )
+    assert default.content == plain.content
+
+
+def test_16_bit_activations_need_none_of_it(tmp_path):
+    ranges = calibrate(tmp_path, outlier_model(), rows(8))
+    types = {"weight_type": "uint8", "activation_type": "uint16"}
+    default, plain = (
+        quantize(tmp_path, outlier_model(), "static", ranges, "qnn", equalize=equalized, **types)
+        for equalized in (None, False)
+    )
+    assert default.content == plain.content
+
+
+def test_types_that_the_recipe_gives_to_a_node_stay(tmp_path):
+    from winml_dag.stages.quantize import NodeTypes
+
+    ranges = calibrate(tmp_path, outlier_model(), rows(8))
+    overrides = (NodeTypes("residual", activation_type="uint8"), NodeTypes("second*", weight_type="int8"))
+    result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", node_overrides=overrides, **W8A8)
+    around = types_around(result.model.graph)
+    assert around["residual"] == {onnx.TensorProto.UINT8}
+    assert around["second_norm"] == {onnx.TensorProto.UINT16}
+    assert result.metrics["weights_by_type"]["int8"] == 1
+
+
+def test_an_excluded_normalization_is_left_as_it_is(tmp_path):
+    ranges = calibrate(tmp_path, outlier_model(), rows(8))
+    result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", nodes_to_exclude=("norm",), **W8A8)
+    assert result.metrics["equalized_tensors"] == 0
+    assert result.metrics["nodes_skipped_by_type"] == {"LayerNormalization": 1}
+    assert error_of(tmp_path, outlier_model(), result) < 0.01
+
+
+def test_nodes_without_names_are_found_all_the_same(tmp_path):
+    named, nameless = outlier_model(), outlier_model()
+    for node in nameless.graph.node:
+        node.ClearField("name")
+    results = [
+        quantize(tmp_path, model, "static", calibrate(tmp_path, model, rows(8)), "qnn", **W8A8)
+        for model in (named, nameless)
+    ]
+    feed = rows(1, seed=5)
+    assert np.array_equal(*(result.outputs(feed)[0] for result in results))
+
+
+def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
+    """With a scale of 2e-10 for the bias of "down", 400 would be 2e12 steps: int32 ends at 2e9."""
+    model = outlier_model()
+    nodes = [node for node in model.graph.node if node.name not in ("down", "bias", "unflatten")]
+    position = next(index for index, node in enumerate(nodes) if node.name == "relu") + 1
+    tiny = helper.make_tensor(
+        "down", onnx.TensorProto.FLOAT, [4 * WIDTH, WIDTH], weights(4 * WIDTH, WIDTH).ravel() / 1e4
+    )
+    next(tensor for tensor in model.graph.initializer if tensor.name == "down").CopyFrom(tiny)
+    nodes[position:position] = [
+        helper.make_node("Gemm", ["r", "down", "down_bias"], ["e"], "down"),
+        helper.make_node("Reshape", ["e", "shape"], ["f"], "unflatten"),
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    ranges = calibrate(tmp_path, model, rows(8))
+    tamed = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
+    assert types_around(tamed.model.graph)["down"] == {onnx.TensorProto.UINT16}
+    assert error_of(tmp_path, model, tamed) < 1e-3
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    after=st.booleans(),
+    transposed=st.booleans(),
+    opset=st.sampled_from([17, 21]),
+    largest=st.floats(1, 1e4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_equalizing_changes_no_result_of_the_float_model_by_a_bit(after, transposed, opset, largest, seed):
+    """Whatever was measured: what is divided in one place is multiplied in the other, by powers of two."""
+    model = outlier_model(opset, after=after, transposed=transposed)
+    high = np.random.default_rng(seed).uniform(0.01, 1, WIDTH)
+    high[seed % WIDTH] = largest
+    measured = (tuple(map(float, -high)), tuple(map(float, high)))
+    bounds = {"n": (-float(high.max()), float(high.max()))}
+    ranges = Ranges("minmax", bounds, None, {"n": 0.1}, {"n": measured})  # type: ignore[arg-type]
+    model = onnx.shape_inference.infer_shapes(model)
+    equalized = onnx.ModelProto()
+    equalized.CopyFrom(model)
+    found, count = equalize((equalized.graph,), ranges, bool)
+    assert count == is_coarse(bounds["n"], 0.1)
+    feed = rows(1, seed=seed % 1000)
+    before, now = (_run(one, feed) for one in (model, equalized))
+    assert np.array_equal(before, now)
+    if count:
+        (low, top) = found.bounds["n_equalized"]
+        assert found.bounds["flat"] == (low, top)
+        assert top - low <= bounds["n"][1] - bounds["n"][0]
+        assert sum(node.op_type == "LayerNormalization" for node in equalized.graph.node) == 2 + after
+
+
+def _run(model: onnx.ModelProto, feed) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, dict(feed))[0]
+
+
+def test_what_is_measured_does_not_depend_on_the_order_of_the_samples(tmp_path):
+    data = rows(7)
+    forward, backward = (
+        json.loads(calibrate(tmp_path, outlier_model(), {"x": data["x"][::step]}).content) for step in (1, -1)
+    )
+    assert forward.pop("from") != backward.pop("from")  # the digest of the samples, which is of their order
+    assert forward == backward
+    assert set(forward["typical"]) == {"x", "n", "sum", "m"}
+    assert set(forward["channels"]) == {"n"}
+    low, high = forward["channels"]["n"]
+    assert (min(low), max(high)) == tuple(forward["ranges"]["n"])
+
+
+def test_bounds_of_histograms_are_tamed_too(tmp_path):
+    ranges = calibrate(tmp_path, outlier_model(), rows(12), samples=12, calibration_method="percentile")
+    plain, tamed = (
+        quantize(tmp_path, outlier_model(), "static", ranges, "qnn", equalize=equalized, **W8A8)
+        for equalized in (False, None)
+    )
+    assert tamed.metrics["activations_kept_at_16_bits"] >= 3
+    assert error_of(tmp_path, outlier_model(), tamed) < error_of(tmp_path, outlier_model(), plain)
