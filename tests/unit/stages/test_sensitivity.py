@@ -1,0 +1,371 @@
+"""sensitivity: the cost of each node alone, held against models in which really only that node is quantized."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from ep_stage_runs import run_stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from quantization_samples import (
+    calibrate,
+    fresh,
+    image_model,
+    inside,
+    outlier_model,
+    pixels,
+    put,
+    quantize,
+    rows,
+    text_model,
+    token_ids,
+)
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.stages.quantize import NodeTypes, QuantizeTarget
+from winml_dag.stages.sensitivity import SENSITIVITY, RankedFields, SamplesFields, SensitivityConfig
+from winml_dag.stages.sensitivity.pieces import Pieces, run_session
+from winml_dag.stages.sensitivity.replacement import Replacement
+from winml_dag.stages.sensitivity.work import run
+
+SAMPLES = 3
+BYTES = {"weight_type": "uint8", "activation_type": "uint8"}
+
+
+@dataclass(frozen=True)
+class Ranking:
+    metrics: Mapping[str, Any]
+    report: Mapping[str, Any]
+    files: frozenset[str]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """SQNR by node."""
+        return {node["node"]: node["sqnr_db"] for node in self.report["nodes"]}
+
+    def covers(self, name: str) -> list[str]:
+        node = next(node for node in self.report["nodes"] if node["node"] == name)
+        return [name, *node["includes"]]
+
+    @property
+    def relief(self) -> dict[int, Mapping[str, Any]]:
+        return {relief["worst_nodes"]: relief for relief in self.report["relief"]}
+
+
+def sensitivity(
+    folder: Path,
+    model: onnx.ModelProto,
+    mode: str,
+    data: Mapping[str, np.ndarray],
+    ranges: Any = None,
+    target: QuantizeTarget | None = None,
+    **fields: Any,
+) -> Ranking:
+    with inside(fresh(folder, "sensitivity")):
+        inputs = {"model": put(Path("model"), model), "data": Path("data")}
+        inputs["data"].mkdir()
+        np.savez(inputs["data"] / "samples.npz", **data)
+        if ranges is not None:
+            inputs["ranges"] = ranges.folder
+        Path("report").mkdir()
+        rules = QuantizeTarget("onnxruntime", mixes_widths=True) if mode == "static" else QuantizeTarget()
+        config = SensitivityConfig(RankedFields(mode, **fields), target or rules, SamplesFields(SAMPLES, None))
+        metrics = run(config, Workspace(inputs, {"report": Path("report")}))
+        report = json.loads(Path("report/sensitivity.json").read_text())
+        return Ranking(metrics, report, frozenset(path.name for path in Path("report").iterdir()))
+
+
+def held_out(data: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """What the stage runs: the last samples of *data*."""
+    count = len(next(iter(data.values())))
+    specs = range(count - SAMPLES, count)
+    return [{name: array[index : index + 1] for name, array in data.items()} for index in specs]
+
+
+def sqnr(reference: onnx.ModelProto, candidate: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> float:
+    """Of the only output, on samples without padding; nothing fused, so that both compute what their nodes say."""
+    expected, found = (np.concatenate(run_plainly(model, feeds)).astype(np.float64) for model in (reference, candidate))
+    noise = float(((found - expected) ** 2).sum())
+    return 10 * math.log10(float((expected**2).sum()) / noise) if noise else math.inf
+
+
+def run_plainly(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [session.run(None, feed)[0].ravel() for feed in feeds]
+
+
+def unpadded(count: int) -> dict[str, np.ndarray]:
+    data = token_ids(count)
+    return {**data, "attention_mask": np.ones_like(data["attention_mask"])}
+
+
+def names(model: onnx.ModelProto) -> list[str]:
+    return [node.name for node in model.graph.node]
+
+
+@pytest.mark.parametrize(("mode", "fields"), [("dynamic", {"weight_type": "int8"}), ("rtn", {"rtn_block_size": 16})])
+def test_a_nodes_cost_is_that_of_a_model_in_which_all_others_are_left_in_float(
+    tmp_path: Path, mode: str, fields: dict[str, Any]
+) -> None:
+    model, data = text_model(), unpadded(8)
+    ranking = sensitivity(tmp_path, model, mode, data, **fields)
+    assert ranking.ratios.keys() >= {"query", "key", "project"}
+    for name, ratio in ranking.ratios.items():
+        others = [other for other in names(model) if other != name]
+        alone = quantize(tmp_path, model, mode, nodes_to_exclude=tuple(others), **fields)
+        assert ratio == pytest.approx(sqnr(model, alone.model, held_out(data)), abs=0.06), name
+
+
+def test_a_nodes_cost_in_float16_is_that_of_a_model_in_which_all_others_stay_in_float32(tmp_path: Path) -> None:
+    """But for the output, which the converter rounds whatever makes it."""
+    model, data = text_model(), unpadded(8)
+    ranking = sensitivity(tmp_path, model, "fp16", data)
+    assert ranking.ratios.keys() >= {"embed", "norm", "softmax", "residual"}
+    output = np.concatenate(run_plainly(model, held_out(data))).astype(np.float64)
+    rounding = float(((output.astype(np.float16) - output) ** 2).sum() / (output**2).sum())
+    for name, ratio in ranking.ratios.items():
+        others = [other for other in names(model) if other != name]
+        alone = quantize(tmp_path, model, "fp16", nodes_to_exclude=tuple(others))
+        noise = (0 if ratio is None else 10 ** (-ratio / 10)) + (0 if name == "residual" else rounding)
+        expected = sqnr(model, alone.model, held_out(data))
+        assert -10 * math.log10(noise) == pytest.approx(expected, abs=1), name
+
+
+def test_a_nodes_cost_in_static_mode_is_that_of_a_model_with_q_and_dq_around_it_alone(tmp_path: Path) -> None:
+    """In a chain, where nobody else reads what goes through them, the rules for some nodes are those for one."""
+    model, data = image_model(), pixels(8)
+    ranges = calibrate(tmp_path, model, data)
+    ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
+    assert set(ranking.ratios) == {"conv1", "conv2", "pool", "flatten", "classify"}
+    assert ranking.covers("conv1") == ["conv1", "relu1"], "the lowest integer stands for the Relu"
+    for name, ratio in ranking.ratios.items():
+        others = [other for other in names(model) if other not in ranking.covers(name)]
+        alone = quantize(tmp_path, model, "static", ranges, "onnxruntime", nodes_to_exclude=tuple(others), **BYTES)
+        assert ratio == pytest.approx(sqnr(model, alone.model, held_out(data)), abs=0.06), name
+
+
+def test_the_node_that_does_the_damage_comes_first(tmp_path: Path) -> None:
+    model, data = text_model(), unpadded(8)
+    (project,) = [tensor for tensor in model.graph.initializer if tensor.name == "wo"]
+    values = numpy_helper.to_array(project).copy()
+    values[0, 0] = 60  # one number that takes all the steps of a scale for the whole matrix
+    project.CopyFrom(numpy_helper.from_array(values, "wo"))
+    ranges = calibrate(tmp_path, model, data)
+    ranking = sensitivity(tmp_path, model, "static", data, ranges, per_channel=False, **BYTES)
+    ratios = list(ranking.ratios.values())
+    assert ranking.report["nodes"][0]["node"] == ranking.metrics["worst_node"] == "project"
+    assert ratios == sorted(ratios, key=lambda ratio: math.inf if ratio is None else ratio)
+
+
+def test_sparing_the_worst_nodes_is_measured_on_the_model_that_a_user_would_get(tmp_path: Path) -> None:
+    model, data = text_model(), unpadded(8)
+    ranges = calibrate(tmp_path, model, data)
+    ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
+    worst = list(ranking.ratios)
+    for count in (0, 2):
+        overrides = tuple(NodeTypes(name, activation_type="uint16") for name in worst[:count]) or None
+        spared = quantize(tmp_path, model, "static", ranges, "onnxruntime", node_overrides=overrides, **BYTES)
+        relief = ranking.relief[count]
+        assert relief["by"] == "node_overrides"
+        assert relief["sqnr_db"] == pytest.approx(sqnr(model, spared.model, held_out(data)), abs=0.06)
+    assert ranking.relief[4]["sqnr_db"] > ranking.relief[0]["sqnr_db"]
+
+
+def test_where_widths_do_not_mix_the_worst_nodes_are_left_in_float(tmp_path: Path) -> None:
+    model, data = text_model(), unpadded(8)
+    ranges = calibrate(tmp_path, model, data)
+    target = QuantizeTarget("onnxruntime", mixes_widths=False)
+    ranking = sensitivity(tmp_path, model, "static", data, ranges, target, **BYTES)
+    excluded = tuple(list(ranking.ratios)[:2])
+    spared = quantize(tmp_path, model, "static", ranges, "onnxruntime", nodes_to_exclude=excluded, **BYTES)
+    relief = ranking.relief[2]
+    assert (relief["by"], relief["sqnr_db"]) == (
+        "nodes_to_exclude",
+        pytest.approx(sqnr(model, spared.model, held_out(data)), abs=0.06),
+    )
+
+
+def test_an_equalized_model_is_ranked_by_the_nodes_that_its_user_has(tmp_path: Path) -> None:
+    """Equalization scales matrices, and puts a second normalization behind one that a residual reads too."""
+    model, data = outlier_model(), rows(8)
+    ranges = calibrate(tmp_path, model, data)
+    ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
+    quantized = quantize(tmp_path, model, "static", ranges, "onnxruntime", **BYTES).model
+    assert "norm_equalized" in names(quantized), "the model of this test"
+    shown = {name for node in ranking.report["nodes"] for name in (node["node"], *node["includes"])}
+    assert shown == set(names(model))
+    # Every one alone is better than all together: what is in float beside it is the equalized model.
+    assert all(ratio is None or ratio > ranking.relief[0]["sqnr_db"] - 0.1 for ratio in ranking.ratios.values())
+
+
+def test_a_node_without_a_name_is_told_by_one_that_can_be_excluded(tmp_path: Path) -> None:
+    model, data = image_model(), pixels(8)
+    for node in model.graph.node:
+        node.name = ""
+    ranges = calibrate(tmp_path, model, data)
+    ranking = sensitivity(tmp_path, model, "static", data, ranges, **BYTES)
+    assert "Conv_of_node_2" in ranking.ratios
+    spared = quantize(tmp_path, model, "static", ranges, "onnxruntime", nodes_to_exclude=("Conv_of_node_2",), **BYTES)
+    assert spared.metrics["nodes_skipped"] == 1
+
+
+def test_padding_counts_for_nothing(tmp_path: Path) -> None:
+    """Two rankings on the same texts; what stands behind the end of a text is another in each."""
+    model, data = text_model(), token_ids(8)
+    ranges = calibrate(tmp_path, model, data)
+    hidden = data["attention_mask"] == 0
+    assert hidden[-SAMPLES:].any(), "the data of this test"
+    other = {**data, "input_ids": np.where(hidden, (data["input_ids"] + 3) % 16, data["input_ids"])}
+    first, second = (sensitivity(tmp_path, model, "dynamic", each, weight_type="int8") for each in (data, other))
+    for name in ("project", "query"):
+        assert first.ratios[name] == pytest.approx(second.ratios[name], abs=1.5)
+    assert ranges.metrics["samples"] == 8
+
+
+def test_random_inputs_are_run_where_there_is_no_data(tmp_path: Path) -> None:
+    model = image_model()
+    with inside(fresh(tmp_path, "random")):
+        Path("report").mkdir()
+        config = SensitivityConfig(RankedFields("rtn", rtn_block_size=16), QuantizeTarget(), SamplesFields(2, 7))
+        inputs = {"model": put(Path("model"), model)}
+        metrics = run(config, Workspace(inputs, {"report": Path("report")}))
+        report = json.loads(Path("report/sensitivity.json").read_text())
+    assert metrics["samples"] == 2
+    assert (report["data"], report["seed"], report["held_out"]) == ("random", 7, True)
+
+
+def test_what_cannot_be_ranked_is_refused_in_words(tmp_path: Path) -> None:
+    model, data = image_model(), pixels(8)
+    ranges = calibrate(tmp_path, model, data)
+    with pytest.raises(StageError, match="needs activation ranges"):
+        sensitivity(tmp_path, model, "static", data, **BYTES)
+    quantized = quantize(tmp_path, model, "static", ranges, "onnxruntime", **BYTES).model
+    with pytest.raises(StageError, match="quantized already and cannot be ranked by sensitivity"):
+        sensitivity(tmp_path, quantized, "static", data, ranges, **BYTES)
+    with pytest.raises(StageError, match="No node of the model could be quantized"):
+        sensitivity(tmp_path, model, "static", data, ranges, nodes_to_exclude=("*",), **BYTES)
+
+
+def test_without_matplotlib_there_is_a_report_and_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+    )
+    ranking = sensitivity(tmp_path, image_model(), "rtn", pixels(8), rtn_block_size=16)
+    assert (ranking.files, ranking.metrics["picture"]) == ({"sensitivity.json"}, False)
+
+
+@pytest.mark.slow
+def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    model, data = image_model(), pixels(8)
+    ranges = calibrate(tmp_path, model, data)
+    onnx.save(model, tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", **data)
+    config = {
+        "quant": {"mode": "static", "per_channel": True, **BYTES},
+        "target": {"rules": "onnxruntime", "mixes_widths": True},
+        "validate": {"samples": 3, "seed": None},
+    }
+    inputs = {
+        "model": {"model.onnx": tmp_path / "model.onnx"},
+        "ranges": {"ranges.json": ranges.path},
+        "data": {"data.npz": tmp_path / "data.npz"},
+    }
+    first, second = (
+        run_stage(SENSITIVITY, tmp_path / f"run-{seed}", config, inputs, hash_seed=seed) for seed in (0, 1)
+    )
+    assert not first.error
+    assert first.files().keys() == {"sensitivity.json", "sensitivity.png"}
+    assert first.files() == second.files()
+
+
+@st.composite
+def small_graphs(draw: st.DrawFn) -> onnx.ModelProto:
+    """Nodes that read any values before them, with several outputs, some of which others read too."""
+    values = ["x"]
+    nodes = []
+    for position in range(draw(st.integers(1, 24))):
+        op_type = draw(st.sampled_from(["Add", "Sub", "Tanh", "Neg", "MatMul", "Split"]))
+        read = draw(st.sampled_from(values))
+        made = [f"v{position}"]
+        if op_type in ("Add", "Sub"):
+            reads = [read, draw(st.sampled_from([*values, "small", "large"]))]
+        elif op_type == "MatMul":
+            reads = [read, "large"]
+        elif op_type == "Split":
+            nodes.append(helper.make_node("Concat", [read, read], [f"twice{position}"], f"twice{position}", axis=0))
+            reads, made = [f"twice{position}"], [f"v{position}", f"w{position}"]
+        else:
+            reads = [read]
+        attributes = {"num_outputs": 2} if op_type == "Split" else {}
+        nodes.append(helper.make_node(op_type, reads, made, f"n{position}", **attributes))
+        values += made
+    outputs = draw(st.lists(st.sampled_from(values[1:]), min_size=1, max_size=3, unique=True))
+    generator = np.random.default_rng(0)
+    constants = {"small": generator.standard_normal(32), "large": generator.standard_normal((32, 32)) / 6}
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [32, 32])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [32, 32]) for name in outputs],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def replacements(model: onnx.ModelProto) -> Iterator[Replacement]:
+    """Each node with its outputs negated."""
+    for position, node in enumerate(model.graph.node):
+        own = onnx.NodeProto()
+        own.CopyFrom(node)
+        own.output[:] = [f"{name} first" for name in node.output]
+        negated = [helper.make_node("Neg", [f"{name} first"], [name]) for name in node.output]
+        yield Replacement((position,), (own, *negated), ())
+
+
+@settings(max_examples=30, deadline=None)
+@given(model=small_graphs())
+def test_a_model_in_pieces_gives_what_it_gives_as_a_whole_whatever_node_is_replaced(model: onnx.ModelProto) -> None:
+    x = {"x": np.random.default_rng(1).standard_normal((32, 32)).astype(np.float32)}
+    cut = onnx.ModelProto()
+    cut.CopyFrom(model)
+    pieces = Pieces(cut, [], model, x)
+    assert _outputs(model, x) == {name: value.tobytes() for name, value in pieces.finish(0, x).items()}
+    for replacement in replacements(model):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        (position,) = replacement.covers
+        nodes = list(model.graph.node)
+        del changed.graph.node[:]
+        changed.graph.node.extend([*nodes[:position], *replacement.nodes, *nodes[position + 1 :]])
+        index, values = pieces.holding(position), dict(x)
+        for before in range(index):
+            values = pieces.after(before, values, pieces.run(before, values))
+        made = run_session(pieces.replaced(index, replacement, values), values)
+        found = pieces.finish(index + 1, pieces.after(index, values, made))
+        assert _outputs(changed, x) == {name: value.tobytes() for name, value in found.items()}
+
+
+def _outputs(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> dict[str, bytes]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    wanted = [output.name for output in session.get_outputs()]
+    return {name: value.tobytes() for name, value in zip(wanted, session.run(wanted, dict(feed)), strict=True)}
