@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 CONFIG = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 # Where the local hub cache has the commits of org/name, and which of them ``main`` is.
 HUB = "hub/models--org--name"
+ROWS = "hub/datasets--org--rows"
 COMMITS: Mapping[str, bytes] = {"c1": b"weights", "c2": b"other weights", "c3": b"weights"}
 
 _TEXT: Mapping[str, Any] = {"ep": "qnn", "quant": {"calibration_data": "data.txt"}, "compile": {}}
@@ -28,6 +29,9 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "onnx": {"model": "onnx/model.onnx", "ep": "qnn", "quant": {"calibration_data": "data"}, "compile": {}},
     "compiled": {"model": "compiled/model.onnx", "skip_optimize": True},
     "npy": {"model": "onnx/model.onnx", "quant": {"calibration_data": "x.npy"}},
+    "rows": {"model": "onnx/model.onnx", "quant": {"dataset_name": "rows"}},
+    "data set of the hub": {"model": "onnx/model.onnx", "quant": {"dataset_name": "org/rows"}},
+    "ranges": {"model": "onnx/model.onnx", "quant": {"calibration_load_path": "affinity.json"}},
     "option file": {
         "model": "onnx/model.onnx",
         "ep": "qnn",
@@ -46,6 +50,9 @@ def make_files(folder: Path) -> None:
         put(folder / HUB / "snapshots" / commit / "model.safetensors", weights)
     for reference in ("main", "v2"):
         put(folder / HUB / "refs" / reference, b"c1")
+    for commit, rows in {"c1": b"{}", "c2": b'{"x": 1}', "c3": b"{}"}.items():
+        put(folder / ROWS / "snapshots" / commit / "train.jsonl", rows)
+    put(folder / ROWS / "refs" / "main", b"c1")
     put(folder / "x.npy", b"array")
     make_compiled(folder / "compiled")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from model_files import CONFIG, HUB, RECIPES, flip_a_bit, make_files, put, put_back, swap
+from model_files import CONFIG, HUB, RECIPES, ROWS, flip_a_bit, make_files, put, put_back, swap
 from planned_keys import Warm, keys, reached
 
 Change = Callable[[Path], object]
@@ -172,6 +172,24 @@ MUST_CHANGE: dict[str, tuple[str, Change, str]] = {
         lambda at: rename_in_recipe(at, "x.npy", "y.npy"),
         "calibrate validate",
     ),
+    "a byte of a data set": ("rows", lambda at: flip_a_bit(at / "rows/train.jsonl"), "calibrate validate"),
+    "one more file of a split": ("rows", lambda at: put(at / "rows/train/more.jsonl", b"{}"), "calibrate validate"),
+    "a card that names other files": (
+        "rows",
+        lambda at: put(at / "rows/README.md", b"---\nconfigs: [{data_files: word/*.jsonl}]\n---\n"),
+        "calibrate validate",
+    ),
+    "a folder of the data set's hub id": (
+        "data set of the hub",
+        lambda at: put(at / "org/rows/train.jsonl", b'{"y": 1}'),
+        "calibrate validate",
+    ),
+    "another commit of a data set": (
+        "data set of the hub",
+        lambda at: put(at / ROWS / "refs/main", b"c2"),
+        "calibrate validate",
+    ),
+    "a byte of ranges": ("ranges", lambda at: put(at / "affinity.json", b'{"method":"minmax","x":1}'), "quantize"),
     "a byte of an option's file": ("option file", lambda at: flip_a_bit(at / "affinity.json"), "compile"),
 }
 
@@ -201,6 +219,14 @@ MUST_NOT_CHANGE: dict[str, tuple[str, Change]] = {
     "a folder of samples renamed": ("onnx", lambda at: rename_in_recipe(at, "data", "samples", '"')),
     "what is no sample among samples": ("onnx", lambda at: put(at / "data/notes.md", b"new")),
     "an empty folder among samples": ("onnx", lambda at: (at / "data/empty").mkdir()),
+    "another split of a data set": ("rows", lambda at: put(at / "rows/test.jsonl", b"{}")),
+    "what is no data in a data set": ("rows", lambda at: put(at / "rows/LICENSE", b"new")),
+    "a card that names the same files": (
+        "rows",
+        lambda at: put(at / "rows/README.md", b"---\nconfigs: [{data_files: '**/train.jsonl'}]\n---\n"),
+    ),
+    "another commit with the same data": ("data set of the hub", lambda at: put(at / ROWS / "refs/main", b"c3")),
+    "ranges renamed": ("ranges", lambda at: rename_in_recipe(at, "affinity.json", "my ranges.json")),
     "an option's file renamed": ("option file", lambda at: rename_in_recipe(at, "affinity.json", "my affinity.json")),
     "files beside the recipe": ("onnx", lambda at: put(at / "notes.txt", b"new")),
 }

@@ -21,7 +21,7 @@ from winml_dag.engine import toolchain
 from winml_dag.ep.registry import QNN, RUNTIME_BUILDS
 from winml_dag.pipeline import plan
 
-# Whose version reaches which stages, in "static" and, where that differs, with data of some kind. All others reach none.
+# Whose version reaches which stages, in "static" and, where that differs, with data of some kind. All others: none.
 PACKAGES = {
     "torch": "export",
     "transformers": "export",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pyarrow
+import pyarrow.parquet
 import pytest
 import yaml
 from conftest import Project
@@ -196,6 +198,31 @@ def test_ranges_of_another_model_are_refused(calibrated: Project) -> None:
     refused = calibrated.run("build", "-c", "recipe.yaml", "-o", "loaded")
     assert refused.returncode == 1
     assert "ranges are of another model" in refused.stderr
+
+
+def test_a_data_set_in_the_hubs_cache_is_used_without_a_connection(
+    calibrated: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = calibrated.folder / "hub" / "datasets--org--rows"
+    split = repository / "snapshots" / "c0ffee" / "data" / "train-00000-of-00001.parquet"
+    split.parent.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee", encoding="utf-8")
+    with np.load(calibrated.folder / "data.npz") as data:
+        rows = [{"embedding": sample.tolist(), "label": index} for index, sample in enumerate(data["x"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), split)
+    monkeypatch.setenv("HF_HUB_CACHE", str(calibrated.folder / "hub"))
+    before = calibrate_of(calibrated)["outputs"]
+    calibrated.edit(quant={"samples": 8, "dataset_name": "org/rows", "columns_mapping": {"x": "embedding"}})
+    result = calibrated.build()
+    assert result.code == 0, result.messages
+    stages = {stage["name"]: stage["metrics"] for stage in calibrated.manifest()["stages"] if "metrics" in stage}
+    assert stages["calibrate"]["data"] == stages["validate"]["data"] == "dataset"
+    assert stages["validate"]["held_out"]
+    # The samples are those of the file before, and so are the ranges, but for what kind of data they are from.
+    assert calibrate_of(calibrated)["outputs"] != before
+    assert result.ran == ["calibrate", "quantize", "validate", "finalize"]
+    assert calibrated.build().ran == []
 
 
 def test_another_file_with_the_same_samples_gives_the_same_ranges(calibrated: Project) -> None:
