@@ -1,0 +1,196 @@
+"""Every precision means what it says: a small BERT and a small network of convolutions, for the CPU and for QNN."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conftest import Project
+from onnx import TensorProto, helper, numpy_helper
+from onnx_samples import perceptron, samples
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+
+from winml_dag.onnxmodel.inspect import inspect_model
+
+# What the model of a precision holds: integer types of weights and activations, or a float type.
+ON_CPU = {
+    "fp32": ("float32", None),
+    "fp16": ("float16", None),
+    "dynamic": ("uint8", None),
+    "w8a8": ("uint8", "uint8"),
+    "w8a16": ("uint8", "uint16"),
+    "w16a8": ("int16", "uint8"),
+    "w16a16": ("int16", "uint16"),
+    "w4a32": ("uint4", None),
+    "w4a16": ("uint4", None),
+}
+ON_QNN = {
+    "w8a8": ("uint8", "uint8"),
+    "w8a16": ("uint8", "uint16"),
+    "w16a16": ("int16", "uint16"),
+    "w4a16": ("int4", "uint16"),
+    "w4a8": ("int4", "uint8"),
+}
+
+
+def convolutions(path: Path) -> Path:
+    """Conv, Relu, Conv, a residual Add, pooling and a Gemm."""
+    random = np.random.default_rng(0)
+
+    def weights(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array((random.standard_normal(shape) * 0.3).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["pixels", "w1", "b1"], ["c1"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2", "b2"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c2", "r1"], ["s"], "residual"),
+        helper.make_node("GlobalAveragePool", ["s"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["logits"], "classify", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "convolutions",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 5])],
+        [
+            *(weights("w1", 8, 3, 3, 3), weights("b1", 8), weights("w2", 8, 8, 3, 3), weights("b2", 8)),
+            *(weights("w3", 5, 8), weights("b3", 5)),
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(built_project: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Both models, and a cache that the tests of this file fill together."""
+    project = Project(tmp_path_factory.mktemp("precisions"))
+    shutil.copy(built_project.out / "optimized.onnx", project.folder / "bert.onnx")
+    convolutions(project.folder / "convolutions.onnx")
+    perceptron(project.folder / "perceptron.onnx")
+    samples(project.folder / "data.npz")
+    return project
+
+
+def build(project: Project, model: str, precision: str, device: str, **quant: Any) -> Path:
+    """The model that *precision* gives for *device*."""
+    out = f"{model}-{precision}-{device}"
+    recipe = {"model": f"{model}.onnx", "ep": device, "precision": precision, "quant": {"samples": 4, **quant}}
+    (project.folder / f"{out}.json").write_text(json.dumps(recipe), encoding="utf-8")
+    result = project.build(recipe=f"{out}.json", out=out)
+    assert result.code == 0, result.messages
+    return project.folder / out
+
+
+def runs(model: Path) -> bool:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    feed = {
+        value.name: np.ones(value.shape, value.type[len("tensor(") : -1])
+        if "int" in value.type
+        else random.standard_normal(value.shape).astype(np.float32)
+        for value in session.get_inputs()
+    }
+    return all(np.isfinite(output).all() for output in session.run(None, feed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "precision"), [*(("bert", name) for name in ON_CPU), ("convolutions", "w8a8"), ("convolutions", "w4a16")]
+)
+def test_a_precision_on_the_cpu_runs_and_has_the_types_of_its_name(shared: Project, model: str, precision: str) -> None:
+    made = build(shared, model, precision, "cpu", rtn_block_size=16) / "model.onnx"
+    summary = inspect_model(made)
+    weights, activations = ON_CPU[precision]
+    assert runs(made)
+    if activations is not None:
+        assert weights in summary.weight_types
+        assert activations in summary.activation_types
+    elif precision.startswith("w4"):
+        assert summary.weight_types == (weights,)
+        assert ("float16" in summary.tensor_bytes) == (precision == "w4a16")
+        assert ("float32" in summary.tensor_bytes) == (precision == "w4a32")
+    else:
+        assert weights in summary.tensor_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "precision"), [*(("bert", name) for name in ON_QNN), ("convolutions", "w4a16")])
+def test_a_precision_on_qnn_is_one_partition_and_has_the_types_of_its_name(
+    shared: Project, model: str, precision: str
+) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    made = build(shared, model, precision, "qnn")
+    summary = inspect_model(made / "quantized.onnx")
+    weights, activations = ON_QNN[precision]
+    assert weights in summary.weight_types
+    assert activations in summary.activation_types
+    ops = [node.op_type for node in onnx.load(made / "model.onnx", load_external_data=False).graph.node]
+    assert ops.count("EPContext") == 1
+    assert {*ops} <= {"EPContext", "QuantizeLinear", "DequantizeLinear"}  # the two at its inputs and outputs
+
+
+@pytest.mark.slow
+def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
+    blocks = build(shared, "perceptron", "w4a32", "cpu", rtn_block_size=16)
+    planned = shared.plan("-p", "w4a16", recipe="perceptron-w4a32-cpu.json", out="both")
+    assert [stage["status"] for stage in planned.stages if stage["stage"] == "quantize"] == ["reused", "ran"]
+    both = build(shared, "perceptron", "w4a16", "cpu", rtn_block_size=16)
+    counts = [
+        [node.op_type for node in onnx.load(folder / "model.onnx").graph.node].count("MatMulNBits")
+        for folder in (blocks, both)
+    ]
+    assert counts == [2, 2]
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Project:
+    """Models that others have quantized: with QDQ, with QLinear operators, with MatMulInteger."""
+    project = Project(tmp_path)
+    float_model = perceptron(tmp_path / "float.onnx")
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.feeds = iter([{"x": np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)}])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.feeds, None)
+
+    for name, form in (("qdq", QuantFormat.QDQ), ("qoperator", QuantFormat.QOperator)):
+        quantize_static(float_model, tmp_path / f"{name}.onnx", Reader(), quant_format=form)
+    quantize_dynamic(float_model, tmp_path / "dynamic.onnx", weight_type=QuantType.QUInt8)
+    return project
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator", "dynamic"])
+def test_a_model_that_is_quantized_already_is_left_as_it_is(given: Project, form: str) -> None:
+    plain = given.run("build", "--onnx", f"{form}.onnx", "-o", "out", "--format", "json")
+    assert plain.returncode == 0, plain.stderr
+    stages = {stage["stage"]: stage for stage in json.loads(plain.stdout)["builds"][0]["stages"]}
+    for name in ("optimize", "quantize"):
+        assert f"{form}.onnx is quantized already" in stages[name]["reason"]
+    before, after = (inspect_model(given.folder / name) for name in (f"{form}.onnx", "out/model.onnx"))
+    assert after.op_counts == before.op_counts
+    for arguments in (["--optimize"], ["--precision", "w8a8"], ["--precision", "fp16"], ["--quant"]):
+        refused = given.run("build", "--onnx", f"{form}.onnx", "-o", "other", *arguments)
+        assert refused.returncode == 2
+        assert "already quantized" in refused.stderr
+        assert not (given.folder / "other").exists()
+
+
+def test_fields_that_the_mode_does_not_read_are_told(given: Project) -> None:
+    section = {"per_channel": True, "weight_type": "uint8", "reduce_range": False, "rtn_bits": 8}
+    recipe = {"model": "float.onnx", "quant": {"mode": "fp16", **section}}
+    (given.folder / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    assert given.build().code == 0
+    told = given.manifest()["notices"]
+    # Not of those with winml-cli's defaults, which its files always have.
+    assert [notice.split()[0] for notice in told] == ["quant.per_channel", "quant.rtn_bits"]
