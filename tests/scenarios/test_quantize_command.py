@@ -115,13 +115,22 @@ def test_weights_beside_the_model_are_found_as_well(shared: Project) -> None:
     ran = build(shared, "--onnx", "large.onnx", "-p", "dynamic", "-o", "large")
     assert {"optimize.0", "quantize"} <= set(ran)
     assert (shared.folder / "large" / "optimized.onnx.data").exists()
-    asked = quantize(shared, "-m", "large/optimized.onnx", "-p", "dynamic", "-o", "large-dynamic.onnx")
+    asked = quantize(shared, "-m", "large/optimized.onnx", "-p", "dynamic", "-o", "large.onnx", "--no-validate")
+    assert asked.code == 2, "the model in large.onnx is somebody's"
+    asked = quantize(shared, "-m", "large/optimized.onnx", "-p", "dynamic", "-o", "dynamic.onnx", "--no-validate")
     assert asked.code == 0, asked.messages
     assert asked.reused == ["quantize"]
-    given = quantize(shared, "-m", "large.onnx", "-p", "dynamic", "-o", "given.onnx", "--no-validate")
-    assert "quantize" in given.ran
-    ran = build(shared, "--onnx", "large.onnx", "--no-optimize", "-p", "dynamic", "-o", "large-as-it-is")
-    assert "quantize" not in ran
+
+
+def test_weights_beside_a_model_that_is_given_are_found_both_ways(shared: Project) -> None:
+    model = onnx.load(perceptron(shared.folder / "inside.onnx", seed=3))
+    onnx.save_model(
+        model, shared.folder / "apart.onnx", save_as_external_data=True, location="apart.weights", size_threshold=0
+    )
+    assert "quantize" in build(shared, "--onnx", "apart.onnx", "--no-optimize", "-p", "dynamic", "-o", "built-apart")
+    assert quantize(shared, "-m", "apart.onnx", "-p", "dynamic", "-o", "dynamic-apart.onnx").ran == ["finalize"]
+    assert "quantize" in quantize(shared, "-m", "apart.onnx", "-p", "int4", "-o", "int4-apart.onnx").ran
+    assert build(shared, "--onnx", "apart.onnx", "--no-optimize", "-p", "int4", "-o", "built-apart") == ["finalize"]
 
 
 def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared: Project) -> None:
