@@ -299,6 +299,13 @@ class TestMixed:
         result = static(tmp_path, model=model, node_overrides=(NodeTypes("norm", None, "uint16"),))
         assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
 
+    def test_a_pattern_that_matches_nothing_is_told_what_it_may_be_about(self, tmp_path):
+        model = text_model()
+        model.graph.node[1].name = "/encoder/layer.0/LayerNorm/LayerNormalization"
+        with pytest.raises(StageError, match="no node of the model matches") as caught:
+            static(tmp_path, model=model, node_overrides=(NodeTypes("*LayerNrom*", None, "uint16"),))
+        assert caught.value.advice == "Did you mean 'LayerNorm'?"
+
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [

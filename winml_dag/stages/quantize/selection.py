@@ -127,4 +127,8 @@ def _matching_nodes(graph: GraphProto, patterns: Iterable[str], field: str) -> f
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.4)
+    if any(sign in name for sign in "*?["):
+        # What a pattern is about is a part of a name: names are paths of modules.
+        parts = sorted({part for known in names for part in known.split("/")})
+        near = get_close_matches(name.strip("*?/"), parts, n=1, cutoff=0.6) or near
     return f"Did you mean {near[0]!r}?" if near else "Check its spelling."
