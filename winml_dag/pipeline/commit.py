@@ -89,7 +89,7 @@ def _carry_out(folder: Path, change: Change) -> None:
     try:
         for name in change.put:
             if (hidden / _NEW / name).exists():
-                _set_aside(folder, name)
+                _set_aside(folder, name, stays=True)
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (hidden / _NEW / name).replace(folder / name)
         for name in change.remove:
@@ -102,15 +102,27 @@ def _carry_out(folder: Path, change: Change) -> None:
     _discard(hidden)
 
 
-def _set_aside(folder: Path, name: str) -> None:
-    """Keep the old file until the change is complete."""
+def _set_aside(folder: Path, name: str, *, stays: bool = False) -> None:
+    """Keep the old file until the change is complete. One that *stays* is in its place too until another takes it,
+    where links can be made: whoever looks there meanwhile, or after a kill, finds a file.
+    """
     place, aside = folder / name, folder / _PREPARED / _OLD / name
     if place.is_dir() and not place.is_symlink():
         # Not ours, whatever its name; setting it aside would end in removing all that is in it.
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
     if os.path.lexists(place) and not os.path.lexists(aside):
         aside.parent.mkdir(parents=True, exist_ok=True)
-        place.replace(aside)
+        if not (stays and _link(place, aside)):
+            place.replace(aside)
+
+
+def _link(place: Path, aside: Path) -> bool:
+    """Whether *aside* is another name of the file in *place* now."""
+    try:
+        os.link(place, aside, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # the file system or the system has no such links, or not to this file
+        return False
+    return True
 
 
 def _take_back(folder: Path, change: Change) -> None:

@@ -23,7 +23,7 @@ KILLED = 9
 REFUSED = 7
 
 # Everything that changes a folder tells Python's audit hooks before it does: there a process can be killed.
-STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}
+STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link"}
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process at each of its steps")
 
