@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -131,3 +139,91 @@ def test_a_path_that_is_no_data_set_is_refused(tmp_path):
     with pytest.raises(InputError, match="is a file") as caught:
         find_dataset("lines.txt", tmp_path, None, "train", download=False)
     assert "calibration_data" in caught.value.advice
+
+
+class Hub(ThreadingHTTPServer):
+    """A hub with one data set of three files, as far as huggingface_hub asks; it notes what was downloaded."""
+
+    files: ClassVar = {"README.md": b"# words", "train.txt": b"red fish\n", "test.txt": b"blue bird\n"}
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.downloaded: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self._file(body=False)
+
+    def do_GET(self) -> None:
+        sizes = {name: len(content) for name, content in Hub.files.items()}
+        if self.path.startswith("/api/datasets/org/words/tree/"):
+            tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+            self._send(json.dumps(tree).encode(), {})
+        elif self.path.startswith("/api/datasets/org/words"):
+            siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+            self._send(json.dumps({"id": "org/words", "sha": "c" * 40, "siblings": siblings}).encode(), {})
+        else:
+            self._file(body=True)
+
+    def _file(self, *, body: bool) -> None:
+        name = self.path.rpartition("/")[2]
+        if not self.path.startswith("/datasets/org/words/resolve/") or name not in Hub.files:
+            self.send_error(404)
+            return
+        if body:
+            self.server.downloaded.add(name)
+        content = Hub.files[name]
+        self._send(content, {"ETag": f'"{name}"', "X-Repo-Commit": "c" * 40}, body=body)
+
+    def _send(self, content: bytes, headers: Mapping[str, str], *, body: bool = True) -> None:
+        self.send_response(200)
+        for key, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+_FIND = """
+import sys
+from pathlib import Path
+from winml_dag.pipeline.datasets import find_dataset
+found = find_dataset("org/words", Path(sys.argv[1]), None, sys.argv[2], download=True)
+print([(file.name, file.path.read_text()) for file in found.files])
+"""
+
+
+def test_of_a_data_set_that_is_not_here_the_files_of_the_split_are_downloaded(tmp_path):
+    hub = Hub()
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    # huggingface_hub reads its variables when it is imported, so each look has a process of its own.
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_ENDPOINT": hub.url}
+    environment = {name: value for name, value in environment.items() if not name.endswith("_OFFLINE")}
+
+    def find(split: str, **more: str) -> str:
+        command = [sys.executable, "-c", _FIND, str(tmp_path), split]
+        done = subprocess.run(command, env={**environment, **more}, capture_output=True, text=True, check=False)
+        return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+    try:
+        assert find("train") == "[('train.txt', 'red fish\\n')]"
+        assert hub.downloaded == {"README.md", "train.txt"}
+        hub.downloaded.clear()
+        assert find("train") == "[('train.txt', 'red fish\\n')]"
+        assert hub.downloaded == set()
+        # The snapshot is there, but not this split of it.
+        assert "no files of the split 'test'" in find("test", HF_HUB_OFFLINE="1")
+        assert find("test") == "[('test.txt', 'blue bird\\n')]"
+    finally:
+        hub.shutdown()
+        hub.server_close()
