@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from quantization_samples import SEQUENCE, VOCABULARY, calibrate, image_model, p
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.samples.samples import Samples, random_samples
 
 WORDS = ["[PAD]", "[UNK]", "red", "green", "blue", "fish", "bird", "sings", "swims", "and"]
@@ -130,6 +133,48 @@ def test_text_goes_through_the_tokenizer_padded_and_cut_to_the_length_of_the_mod
     }
     assert (by_text.metrics["data"], by_text.metrics["samples"]) == ("text", 2)
     assert ranges_of(by_text) == ranges_of(calibrate(tmp_path, text_model(), arrays))
+
+
+def test_a_column_of_texts_means_the_same_as_lines_of_text_and_a_second_one_is_added_to_it(data, processor):
+    inputs = [InputSpec(name, "int64", (1, 6)) for name in ("input_ids", "attention_mask")]
+    rows = [{"sentence": "red fish", "other": "sings"}, {"sentence": "blue bird", "other": "swims"}]
+    (data / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    by_row = list(read_samples(data, inputs, processor, {"text": "sentence"}))
+    pairs = list(read_samples(data, inputs, processor, {"text": "sentence", "text_pair": "other"}))
+    (data / "rows.jsonl").unlink()
+    (data / "texts.txt").write_text("".join(f"{row['sentence']}\n" for row in rows), encoding="utf-8")
+    by_line = list(read_samples(data, inputs, processor))
+    assert [feed["input_ids"].tolist() for feed in by_row] == [feed["input_ids"].tolist() for feed in by_line]
+    assert [feed["attention_mask"].sum() for feed in by_row] == [2, 2]
+    assert [feed["attention_mask"].sum() for feed in pairs] == [3, 3]
+    assert pairs[0]["input_ids"][0, :3].tolist() == [WORDS.index(word) for word in ("red", "fish", "sings")]
+
+
+def test_ranges_say_what_they_come_from_and_the_same_samples_leave_the_same(tmp_path, data):
+    ids = token_ids(4)
+    stacked = calibrate(tmp_path, text_model(), ids)
+    provenance = Ranges.read(stacked.path).provenance
+    assert (provenance.data, provenance.samples, provenance.seed, provenance.distribution) == ("npz", 4, None, None)
+    np.savez_compressed(data / "packed.npz", **{name: array[:, np.newaxis] for name, array in ids.items()})
+    assert calibrate(tmp_path, text_model(), data).content == stacked.content
+    (data / "packed.npz").unlink()
+    np.savez(data / "other.npz", **{name: array[::-1] for name, array in ids.items()})
+    assert Ranges.read(calibrate(tmp_path, text_model(), data).path).provenance.digest != provenance.digest
+    other = calibrate(tmp_path, text_model(mask=-40), ids)
+    assert Ranges.read(other.path).provenance.model != provenance.model
+    random = Ranges.read(calibrate(tmp_path, image_model(), seed=3, distribution="normal").path).provenance
+    assert (random.data, random.seed, random.distribution) == ("random", 3, "normal")
+
+
+def test_a_seed_chooses_among_the_samples_that_are_not_kept_back():
+    samples = Samples.one_by_one("npz", 50, lambda number: {"x": np.array(number)})
+    chosen = {seed: samples.to_calibrate(5, 10, seed).numbers for seed in range(20)}
+    assert all(len(numbers) == 5 and max(numbers) < 40 for numbers in chosen.values())
+    assert all(list(numbers) == sorted(set(numbers)) for numbers in chosen.values())
+    assert chosen[3] == samples.to_calibrate(5, 10, 3).numbers
+    assert len({tuple(numbers) for numbers in chosen.values()}) > 10
+    assert list(samples.to_calibrate(5, 10).numbers) == [0, 1, 2, 3, 4]
+    assert list(samples.to_calibrate(99, 10, 1).numbers) == list(range(40))
 
 
 def test_text_needs_a_tokenizer_that_makes_all_inputs(tmp_path, data, processor):
