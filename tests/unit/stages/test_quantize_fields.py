@@ -306,6 +306,15 @@ class TestMixed:
             static(tmp_path, model=model, node_overrides=(NodeTypes("*LayerNrom*", None, "uint16"),))
         assert caught.value.advice == "Did you mean 'LayerNorm'?"
 
+    def test_types_that_qnn_would_leave_to_the_cpu_are_refused_for_a_node_too(self, tmp_path):
+        overrides = (NodeTypes("query", "int16"),)
+        with pytest.raises(StageError, match=r"'query' would have int16 weights with uint8 activations; QNN takes"):
+            static(tmp_path, "qnn", node_overrides=overrides)
+        assert static(tmp_path, "onnxruntime", node_overrides=overrides).metrics["weights_by_type"]["int16"] == 1
+        softmax = (NodeTypes("softmax", None, "uint8"),)  # has no weights
+        wide = {"weight_type": "int16", "activation_type": "uint16", "equalize": None}
+        assert static(tmp_path, "qnn", node_overrides=softmax, **wide).metrics["nodes_skipped"] == 0
+
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [

@@ -106,7 +106,7 @@ def weight_overrides(
         if node.name not in types:
             continue
         quant_type, symmetric = types[node.name]
-        for name, axis in _weights(node):
+        for name, axis in weights_of(node):
             if name in constants:
                 override: dict[str, Any] = {"quant_type": quant_type, "symmetric": symmetric}
                 if per_channel and axis is not None and len(constants[name].dims) > axis:
@@ -115,7 +115,7 @@ def weight_overrides(
     return overrides
 
 
-def _weights(node: NodeProto) -> Sequence[tuple[str, int | None]]:
+def weights_of(node: NodeProto) -> Sequence[tuple[str, int | None]]:
     """Names of the weights of *node*, each with the axis of its channels."""
     if node.op_type in _SCALED:
         return [(node.input[1], None)]

@@ -18,7 +18,9 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
+from winml_dag.ep.quantization import INTEGERS
 from winml_dag.errors import StageError
+from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 from winml_dag.stages.quantize.census import Census, count_qdq
@@ -28,6 +30,7 @@ from winml_dag.stages.quantize.mixed import (
     name_nodes,
     own_constants,
     weight_overrides,
+    weights_of,
 )
 from winml_dag.stages.quantize.outliers import Tamed, tame_outliers
 from winml_dag.stages.quantize.selection import Selection, override_types, select
@@ -184,6 +187,7 @@ def _qnn_settings(
         overrides |= {
             name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(model.graph)
         }
+    _refuse_pairs(model.graph, fields)
     # Every other form of weights that are of another type than the rest stays on the CPU.
     overrides |= _node_overrides(model.graph, fields, activation_type, True, per_channel=per_channel)
     return get_qnn_qdq_config(
@@ -199,6 +203,23 @@ def _qnn_settings(
         op_types_to_quantize=_op_types(selection),
         nodes_to_exclude=list(selection.nodes),
     )
+
+
+def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:
+    """Raise StageError for a node whose own types leave it to the CPU."""
+    constants = {tensor.name for tensor in graph.initializer}
+    types = override_types(graph, fields.node_overrides or ())
+    for node in graph.node:
+        if node.name not in types or not any(name in constants for name, _ in weights_of(node)):
+            continue
+        weight = types[node.name].weight_type or str(fields.weight_type)
+        activation = types[node.name].activation_type or str(fields.activation_type)
+        reason = INTEGERS["qnn"].cannot.get((type_bits(weight), type_bits(activation)))
+        if reason is not None:
+            raise StageError(
+                f"quant.node_overrides: node {node.name!r} would have {weight} weights with {activation} activations;"
+                f" QNN {reason}."
+            )
 
 
 def _unsigned_norms(graph: GraphProto) -> TensorOverrides:
