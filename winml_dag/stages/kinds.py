@@ -37,7 +37,7 @@ def model_slot(done: str, *accepts: str) -> InputSlot:
     """The model input of a stage in which a model is *done* (such as "quantized"), with its refusals in words."""
     refusals = {
         COMPILED_MODEL: _COMPILED.format(done=done),
-        QUANTIZED_MODEL: f"it is already quantized (QDQ) and cannot be {done} again; use the float model",
+        QUANTIZED_MODEL: f"it is already quantized and cannot be {done} again; use the float model",
         WEIGHT_ONLY_MODEL: (
             f"its weights are quantized already (MatMulNBits) and it cannot be {done} again; use the float model"
         ),
