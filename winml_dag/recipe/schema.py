@@ -158,7 +158,7 @@ class Quant(Section):
     calibration_save_path: Text | None = None
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, JsonValue]) -> Self:
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
         """The section with the fields *values*, as a recipe has them.
 
         Raises:
