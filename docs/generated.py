@@ -118,7 +118,7 @@ def stages() -> str:
 
 
 def declared_stages() -> Iterator[Stage]:
-    for name in LINE:
+    for name in (*LINE, "sensitivity"):
         if name != "analyze":
             stage = load(f"winml_dag.stages.{name}:{name.upper()}")
             assert isinstance(stage, Stage)

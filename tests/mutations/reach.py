@@ -205,6 +205,9 @@ EDITS: tuple[Edit, ...] = (
     ),
     *(("quant.nodes_to_exclude", base, ["/head/*"], "quantize") for base in ("static", "fp16", "rtn", "dynamic")),
     ("quant.nodes_to_exclude", "static", [], NOTHING),
+    ("quant.equalize", "static", False, "quantize"),
+    ("quant.equalize", "static", True, NOTHING),
+    *(("quant.equalize", base, False, NOTHING) for base in ("fp16", "rtn", "dynamic")),
     ("quant.rtn_bits", "rtn", 8, "quantize validate"),
     ("quant.rtn_block_size", "rtn", 32, "quantize"),
     ("quant.rtn_symmetric", "rtn", False, "quantize"),
@@ -345,6 +348,8 @@ OPTIONS: tuple[Edit, ...] = (
     ("validate", "static", True, NOTHING),
     ("validate", "static", False, "validate finalize"),
     ("validate", "text", False, "calibrate validate finalize"),
+    # Of `quantize` alone.
+    ("sensitivity", "static", True, NOTHING),
     ("random_weights", "static", True, NOTHING),
     ("random_weights", "folder", True, "export"),
     ("trust_remote_code", "static", True, NOTHING),

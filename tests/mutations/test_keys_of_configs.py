@@ -22,6 +22,7 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
 from winml_dag.pipeline import plan
+from winml_dag.pipeline.sections import sensitivity_config
 from winml_dag.store.record import Ingredients
 
 STAGES = {stage.name: stage for stage in vars(plan).values() if isinstance(stage, Stage)}
@@ -30,7 +31,8 @@ FIELDS = [(name, field) for name, kind in CONFIGS.items() for field in fields_of
 
 
 def test_all_stages_are_looked_at() -> None:
-    assert CONFIGS.keys() == {"export", "optimize", "calibrate", "quantize", "compile", "validate", "finalize"}
+    line = {"export", "optimize", "calibrate", "quantize", "compile", "validate", "finalize"}
+    assert CONFIGS.keys() == {*line, "sensitivity"}
 
 
 def filled(declared: Any) -> Any:
@@ -92,6 +94,23 @@ def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> 
     lists = ("export: export.input_tensors", "quantize: quant.node_overrides")
     leaves = {f"{stage}: {field.path}" for stage, field in FIELDS if not field.section} | {*lists}
     leaves = {leaf for leaf in leaves if not leaf.startswith(tuple(f"{each}." for each in lists))}
-    # Only `quantize` gives the result another name than every build does.
-    leaves -= {"finalize: file"}
+    # Only `quantize` gives the result another name than every build does, and ranks nodes.
+    leaves = {leaf for leaf in leaves if leaf != "finalize: file" and not leaf.startswith("sensitivity: ")}
     assert {leaf for leaf in leaves if not any(f"{each}.".startswith(f"{leaf}.") for each in moved)} == set()
+
+
+def test_sensitivity_reads_what_quantize_and_the_samples_of_validate_depend_on() -> None:
+    """Whatever is edited, what is ranked is what is quantized, on what it is judged by."""
+    quantize, validate = filled(CONFIGS["quantize"]), filled(CONFIGS["validate"])
+    before = config_json(sensitivity_config(quantize, validate))
+    changed = {field.path: field for field in fields_of(CONFIGS["quantize"]) if not field.section}
+    assert {"quant.mode", "quant.nodes_to_exclude", "target.rules"} <= changed.keys()
+    for path, field in changed.items():
+        others = [each for each in variants(quantize, path.split("."), field.type) if each != quantize]
+        assert others
+        assert all(config_json(sensitivity_config(other, validate)) != before for other in others), path
+    for path in ("validate.samples", "validate.seed", "validate.classifies", "quant"):
+        declared = next(field.type for field in fields_of(CONFIGS["validate"]) if field.path == path)
+        others = [each for each in variants(validate, path.split("."), declared) if each != validate]
+        assert others
+        assert all(config_json(sensitivity_config(quantize, other)) != before for other in others), path
