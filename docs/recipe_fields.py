@@ -54,7 +54,13 @@ SECTIONS = {
     "export.compatibility": "",
     "quant": (
         "How floats become integers or float16. Left out or null: no quantization, unless `precision` asks for some. "
-        "`precision` wins over `quant.mode`, `quant.weight_type`, `quant.activation_type` and `quant.rtn_bits`."
+        "`precision` wins over `quant.mode`, `quant.rtn_bits`, `quant.rtn_float_type` and the widths of "
+        "`quant.weight_type` and `quant.activation_type`; see [Precisions](precisions.md). A field that the mode does "
+        "not read gives a note, unless it has winml-cli's default."
+    ),
+    "quant.node_overrides": (
+        "Ours. Types of single nodes, static only, by name or pattern (`*`, `?`); a name beats a pattern. See "
+        "[Mixed precision](precisions.md#mixed-precision)."
     ),
     "compile": (
         "What the execution provider makes of the model ahead of time. Left out: compile runs when the recipe names "
@@ -133,15 +139,25 @@ FIELDS: dict[str, Meaning] = {
     "quant.dataset_split": _ours("One of its splits."),
     "quant.columns_mapping": _ours("Of tables: the column for each input of the model, or for `text`, `text_pair` and "
                                    "`image`; columns of these names when left out."),
-    "quant.model_type": _unused("Chooses rules for an architecture in winml-cli."),
-    "quant.weight_type": Meaning("Static and dynamic: type of weights."),
-    "quant.activation_type": Meaning("Static: type of activations."),
-    "quant.per_channel": Meaning("A scale for each channel. Left out: true for QNN, else false (false in winml-cli)."),
-    "quant.symmetric": Meaning("Zero point in the middle, for weights and activations. Left out: as suits the target."),
+    "quant.model_type": Meaning("Static: `qwen3` has rules of its own where the section leaves types open (symmetric "
+                                "int8 weights, 16-bit activations, GroupQueryAttention in float); no other has."),
+    "quant.weight_type": Meaning("Static and dynamic: type of weights. Left out: by the "
+                                 "[table of providers](precisions.md#types-and-their-sources)."),
+    "quant.activation_type": Meaning("Static: type of activations. Left out: by the same table."),
+    "quant.per_channel": Meaning("A scale for each channel of a weight. Left out: by the same table (false in "
+                                 "winml-cli)."),
+    "quant.symmetric": Meaning("Zero point in the middle, for weights and activations. Left out: by the same table."),
     "quant.weight_symmetric": Meaning("The same for weights only; `quant.symmetric` when left out."),
     "quant.activation_symmetric": Meaning("The same for activations only; `quant.symmetric` when left out."),
-    "quant.op_types_to_quantize": Meaning("Operators to quantize; those that the target's rules name when left out."),
-    "quant.nodes_to_exclude": Meaning("Nodes that stay in float, by name or pattern (`*`, `?`); each must match."),
+    "quant.op_types_to_quantize": Meaning("Operators to quantize, by name or pattern (`*`, `?`); all that there are "
+                                          "rules for when left out. Of w4a16, for the 4-bit weights only."),
+    "quant.op_types_to_exclude": _ours("Operators that stay in float, by name or pattern."),
+    "quant.nodes_to_exclude": Meaning("Nodes that stay in float, by name or pattern; each must match."),
+    "quant.node_overrides": _ours("Types of single nodes; see [below](#quantnode_overrides)."),
+    "quant.node_overrides.weight_type": Meaning("Type of the weight of these nodes."),
+    "quant.node_overrides.activation_type": Meaning("Type of all activations that these nodes read and make."),
+    "quant.equalize": _ours("Static with 8-bit activations: spare them the few huge values around normalizations. On "
+                            "when left out."),
     "quant.rtn_bits": Meaning("rtn: bits of a weight."),
     "quant.rtn_block_size": Meaning("rtn: weights that share a scale."),
     "quant.rtn_symmetric": Meaning("rtn: no zero points."),
@@ -150,7 +166,8 @@ FIELDS: dict[str, Meaning] = {
                                   "with the fields of fp16."),
     "quant.reduce_range": Meaning("Static and dynamic: 7 bits of weights, for processors that overflow with 8."),
     "quant.fp16_keep_io_types": Meaning("fp16: inputs and outputs stay in float32."),
-    "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, besides those without a float16 form."),
+    "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, by name or pattern, besides those without "
+                                        "a float16 form."),
     "quant.save_calibration": Meaning("Show the ranges in the output folder, as `calibration_ranges.json`."),
     "quant.distribution": Meaning("Of random calibration data."),
     "quant.seed": Meaning("Random data: 0 when left out. Your data: which samples are taken; the first ones when left "
