@@ -292,6 +292,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "quant.weight_type": ((None, "uint8"),),
     "quant.activation_type": ((None, "uint8"),),
     "quant.per_channel": ((None, False), (None, True)),
+    "quant.equalize": ((None, True),),
     "quant.activation_symmetric": ((None, False),),
     "quant.op_types_to_exclude": ((None, []),),
     "quant.op_types_to_quantize": ((None, []),),
