@@ -96,6 +96,13 @@ def test_one_calibration_serves_w8a8_w8a16_w16a8_and_int16(calibrated: Project) 
         assert calibrate_of(calibrated)["outputs"] == ranges
 
 
+def test_keeping_back_more_samples_leaves_the_ranges_alone_as_long_as_there_are_enough(calibrated: Project) -> None:
+    calibrated.edit(validate__samples=6)
+    result = calibrated.build()
+    assert result.ran == ["calibrate", "validate", "finalize"]
+    assert result.reason("calibrate") == "validate.samples: 3 -> 6"
+
+
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
 def test_other_data_move_the_scales_of_the_quantized_model(calibrated: Project, method: str) -> None:
     calibrated.edit(quant__calibration_method=method)
