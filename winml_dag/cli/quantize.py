@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +14,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import FILE, TEXT, cache_option, format_option, rebuild_option
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.chain import chained
 from winml_dag.store.location import default_cache_dir
@@ -95,23 +98,34 @@ def command(
     """
     started = time.monotonic()
     cache_dir = cache_dir or default_cache_dir()
-    request = request_of(options)
+    with _errors_as_json(format_):
+        request = request_of(options)
     standing = look(request, cache_dir)
     if not (rebuild or verbose or format_ == "json") and say_up_to_date(standing, cache_dir, started):
         _print_sensitivity(request, quiet=quiet, to_stderr=False)
         return 0
 
-    from winml_dag.cli.report import errors_as_json
     from winml_dag.pipeline.build import BuildOptions
 
     how = BuildOptions(rebuild=rebuild, overwrite=overwrite)
-    with errors_as_json(format_):
+    with _errors_as_json(format_):
         result = carry_out(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
     if not result.failed:
         _print_sensitivity(request, quiet=quiet, to_stderr=format_ == "json")
     if format_ == "json":
         _print_json(result, request)
     return StageError.exit_code if result.failed else 0
+
+
+@contextmanager
+def _errors_as_json(format_: str) -> Iterator[None]:
+    """With the format json, what is refused is the one object on stdout too; its sentence still goes to stderr."""
+    try:
+        yield
+    except WinmlDagError as error:
+        if format_ == "json":
+            click.echo(json.dumps({"success": False, "errors": [str(error)]}, ensure_ascii=False))
+        raise
 
 
 def request_of(options: dict[str, Any]) -> Request:
@@ -159,8 +173,6 @@ def _print_sensitivity(request: Request, *, quiet: bool, to_stderr: bool) -> Non
 
 def _print_json(result: BuildResult, request: Request) -> None:
     """Print exactly one JSON object to stdout: what quantization did, and what became of every stage."""
-    import json
-
     from winml_dag.cli.report import stages_json
     from winml_dag.pipeline.quantized import quantize_result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,14 @@ def test_weights_that_are_integers_already_are_refused_but_for_float16(refused: 
 def test_mistakes_end_with_a_sentence(refused: Refused, arguments: tuple[str, ...], code: int, message: str) -> None:
     _save("m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], w=np.ones(4, np.float32))
     assert message in refused(*arguments, code=code)
+
+
+@pytest.mark.parametrize("arguments", [("-p", "int8", "-p", "int4"), ("-p", "fp32"), ("-o", "m.onnx")])
+def test_what_is_refused_is_one_json_object_too(
+    refused: Refused, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    _save("m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], w=np.ones(4, np.float32))
+    assert run(["quantize", "-m", "m.onnx", *arguments, "--format", "json", "--cache-dir", "cache"]) == 2
+    value = json.loads(capsys.readouterr().out)
+    assert value["success"] is False
+    assert value["errors"] == [refused("-m", "m.onnx", *arguments).removeprefix("error: ").strip()]
