@@ -232,3 +232,16 @@ def test_bounds_of_histograms_are_tamed_too(tmp_path):
     )
     assert tamed.metrics["activations_kept_at_16_bits"] >= 3
     assert error_of(tmp_path, outlier_model(), tamed) < error_of(tmp_path, outlier_model(), plain)
+
+
+@RULES
+def test_four_bit_weights_are_spared_what_equalizing_would_put_into_them(tmp_path, rules):
+    model = outlier_model()
+    ranges = calibrate(tmp_path, model, rows(8), samples=8)
+    wide, narrow = (
+        quantize(tmp_path, model, "static", ranges, rules, **{**W8A8, "weight_type": weight_type})
+        for weight_type in ("uint8", "int4")
+    )
+    assert wide.metrics["equalized_tensors"] > 0
+    assert narrow.metrics["equalized_tensors"] == 0
+    assert narrow.metrics["activations_kept_at_16_bits"] > 0
