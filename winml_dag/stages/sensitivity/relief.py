@@ -50,7 +50,8 @@ def relieve(
     # The samples are in float32.
     config = replace(config, quant=replace(config.quant, fp16_keep_io_types=True))
     by = "node_overrides" if _has_room(config) else "nodes_to_exclude"
-    counts = [count for count in _WORST if count == 0 or 2 * count <= len(ranked)]
+    most = len(ranked) - 1
+    counts = sorted({min(count, most) for count in _WORST})
     reliefs = []
     for done, count in enumerate(counts):
         tell(done, len(counts), "trials")

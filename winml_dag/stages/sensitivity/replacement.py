@@ -91,9 +91,12 @@ def from_integer_operators(before: GraphProto, after: GraphProto) -> Iterator[Re
 
 
 def from_half(before: GraphProto, after: GraphProto, stays: Collection[str]) -> Iterator[Replacement]:
-    """For each node of *before* that is in float16 in *after*, where those called *stays* are in float32."""
+    """For each node of *before* that is in float16 in *after*: it gets and gives what float16 can hold.
+
+    The nodes called *stays* are in float32 there. It computes in float32 itself, as the CPU does where it has no kernel
+    for float16. onnxruntime takes out what casts it puts in for that, and all rounding with them; not these.
+    """
     halves = {tensor.name: tensor for tensor in after.initializer if tensor.data_type == TensorProto.FLOAT16}
-    same = {node.name: node for node in after.node}
     floats = {
         value.name
         for value in (*before.input, *before.output, *before.value_info)
@@ -102,17 +105,34 @@ def from_half(before: GraphProto, after: GraphProto, stays: Collection[str]) -> 
     for position, node in enumerate(before.node):
         if node.name in stays or any(attribute.HasField("g") for attribute in node.attribute):
             continue
-        half = NodeProto()
-        half.CopyFrom(same[node.name])
-        # At the border to float32 its neighbours there are casts.
-        half.input[:] = [f"{_OWN}{name}" if name in halves or name in floats else name for name in node.input]
-        half.output[:] = [f"{_OWN}{name}" if name in floats else name for name in node.output]
-        reads, makes = (dict.fromkeys(name for name in names if name in floats) for names in (node.input, node.output))
-        if reads or makes:
-            casts = [helper.make_node("Cast", [name], [f"{_OWN}{name}"], to=TensorProto.FLOAT16) for name in reads]
-            back = [helper.make_node("Cast", [f"{_OWN}{name}"], [name], to=TensorProto.FLOAT) for name in makes]
-            constants = [_renamed(halves[name]) for name in dict.fromkeys(node.input) if name in halves]
-            yield Replacement((position,), (*casts, half, *back), tuple(constants))
+        nodes: list[NodeProto] = []
+        middle = NodeProto()
+        middle.CopyFrom(node)
+        constants = [halves[name] for name in dict.fromkeys(node.input) if name in halves]
+        for index, name in enumerate(node.input):
+            if name in halves:
+                middle.input[index] = f"{_OWN}{name} back"
+                if name not in node.input[:index]:
+                    nodes.append(_cast(f"{_OWN}{name}", middle.input[index], TensorProto.FLOAT))
+            elif name in floats:
+                middle.input[index] = f"{_OWN}{name} back"
+                if name not in node.input[:index]:
+                    nodes += _through_half(name, middle.input[index])
+        behind: list[NodeProto] = []
+        for index, name in enumerate(node.output):
+            if name in floats:
+                middle.output[index] = f"{_OWN}{name} made"
+                behind += _through_half(middle.output[index], name)
+        if nodes or behind:
+            yield Replacement((position,), (*nodes, middle, *behind), tuple(_renamed(tensor) for tensor in constants))
+
+
+def _through_half(name: str, result: str) -> list[NodeProto]:
+    return [_cast(name, f"{_OWN}{result} half", TensorProto.FLOAT16), _cast(f"{_OWN}{result} half", result, 1)]
+
+
+def _cast(name: str, result: str, to: int) -> NodeProto:
+    return helper.make_node("Cast", [name], [result], to=to)
 
 
 class _Graph:

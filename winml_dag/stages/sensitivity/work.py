@@ -17,7 +17,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
 from winml_dag.onnxmodel.top1 import class_scores
 from winml_dag.stages.figures import OutputFigures
-from winml_dag.stages.float_model import refuse_unless_float, write_typed
+from winml_dag.stages.float_model import NOT_COMPUTING, refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
@@ -132,7 +132,8 @@ def _replacements(graph: GraphProto, quantized: Quantized, config: SensitivityCo
         found = from_half(graph, after, {node.name for node in graph.node if identity(node) in stays})
     else:
         found = from_integer_operators(graph, after)
-    replacements = list(found)
+    # What conversions between types and constants give is quantized for who reads it.
+    replacements = [one for one in found if graph.node[one.covers[0]].op_type not in NOT_COMPUTING]
     if not replacements:
         raise StageError("No node of the model is quantized, so there is none to rank.")
     return replacements
