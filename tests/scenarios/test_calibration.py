@@ -180,10 +180,11 @@ def test_loaded_ranges_take_the_place_of_calibration(calibrated: Project) -> Non
     calibrated.edit(quant__calibration_save_path=RANGES)
     calibrated.build()
     quantized = (calibrated.out / "quantized.onnx").read_bytes()
-    calibrated.edit(quant={"calibration_load_path": RANGES})
+    calibrated.edit(quant={"calibration_load_path": RANGES, "calibration_data": "data.npz"})
     result = calibrated.build(out="loaded")
     assert result.code == 0, result.messages
     assert "quantize" not in result.ran, "the same ranges of the same model: its record is found"
+    assert "validate" not in result.ran, "the same model on the same samples"
     assert result.reason("calibrate") == f"the activation ranges come from {RANGES}"
     assert (calibrated.folder / "loaded" / "quantized.onnx").read_bytes() == quantized
 

@@ -36,8 +36,8 @@ _COLUMNS_OF_TASKS: Mapping[str, Mapping[str, str]] = {
     "question-answering": {"text": "question", "text_pair": "context"},
 }
 
-# With ranges from a file there is nothing that these could be about.
-_OF_CALIBRATION = ("calibration_data", "dataset_name", "seed", "save_calibration", "calibration_save_path")
+# With ranges from a file there is nothing that these could be about. Data is there to validate on.
+_OF_CALIBRATION = ("seed", "save_calibration", "calibration_save_path")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Calibration:
     Attributes:
         data: arrays, texts, images or tables; ``processor`` turns all but arrays into inputs.
         columns: of tables, which is what; None for other data.
-        ranges: a file of ranges, in whose place nothing is calibrated.
+        ranges: a file of ranges, in whose place nothing is calibrated; data is validated on all the same.
         save_path: where the ranges are put, as a path in the recipe's folder; None for nowhere.
         looked_at: files and folders that decided which files these are.
     """
@@ -68,19 +68,19 @@ def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None,
         InputError: for what is missing; UsageError: for a package that is.
     """
     static = quant.mode == "static"
-    if static and quant.calibration_load_path is not None:
-        return _loaded(asked, quant)
+    ranges = _ranges(asked, quant) if static and quant.calibration_load_path is not None else None
     save_path = _save_path(quant.calibration_save_path) if static and quant.calibration_save_path else None
     data, looked_at = _data(asked, quant, download=download)
+    looked_at = (*looked_at, *(() if ranges is None else (file.path for file in ranges.files)))
     if data is None:
-        return Calibration(save_path=save_path)
+        return Calibration(ranges=ranges, save_path=save_path, looked_at=looked_at)
     kind = str(kind_of(data.files[0].name))
     _require_packages(kind)
     columns = _columns(quant, task) if kind in TABLES else None
     processor = _processor(asked, model, quant, kind, columns, download=download)
     seen = () if processor is None else processor.looked_at
     source = None if processor is None else processor.processor_source()
-    return Calibration(data, source, columns, save_path=save_path, looked_at=(*looked_at, *seen))
+    return Calibration(data, source, columns, ranges, save_path, (*looked_at, *seen))
 
 
 def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
@@ -93,7 +93,7 @@ def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
         yield from _PACKAGES.get(name, ((), ""))[0]
 
 
-def _loaded(asked: Asked, quant: Quant) -> Calibration:
+def _ranges(asked: Asked, quant: Quant) -> Source:
     path = resolve_path(asked.base, str(quant.calibration_load_path))
     if others := [name for name in _OF_CALIBRATION if getattr(quant, name) not in (None, False)]:
         raise RecipeError(
@@ -111,8 +111,7 @@ def _loaded(asked: Asked, quant: Quant) -> Calibration:
             f"quant.calibration_method is {quant.calibration_method}, but the ranges in {path} were found by {method}. "
             "Calibrate anew, or take calibration_method away."
         )
-    source = Source("activation ranges", kinds.RANGES, (SourceFile(RANGES_FILE, path),))
-    return Calibration(ranges=source, looked_at=(path,))
+    return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES_FILE, path),))
 
 
 def _method(path: Path) -> str:

@@ -329,8 +329,11 @@ def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str,
         )
     if not isinstance(quant, Skip):
         found.extend(notices_of(quant))
-    if static and given.ranges is not None:
-        found.append("Validating on random data, since the activation ranges come from a file: its figures say little.")
+    if static and given.ranges is not None and given.data is None:
+        found.append(
+            "Validating on random data, while the activation ranges come from a file: its figures say little. "
+            "Set quant.calibration_data to validate on."
+        )
     if asked.overrides.analyze or (asked.overrides.analyze is None and asked.recipe.auto and asked.wrote("auto")):
         found.append("Analyze is not part of this version: no optimization flags are discovered.")
     return tuple(found)

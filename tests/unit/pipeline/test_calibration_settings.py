@@ -44,8 +44,6 @@ def resolved(folder: Path, **quant: Any) -> Build:
 @pytest.mark.parametrize(
     ("quant", "message"),
     [
-        ({"calibration_load_path": "ranges.json", "calibration_data": "data.npz"}, "load_path and .*calibration_data"),
-        ({"calibration_load_path": "ranges.json", "dataset_name": "set"}, "load_path and .*dataset_name"),
         ({"calibration_load_path": "ranges.json", "calibration_save_path": "a.json"}, "load_path and .*save_path"),
         ({"calibration_load_path": "ranges.json", "save_calibration": True}, "load_path and .*save_calibration"),
         ({"calibration_load_path": "ranges.json", "seed": 3}, "load_path and .*seed"),
@@ -75,6 +73,16 @@ def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
     assert build.calibrate.reason == "the activation ranges come from ranges.json"
     assert build.inputs.ranges is not None
     assert [file.path for file in build.inputs.ranges.files] == [folder / "ranges.json"]
+
+
+def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):
+    build = resolved(folder, calibration_load_path="ranges.json", calibration_data="data.npz")
+    assert isinstance(build.calibrate, Skip)
+    assert build.inputs.ranges is not None
+    assert build.inputs.calibration_data is not None
+    assert not isinstance(build.validate, Skip)
+    assert build.validate.validate.seed is None
+    assert not any("random" in notice for notice in build.summary.notices)
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "rtn", "fp16"])
