@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -26,9 +27,11 @@ from quantization_samples import (
     weights,
 )
 
+from winml_dag.stages.calibrate.measure import measure
 from winml_dag.stages.normalizations import is_coarse
 from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.ranges import Ranges
+from winml_dag.stages.samples.samples import Samples
 
 W8A8 = {"weight_type": "uint8", "activation_type": "uint8", "per_channel": True}
 RULES = pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
@@ -222,6 +225,19 @@ def test_what_is_measured_does_not_depend_on_the_order_of_the_samples(tmp_path):
     assert set(forward["channels"]) == {"n"}
     low, high = forward["channels"]["n"]
     assert (min(low), max(high)) == tuple(forward["ranges"]["n"])
+
+
+def test_weights_in_a_file_of_their_own_are_found_beside_the_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = onnx.shape_inference.infer_shapes(outlier_model())
+    onnx.save(model, "inline.onnx")
+    onnx.save(model, "external.onnx", save_as_external_data=True, location="external.onnx.data", size_threshold=0)
+    data = rows(3)["x"]
+    samples = Samples.one_by_one("npz", 3, lambda index: {"x": data[index : index + 1]})
+    told: list[int] = []
+    inline, external = (measure(Path(f"{name}.onnx"), samples, told.append) for name in ("inline", "external"))
+    assert inline == external
+    assert told == [0, 1, 2, 3] * 2
 
 
 def test_bounds_of_histograms_are_tamed_too(tmp_path):
