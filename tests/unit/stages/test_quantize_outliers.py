@@ -113,6 +113,20 @@ def test_a_model_without_outliers_is_quantized_as_ever(tmp_path, make, data, rul
     assert default.content == plain.content
 
 
+@pytest.mark.parametrize("weight_type", ["int8", "int16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("activation_type", ["int8", "uint8"])
+def test_16_bits_have_the_sign_of_the_8(tmp_path, weight_type, symmetric, activation_type):
+    ranges = calibrate(tmp_path, outlier_model(), rows(16), samples=16)
+    types = {"weight_type": weight_type, "activation_type": activation_type, "activation_symmetric": symmetric}
+    plain, tamed = (
+        quantize(tmp_path, outlier_model(), "static", ranges, "onnxruntime", equalize=equalized, **types)
+        for equalized in (False, None)
+    )
+    assert set(tamed.metrics["activations_by_type"]) == {activation_type, activation_type.replace("8", "16")}
+    assert error_of(tmp_path, outlier_model(), tamed) < error_of(tmp_path, outlier_model(), plain) / 3
+
+
 def test_16_bit_activations_need_none_of_it(tmp_path):
     ranges = calibrate(tmp_path, outlier_model(), rows(8))
     types = {"weight_type": "uint8", "activation_type": "uint16"}
