@@ -128,8 +128,8 @@ FIELDS: dict[str, Meaning] = {
     "quant.samples": Meaning("Random samples, or the most that are taken of your data. "
                              "`calibration_samples` is another name."),
     "quant.calibration_method": Meaning("How a range is found from the values seen."),
-    "quant.calibration_data": _ours("Arrays, texts, images or tables: a file, or a folder of them, relative to the recipe. "
-                                    "See [Quantize with your data](../how-to/quantize-with-your-data.md)."),
+    "quant.calibration_data": _ours("Arrays, texts, images or tables: a file, or a folder of them, relative to the "
+                                    "recipe. See [Quantize with your data](../how-to/quantize-with-your-data.md)."),
     "quant.task": Meaning("What the data set is for: `question-answering` has the columns `question` and `context`. "
                           "The model's task when left out."),
     "quant.model_id": Meaning("Whose tokenizer and image processor to use: a folder, relative to the recipe, or a hub "
@@ -162,12 +162,12 @@ FIELDS: dict[str, Meaning] = {
     "quant.rtn_block_size": Meaning("rtn: weights that share a scale."),
     "quant.rtn_symmetric": Meaning("rtn: no zero points."),
     "quant.rtn_accuracy_level": Meaning("rtn: `accuracy_level` of MatMulNBits."),
-    "quant.rtn_float_type": _ours("rtn: type of what has no integer weights. `float16` (w4a16) is made in a second step, "
-                                  "with the fields of fp16."),
+    "quant.rtn_float_type": _ours("rtn: type of what has no integer weights. `float16` (w4a16) is made in a second "
+                                  "step, with the fields of fp16."),
     "quant.reduce_range": Meaning("Static and dynamic: 7 bits of weights, for processors that overflow with 8."),
     "quant.fp16_keep_io_types": Meaning("fp16: inputs and outputs stay in float32."),
-    "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, by name or pattern, besides those without "
-                                        "a float16 form."),
+    "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, by name or pattern, besides those "
+                                        "without a float16 form."),
     "quant.save_calibration": Meaning("Show the ranges in the output folder, as `calibration_ranges.json`."),
     "quant.distribution": Meaning("Of random calibration data."),
     "quant.seed": Meaning("Random data: 0 when left out. Your data: which samples are taken; the first ones when left "
