@@ -16,6 +16,7 @@ from quantization_samples import (
     WIDTH,
     calibrate,
     image_model,
+    model_of,
     outlier_model,
     pixels,
     put,
@@ -188,6 +189,25 @@ def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
     tamed = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
     assert types_around(tamed.model.graph)["down"] == {onnx.TensorProto.UINT16}
     assert error_of(tmp_path, model, tamed) < 1e-3
+
+
+@RULES
+def test_neither_is_it_where_all_activations_have_16_bits(tmp_path, rules):
+    """A bias of 300 beside weights of 1e-4: unsigned weights leave int32 no room for it, signed ones do."""
+    gemm = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")
+    bias = np.where(np.arange(WIDTH) == 3, 300, weights(WIDTH)).astype(np.float32)
+    model = model_of(
+        [gemm], {"x": (onnx.TensorProto.FLOAT, [1, WIDTH])}, {"y": [1, WIDTH]},
+        {"w": weights(WIDTH, WIDTH) / 1e4, "b": bias},
+    )  # fmt: skip
+    feeds = {"x": np.random.default_rng(0).standard_normal((8, 1, WIDTH)).astype(np.float32)}
+    ranges = calibrate(tmp_path, model, feeds)
+    types = {"weight_type": "uint8", "activation_type": "uint16"}
+    result = quantize(tmp_path, model, "static", ranges, rules, per_channel=True, **types)
+    assert result.metrics["weights_by_type"] == {"int8": 1}
+    feed = {"x": feeds["x"][0]}
+    expected, found = run_model(put(tmp_path / "float", model) / "model.onnx", feed)[0], result.outputs(feed)[0]
+    assert np.abs(found - expected).max() < 0.02
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""What is done about the few huge values of activations before Q and DQ are inserted, so that 8 bits hold the rest."""
+"""What is done about the few huge values of a model before Q and DQ are inserted, so that integers hold the rest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
     to a node stay.
     """
     wide = _WIDE.get(str(fields.activation_type))
-    if wide is None or fields.equalize is False or not ranges.typical:
+    if wide is None:
+        return Tamed(ranges, _with_room_for_biases(graphs, ranges, fields))
+    if fields.equalize is False or not ranges.typical:
         return Tamed(ranges, fields)
     selection = select(graphs[0], fields)
 
@@ -74,3 +76,21 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
     # Ours are names, which beat patterns, and take the place of what the config says of the same name.
     others = tuple(each for each in fields.node_overrides or () if each.nodes not in names)
     return Tamed(after, replace(fields, node_overrides=(*others, *ours)), equalized, makes)
+
+
+def _with_room_for_biases(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields) -> QuantizeFields:
+    """*fields* for 16-bit activations, with signed weights for the nodes whose bias unsigned ones leave no room for."""
+    if fields.weight_type != "uint8":
+        return fields
+    for graph in graphs:
+        name_nodes(graph)
+    selection = select(graphs[0], fields)
+    theirs = override_types(graphs[0], fields.node_overrides or ())
+    names = [
+        node.name
+        for node in graphs[0].node
+        if selection.takes(node.op_type) and node.name not in selection.nodes and node.name not in theirs
+    ]
+    signed = with_large_bias(graphs[0], names, ranges)
+    ours = tuple(NodeTypes(name, "int8", None) for name in names if name in signed)
+    return replace(fields, node_overrides=(*(fields.node_overrides or ()), *ours)) if ours else fields

@@ -281,7 +281,9 @@ def _check(census: Census, fields: QuantizeFields) -> None:
     if not others <= found <= {fields.activation_type, *others}:
         wanted = ", ".join(sorted({str(fields.activation_type), *others}))
         raise StageError(f"Activations came out as {_texts(census.activations)} instead of {wanted}.")
-    missing = {fields.weight_type, *(override.weight_type for override in overrides)} - {None, *census.weights}
+    own = {override.weight_type for override in overrides if override.weight_type}
+    # Where nodes have types of their own, it may be that all with weights do.
+    missing = (own or {fields.weight_type}) - census.weights.keys()
     if census.weights and missing:
         raise StageError(
             f"Weights came out as {_texts(census.weights)}; none is {', '.join(sorted(map(str, missing)))}."
