@@ -49,7 +49,6 @@ def recipes(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         and {
             "model": str(minilm),
             "loader": {"task": "feature-extraction"},
-            "optim": {"clamp_constant_values": True},
             "quant": {"samples": 32, "calibration_data": str(SENTENCES)},
         },
         # On noise it finds no text at all, and one nothing is not like another; so it gets pictures with words.

@@ -34,7 +34,6 @@ RECIPE: dict[str, Any] = {
     "loader": {"task": "feature-extraction"},
     "ep": "cpu",
     "device": "cpu",
-    "optim": {"clamp_constant_values": True},
     "quant": {"samples": 32, "calibration_data": str(SENTENCES)},
 }
 

@@ -16,6 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.stages.infinity import clamp_certain
 
 _HALF_TYPES = ("float16", "bfloat16")
 _PROBE_FILE = Path("probe.onnx")
@@ -47,16 +48,18 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
         )
 
 
-def write_typed(source: Path, destination: Path) -> None:
+def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int:
     """Write the model *source* as *destination*, with the shape and type of every tensor that can be known.
 
-    Large weights are in a file beside it and never in memory.
+    Large weights are in a file beside it and never in memory. With *finite*, constants that stand for infinity become
+    numbers that integers can hold; returns how many.
 
     Raises:
         StageError: when the shapes that the model states contradict each other, or onnxruntime cannot load it.
     """
     resave(source, destination)
     model = onnx.load(destination, load_external_data=False)
+    clamped = clamp_certain(model, destination.parent) if finite else 0
     _forget_initializer_shapes(model.graph)
     try:
         model = onnx.shape_inference.infer_shapes(model)
@@ -68,6 +71,7 @@ def write_typed(source: Path, destination: Path) -> None:
     if unknown:
         _ask_onnxruntime(model, unknown)
     onnx.save(model, destination)
+    return clamped
 
 
 def _forget_initializer_shapes(graph: GraphProto) -> None:

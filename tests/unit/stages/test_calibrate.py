@@ -129,18 +129,29 @@ def test_the_order_of_the_samples_does_not_matter(tmp_path, method):
     assert ranges_of(one) == ranges_of(other)
 
 
-def test_a_mask_of_minus_infinity_is_refused_with_advice(tmp_path):
-    with pytest.raises(StageError, match="not finite") as caught:
-        calibrate(tmp_path, text_model(mask=-np.inf), token_ids(4))
-    assert "clamp_constant_values" in caught.value.advice
+@pytest.mark.parametrize("mask", [-np.inf, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_a_mask_that_stands_for_infinity_is_measured_as_a_moderate_one(tmp_path, mask, method):
+    infinite = calibrate(tmp_path, text_model(mask=mask), token_ids(8), calibration_method=method)
+    moderate = calibrate(tmp_path, text_model(mask=-50), token_ids(8), calibration_method=method)
+    assert ranges_of(infinite) == ranges_of(moderate)
+    assert (infinite.metrics["clamped_constants"], infinite.metrics["extreme_tensors"]) == (1, 0)
+    assert moderate.metrics["clamped_constants"] == 0
 
 
-def test_a_mask_of_the_lowest_float_is_counted_by_minmax_and_refused_by_histograms(tmp_path):
-    lowest = float(np.finfo(np.float32).min)
-    assert calibrate(tmp_path, text_model(mask=lowest), token_ids(8)).metrics["extreme_tensors"] >= 2
-    assert calibrate(tmp_path, text_model(mask=-50), token_ids(8)).metrics["extreme_tensors"] == 0
+def test_infinity_that_comes_with_the_data_is_refused(tmp_path):
+    data = pixels(4)
+    data["pixels"][2, 0, 0] = np.inf
+    with pytest.raises(StageError, match="not finite"):
+        calibrate(tmp_path, image_model(), data)
+
+
+def test_extremes_that_come_with_the_data_are_counted_by_minmax_and_refused_by_histograms(tmp_path):
+    data = pixels(4)
+    data["pixels"][2, 0, 0] = -1e31
+    assert calibrate(tmp_path, image_model(), data).metrics["extreme_tensors"] >= 1
     with pytest.raises(StageError, match=r"reach 1e\+30"):
-        calibrate(tmp_path, text_model(mask=lowest), token_ids(8), calibration_method="percentile")
+        calibrate(tmp_path, image_model(), data, calibration_method="percentile")
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 from winml_dag.stages.calibrate.measure import Measured, measure
 from winml_dag.stages.float_model import float_tensors
+from winml_dag.stages.infinity import EXTREME
 from winml_dag.stages.samples.samples import Feed, Samples
-
-# Models write "never choose this" as the lowest float (-3.4e38) or as -inf. No measured quantity is that large.
-EXTREME = 1e30
 
 # A calibrator keeps every activation of what it is given until all of it is done: 48 samples of ResNet-50 at once take
 # 5.6 GB, 8 at a time 1.2 GB and half the time. Neither ranges nor histograms depend on it.
@@ -161,7 +159,7 @@ def _require_finite(bounds: Mapping[str, tuple[float, float]]) -> None:
         raise StageError(
             f"The range of {len(broken)} tensors is not finite, such as {broken[0]!r} from {low} to {high}: no integers"
             " can stand for that.",
-            advice="If it is an attention mask, set optim.clamp_constant_values; else check model and data.",
+            advice="Constants that stand for infinity are taken care of: it is computed, or comes with the data.",
         )
 
 
@@ -171,5 +169,5 @@ def _require_moderate(bounds: Mapping[str, tuple[float, float]], method: str) ->
         raise StageError(
             f"{len(extreme)} tensors reach {EXTREME:g} and beyond, such as {extreme[0]!r}, of which {method} can tell"
             " nothing.",
-            advice="If it is an attention mask, set optim.clamp_constant_values; or use calibration_method minmax.",
+            advice="It is computed, or comes with the data: check them, or use calibration_method minmax.",
         )

@@ -10,8 +10,9 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.calibrate import CalibrateConfig
-from winml_dag.stages.calibrate.observe import EXTREME, METHODS, observe
+from winml_dag.stages.calibrate.observe import METHODS, observe
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
+from winml_dag.stages.infinity import EXTREME
 from winml_dag.stages.ranges import RANGES_FILE, Provenance, Ranges, model_digest
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
@@ -25,8 +26,9 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
     for, and what they come from.
 
     Metrics: ``data`` (npz, npy, text, images, dataset or random); ``samples`` taken; ``tensors``; ``extreme_tensors``,
-    how many reach magnitudes that only a mask has, which ruins the precision of what they meet;
-    ``calibration_time_seconds``, of running the model; ``data_time_seconds``, of reading the samples it ran on.
+    how many reach magnitudes that only a mask has, which ruins the precision of what they meet; ``clamped_constants``,
+    how many stood for infinity and got a number that integers can hold; ``calibration_time_seconds``, of running the
+    model; ``data_time_seconds``, of reading the samples it ran on.
 
     Raises:
         StageError: for a model that is not in float32, data that does not fit it, or ranges that are not finite.
@@ -36,7 +38,7 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         raise StageError(f"Unknown calibration method {method!r}.", advice=f"Known are: {', '.join(METHODS)}.")
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "calibrated")
-    write_typed(source, _MODEL_FILE)
+    clamped = write_typed(source, _MODEL_FILE, finite=True)
     fed = Fed(_samples(config, workspace, source))
     samples = fed.samples
     started = time.perf_counter()
@@ -59,6 +61,7 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         "samples": samples.count,
         "tensors": len(bounds),
         "extreme_tensors": sum(max(abs(low), abs(high)) > EXTREME for low, high in bounds.values()),
+        "clamped_constants": clamped,
         "calibration_time_seconds": seconds,
         "data_time_seconds": fed.seconds,
     }

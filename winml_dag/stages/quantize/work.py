@@ -57,7 +57,8 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
         raise StageError(f"Unknown quantization mode {fields.mode!r}.", advice=f"Known are: {', '.join(MODES)}.")
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
-    write_typed(source, _MODEL_FILE)
+    # Of the very model that calibrate measured; in other modes activations stay in floats, which hold infinity.
+    write_typed(source, _MODEL_FILE, finite=fields.mode == "static")
     result = quantize_typed(_MODEL_FILE, read_ranges(workspace), config)
     started = time.perf_counter()
     output = workspace.outputs["model"] / QUANTIZED_FILE

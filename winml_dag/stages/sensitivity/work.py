@@ -61,7 +61,7 @@ def run(config: SensitivityConfig, workspace: Workspace) -> JsonObject:
     """
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "ranked by sensitivity")
-    write_typed(source, _MODEL_FILE)
+    write_typed(source, _MODEL_FILE, finite=config.quant.mode == "static")
     _name_nodes(_MODEL_FILE)
     started = time.perf_counter()
     found = _find(config, workspace, model_inputs(source))

@@ -1,0 +1,115 @@
+"""Constants that stand for infinity, and the numbers that integers can hold in their place.
+
+A mask of -3.4e38 stretches the range of the attention scores so far that every real score lands in one step. Measured
+on all-MiniLM-L6-v2 (12 sentences for calibration, 12 others compared, mean cosine to float32): w8a16 0.43 as it is,
+0.99 with any bound from -10 to -10000; w8a8 0.36 as it is and with -10000, 0.79 with -1000, 0.86 or 0.87 from -300 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+# In the middle of the plateau that was measured; exp(-50) is 2e-22, so a Softmax over float32 still sees a zero.
+BOUND = 50.0
+
+# No measured quantity is that large: what reaches it stands for infinity in any model.
+EXTREME = 1e30
+
+# Clip: a huge bound says "no bound". The others: their constants are weights, never masks, however odd their values.
+EXEMPT = frozenset(
+    {"Clip", "MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "PRelu"}
+    | {"BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"}
+)
+
+
+@dataclass(frozen=True)
+class Infinity:
+    """What counts as infinite: values up to ``negative``, and from ``positive`` on."""
+
+    negative: float
+    positive: float
+
+    def is_in(self, numbers: Iterable[float]) -> bool:
+        return any(number <= self.negative or number >= self.positive for number in numbers)
+
+    def without(self, values: NDArray[Any]) -> NDArray[Any] | None:
+        """*values* with :data:`BOUND` in place of the infinite ones, which stay equal to each other; None when there
+        are none.
+        """
+        # Not by element first: most tensors are weights, and two reductions need no memory.
+        if values.size == 0 or not self.is_in((values.min(), values.max())):
+            return None
+        result = np.where(values <= self.negative, -BOUND, np.where(values >= self.positive, BOUND, values))
+        return result.astype(values.dtype)
+
+
+CERTAIN = Infinity(-EXTREME, EXTREME)
+
+
+def clamp_certain(model: ModelProto, folder: Path) -> int:
+    """Replace the constants of *model* that stand for infinity in any model; how many tensors and attributes changed.
+
+    *folder* has the files of weights that *model* may be without.
+    """
+    return sum(_clamp_graph(graph, folder) for graph in _graphs(model.graph))
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.HasField("g") else [*attribute.graphs]:
+                yield from _graphs(inner)
+
+
+def _clamp_graph(graph: GraphProto, folder: Path) -> int:
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    shown = {value.name for value in (*graph.input, *graph.output)}
+    changes = 0
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in shown]:
+        concerned = [node for node in readers.get(tensor.name, ()) if node.op_type not in EXEMPT]
+        clamped = _clamped(tensor, folder) if concerned else None
+        if clamped is None:
+            continue
+        changes += 1
+        if len(concerned) == len(readers[tensor.name]):
+            tensor.CopyFrom(clamped)
+            continue
+        # Shared with a node that must keep it as it is.
+        clamped.name = f"{tensor.name}_clamped"
+        graph.initializer.append(clamped)
+        for node in concerned:
+            node.input[:] = [clamped.name if name == tensor.name else name for name in node.input]
+    return changes + sum(_clamp_attributes(node, folder) for node in graph.node if node.op_type not in EXEMPT)
+
+
+def _clamp_attributes(node: NodeProto, folder: Path) -> int:
+    changes = 0
+    for attribute in node.attribute:
+        if attribute.HasField("t") and (clamped := _clamped(attribute.t, folder)) is not None:
+            attribute.t.CopyFrom(clamped)
+        elif attribute.HasField("f") and (number := CERTAIN.without(np.array([attribute.f]))) is not None:
+            attribute.f = float(number[0])
+        elif attribute.floats and (numbers := CERTAIN.without(np.array(attribute.floats))) is not None:
+            attribute.floats[:] = numbers.tolist()
+        else:
+            continue
+        changes += 1
+    return changes
+
+
+def _clamped(tensor: TensorProto, folder: Path) -> TensorProto | None:
+    if tensor.data_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    values = CERTAIN.without(numpy_helper.to_array(tensor, str(folder)))
+    return None if values is None else numpy_helper.from_array(values, tensor.name)
