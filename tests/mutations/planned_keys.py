@@ -21,6 +21,7 @@ from winml_dag.engine.known import Known
 from winml_dag.ep.registry import OPENVINO, QNN
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.quantization import quantization_of
 from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -110,6 +111,14 @@ def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTION
     """Those of *recipe*, as if it lay in *folder*. Nothing is remembered from one call to the next."""
     loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
     build = resolve.resolve(loaded, overrides, folder / "out")
+    planned = plan.plan_build(build, Fingerprints(MemoryRows()))
+    return ingredients_of_all(planned.graph, planned.sources)
+
+
+def ranked(folder: Path) -> Stages:
+    """Those of a model in *folder* that is quantized alone, its nodes ranked by what they cost."""
+    asked = Overrides(onnx=folder / "onnx" / "model.onnx", ep="cpu", precision="w8a8", sensitivity=True)
+    build = quantization_of(Request(None, asked), folder / "quantized.onnx", download=False)
     planned = plan.plan_build(build, Fingerprints(MemoryRows()))
     return ingredients_of_all(planned.graph, planned.sources)
 

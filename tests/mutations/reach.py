@@ -147,7 +147,7 @@ EDITS: tuple[Edit, ...] = (
     #
     ("quant", "static", None, "calibrate quantize compile validate"),
     ("quant", "no tags", {}, "calibrate quantize validate finalize"),
-    ("quant.mode", "static", "dynamic", "calibrate quantize validate"),
+    ("quant.mode", "static", "fp16", "calibrate quantize validate"),
     ("quant.samples", "static", 20, "calibrate"),
     ("quant.samples", "text", 20, "calibrate"),
     ("quant.calibration_method", "static", "entropy", "calibrate"),
@@ -173,7 +173,7 @@ EDITS: tuple[Edit, ...] = (
     ("quant.model_type", "rtn", "qwen3", NOTHING),
     ("quant.weight_type", "static", "int8", "quantize"),
     ("quant.weight_type", "static", "uint8", NOTHING),
-    ("quant.weight_type", "static", "int4", "quantize"),
+    ("quant.weight_type", "static", "int4", "quantize validate"),
     ("quant.weight_type", "dynamic", "int8", "quantize"),
     ("quant.weight_type", "fp16", "int8", NOTHING),
     ("quant.activation_type", "static", "int8", "quantize"),

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from planned_keys import LIBRARY, Warm, reached, stages_of
+from planned_keys import LIBRARY, Stages, Warm, ranked, reached, stages_of
 from reach import BASES, edited
 from test_keys_of_configs import STAGES
 
 import winml_dag
 from winml_dag.engine import toolchain
+from winml_dag.engine.stage import Stage
 from winml_dag.ep.registry import QNN, RUNTIME_BUILDS
 from winml_dag.pipeline import plan
 
@@ -33,6 +34,8 @@ PACKAGES = {
     **dict.fromkeys(RUNTIME_BUILDS, "optimize calibrate quantize compile validate"),
     "onnxruntime-qnn": "compile validate",
 }
+# Those that reach the ranking of nodes.
+PACKAGES_OF_SENSITIVITY = ("onnx-ir", "onnx", "numpy", "onnxruntime", *RUNTIME_BUILDS, "matplotlib")
 _TOKENIZER = {
     "transformers": "export calibrate validate",
     "tokenizers": "calibrate validate",
@@ -96,17 +99,29 @@ def test_a_package_reaches_the_stages_whose_bytes_it_shapes(
     assert reached(before, stages_of(recipe, project)) == set()
 
 
+def test_a_package_reaches_the_ranking_of_nodes_that_it_shapes(project: Path, installation: Installation) -> None:
+    before = ranked(project)
+    for package in {*PACKAGES, *PACKAGES_OF_SENSITIVITY}:
+        installation.install(package, "98.0")
+        after = ranked(project)
+        assert ("sensitivity" in reached(before, after)) == (package in PACKAGES_OF_SENSITIVITY), package
+        before = after
+
+
 def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
     declared = {(name, package) for name, stage in STAGES.items() for package in stage.packages}
     written = {(name, package) for package, stages in PACKAGES.items() for name in stages.split()}
-    assert declared - written == set()
+    assert declared - written == {("sensitivity", package) for package in STAGES["sensitivity"].packages}
+    assert {*STAGES["sensitivity"].packages} <= {*PACKAGES_OF_SENSITIVITY}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_declares_every_package_that_its_work_imports(stage: str) -> None:
     """Found in the source text of the work and of what it imports from here, wherever in a file the import stands."""
     readers = [item for packages in PACKAGES_WITH_DATA.values() for item in packages.items()]
-    with_data = {package for package, stages in readers if stage in stages.split()}
+    # The ranking of nodes reads the data that validate reads.
+    reader = "validate" if stage == "sensitivity" else stage
+    with_data = {package for package, stages in readers if reader in stages.split()}
     known = {*STAGES[stage].packages, *with_data, *(package for name, package in SHAPES_NOTHING if name == stage)}
     found = {_IMPORTED_AS.get(name, name) for name in foreign_imports(STAGES[stage].work.partition(":")[0])}
     assert found - known == set()
@@ -154,10 +169,16 @@ def imports_in(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    before = stages_of(BASES["static"], project)
-    declared = STAGES[stage]
-    monkeypatch.setattr(plan, stage.upper(), dataclasses.replace(declared, version=declared.version + 1))
-    assert reached(before, stages_of(BASES["static"], project)) == {stage}
+    def planned() -> Stages:
+        return ranked(project) if stage == "sensitivity" else stages_of(BASES["static"], project)
+
+    def raised(declared: Stage) -> Stage:
+        return dataclasses.replace(declared, version=declared.version + 1)
+
+    before = planned()
+    monkeypatch.setattr(plan, stage.upper(), raised(STAGES[stage]))
+    monkeypatch.setattr(plan, "quantize_stage", lambda _mode, chosen=plan.QUANTIZE: chosen)
+    assert reached(before, planned()) == {stage}
 
 
 def edit_library(package: Path) -> None:
