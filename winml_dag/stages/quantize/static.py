@@ -283,7 +283,7 @@ def _check(census: Census, fields: QuantizeFields) -> None:
         raise StageError(f"Activations came out as {_texts(census.activations)} instead of {wanted}.")
     own = {override.weight_type for override in overrides if override.weight_type}
     # Where nodes have types of their own, it may be that all with weights do.
-    missing = (own or {fields.weight_type}) - census.weights.keys()
+    missing = (own or {str(fields.weight_type)}) - census.weights.keys()
     if census.weights and missing:
         raise StageError(
             f"Weights came out as {_texts(census.weights)}; none is {', '.join(sorted(map(str, missing)))}."
