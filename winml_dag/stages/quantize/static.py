@@ -6,8 +6,9 @@ types, by rewriting nodes that the ranges know nothing of. Below opset 21 such Q
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,7 +16,6 @@ import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto
 from onnxruntime.quantization import QDQQuantizer, QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
-from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from winml_dag.ep.quantization import INTEGERS
@@ -190,7 +190,7 @@ def _qnn_settings(
     _refuse_pairs(model.graph, fields)
     # Every other form of weights that are of another type than the rest stays on the CPU.
     overrides |= _node_overrides(model.graph, fields, activation_type, True, per_channel=per_channel)
-    return get_qnn_qdq_config(
+    return _qnn_rules()(
         model,
         None,
         activation_type=activation_type,
@@ -203,6 +203,24 @@ def _qnn_settings(
         op_types_to_quantize=_op_types(selection),
         nodes_to_exclude=list(selection.nodes),
     )
+
+
+def _qnn_rules() -> Callable[..., StaticQuantConfig]:
+    """``get_qnn_qdq_config``, imported as if there were no torch.
+
+    The package that it is in imports torch wherever that is installed, for a helper that nobody needs here: 1.2 s of
+    the 2 s that it took to quantize a small model.
+    """
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # how Python says that there is no such module
+    try:
+        from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    rules: Callable[..., StaticQuantConfig] = get_qnn_qdq_config
+    return rules
 
 
 def _refuse_pairs(graph: GraphProto, fields: QuantizeFields) -> None:

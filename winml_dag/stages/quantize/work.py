@@ -17,10 +17,7 @@ from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.float_model import open_session, refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.census import Census
-from winml_dag.stages.quantize.half import check_runs, convert_to_half
 from winml_dag.stages.quantize.mixed import name_nodes
-from winml_dag.stages.quantize.static import insert_qdq
-from winml_dag.stages.quantize.weights import quantize_dynamically, quantize_weights
 from winml_dag.stages.ranges import Ranges
 
 QUANTIZED_FILE = "quantized.onnx"
@@ -66,6 +63,8 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     _restore_metadata(result.model)
     save_model(result.model, output)
     if fields.mode == "fp16":
+        from winml_dag.stages.quantize.half import check_runs
+
         check_runs(output, _MODEL_FILE)
     else:
         open_session(output, "the quantized model")
@@ -93,11 +92,14 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     # A node can only be left out, or be told of, by its name.
     name_nodes(model.graph)
     name_nodes(before.graph)
+    # Each mode imports its own tools: those of all together take 0.9 s.
     if fields.mode == "static":
         if ranges is None:
             raise StageError(
                 "Static quantization needs activation ranges.", advice="Put the calibrate stage before it."
             )
+        from winml_dag.stages.quantize.static import insert_qdq
+
         insertion = insert_qdq(model, before, ranges, fields, config.target)
         more: dict[str, JsonValue] = {
             "qdq_insertion_time_seconds": insertion.seconds,
@@ -106,8 +108,12 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
         }
         return Quantized(insertion.model, insertion.census, str(fields.weight_type), str(fields.activation_type), more)
     if fields.mode == "fp16":
+        from winml_dag.stages.quantize.half import convert_to_half
+
         half, census = convert_to_half(model, before, fields)
         return Quantized(half, census, "float16", "float16")
+    from winml_dag.stages.quantize.weights import quantize_dynamically, quantize_weights
+
     if fields.mode == "dynamic":
         quantized, census = quantize_dynamically(model, before, fields)
         return Quantized(quantized, census, fields.weight_type or "int8", "uint8")
