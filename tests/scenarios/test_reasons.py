@@ -35,8 +35,7 @@ def test_a_variant_in_a_new_folder_is_compared_with_the_build_that_is_there(proj
     quantize = next(stage for stage in project.plan(out="other").stages if stage["stage"] == "quantize")
     assert quantize["kind"] == "first build"
     assert quantize["nearest"]["cache_key"] == key
-    change, *consequences = quantize["nearest"]["changes"]
-    assert {each["name"] for each in consequences} == {"quant.equalize", "target.mixes_widths"}  # of 8 bits alone
+    (change,) = quantize["nearest"]["changes"]
     assert change == {"kind": "config", "name": "quant.activation_type", "old": "uint8", "new": "uint16"}
     said = project.run("why", "-c", "recipe.yaml", "-o", "other", "--format", "json")
     stages = json.loads(said.stdout)["builds"][0]["stages"]

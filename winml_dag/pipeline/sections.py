@@ -17,7 +17,6 @@ from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
@@ -141,7 +140,7 @@ def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Ski
     if quant.mode != "static":
         return QuantizeConfig(fields)
     integers = integers_of(target.ep)
-    return QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths if fields.equalize else None))
+    return QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths))
 
 
 def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
@@ -207,7 +206,8 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         weight_symmetric=weight_symmetric,
         activation_symmetric=bool(quant.activation_symmetric),
         node_overrides=tuple(overrides) or None,
-        equalize=quant.equalize is not False if type_bits(str(quant.activation_type)) == 8 else None,
+        # With 16 bits as well, where nothing comes of it: who edits the precision is told of that, and of nothing else.
+        equalize=quant.equalize is not False,
         reduce_range=quant.reduce_range,
     )
 
