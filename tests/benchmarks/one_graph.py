@@ -52,7 +52,7 @@ def run_as_one(recipe: Path, precisions: Sequence[str], folder: Path) -> tuple[i
     with store.scratch.open() as scratch:
         runner = Runner(
             graph, store, LocalExecutor(), store.fingerprints,
-            scratch=scratch, failures=store.failures, made_by="benchmark",
+            scratch=scratch, failures=store.failures, made_by="benchmark", rebuild=False,
         )  # fmt: skip
         options = RunOptions("benchmark", os.cpu_count() or 1)
         results = Scheduler(graph, sources, store, runner, options).run()
