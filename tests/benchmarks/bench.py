@@ -153,7 +153,7 @@ def page(found: dict[str, Any], where: dict[str, str]) -> str:
 
 _MODELS = {
     "resnet50": "ResNet-50 with random weights, 224 x 224, calibrated and compared on random images:",
-    "minilm": "all-MiniLM-L6-v2 with its real weights, 256 tokens, calibrated on the 32 sentences of the quickstart:",
+    "minilm": "all-MiniLM-L6-v2 with its real weights, 512 tokens, calibrated on the 32 sentences of the quickstart:",
     "ocr": "The text detector of PP-OCRv6 (from the package rapidocr), 320 x 320, on pictures of words:",
 }
 
