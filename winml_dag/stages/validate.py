@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from winml_dag.onnxmodel.compare import OutputComparison
     from winml_dag.onnxmodel.feeds import InputSpec
     from winml_dag.stages.figures import OutputFigures
-    from winml_dag.stages.samples.samples import Samples
 
     Feed = Mapping[str, NDArray[np.generic]]
 
@@ -126,6 +125,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     from winml_dag.onnxmodel.feeds import model_inputs
     from winml_dag.onnxmodel.top1 import class_scores
     from winml_dag.stages.figures import quality
+    from winml_dag.stages.samples.read import samples_to_validate
 
     fields = config.validate
     target = resolve_target(config.target.execution_provider, config.target.device)
@@ -135,7 +135,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(reference_path)
     names = _output_names(reference, candidate)
 
-    samples, held_out = _samples(config, workspace, inputs)
+    samples, held_out = samples_to_validate(workspace, inputs, config.quant, count=fields.samples, seed=fields.seed)
     scores = class_scores(names, classifies=fields.classifies)
     outputs = _measure(reference, candidate, names, list(samples), scores, workspace.progress)
     ones = _measure(reference, candidate, names, [_ones(inputs)], scores)
@@ -162,18 +162,6 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         canonical_json(report) + "\n", encoding="utf-8", newline="\n"
     )
     return report
-
-
-def _samples(config: ValidateConfig, workspace: Workspace, inputs: tuple[InputSpec, ...]) -> tuple[Samples, bool]:
-    """What to run, and whether calibration has seen none of it."""
-    from winml_dag.stages.samples.read import samples_of
-    from winml_dag.stages.samples.samples import random_samples
-
-    fields = config.validate
-    if not workspace.has("data"):
-        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="validate"), True
-    samples = samples_of(workspace, inputs, config.quant)
-    return samples.held_out(fields.samples), samples.count > 1
 
 
 def _session_options(target: Target, given: ValidateTarget) -> dict[str, str]:

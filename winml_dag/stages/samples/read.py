@@ -11,7 +11,7 @@ from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples import SUFFIXES, TABLES, Columns, kind_of
 from winml_dag.stages.samples.arrays import npy_samples, npz_samples
 from winml_dag.stages.samples.processor import Processor
-from winml_dag.stages.samples.samples import Samples
+from winml_dag.stages.samples.samples import Samples, random_samples
 
 
 def samples_of(workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None) -> Samples:
@@ -23,6 +23,22 @@ def samples_of(workspace: Workspace, inputs: Sequence[InputSpec], columns: Colum
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
     mapping = {} if columns is None else columns.columns_mapping
     return read_samples(workspace.inputs["data"], inputs, processor, mapping)
+
+
+def samples_to_validate(
+    workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None, *, count: int, seed: int | None
+) -> tuple[Samples, bool]:
+    """*count* samples, and whether calibration has seen none of them: of the stage's input ``data`` those that are kept
+    back from it, without that input random ones, whose *seed* has to be given.
+
+    Raises:
+        StageError: as :func:`read_samples`.
+    """
+    if workspace.has("data"):
+        samples = samples_of(workspace, inputs, columns)
+        return samples.held_out(count), samples.count > 1
+    assert seed is not None
+    return random_samples(inputs, count, seed, "uniform", purpose="validate"), True
 
 
 def read_samples(

@@ -25,8 +25,8 @@ from winml_dag.stages.quantize.outliers import tame_outliers
 from winml_dag.stages.quantize.selection import identity
 from winml_dag.stages.quantize.work import Quantized, quantize_typed, read_ranges
 from winml_dag.stages.samples import Columns
-from winml_dag.stages.samples.read import samples_of
-from winml_dag.stages.samples.samples import Samples, random_samples
+from winml_dag.stages.samples.read import samples_to_validate
+from winml_dag.stages.samples.samples import Samples
 from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE, SensitivityConfig
 from winml_dag.stages.sensitivity.pieces import Pieces
 from winml_dag.stages.sensitivity.ranking import NodeCost, Reference, rank
@@ -92,7 +92,8 @@ def _name_nodes(model_file: Path) -> None:
 
 
 def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[InputSpec]) -> _Findings:
-    samples, held_out = _samples(config, workspace, inputs)
+    columns, wanted = Columns(config.quant.columns_mapping or {}), config.validate
+    samples, held_out = samples_to_validate(workspace, inputs, columns, count=wanted.samples, seed=wanted.seed)
     feeds = list(samples)
     ranges = read_ranges(workspace)
     quantize = QuantizeConfig(config.quant, config.target)
@@ -112,15 +113,6 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     del pieces, quantized
     reliefs = relieve(_MODEL_FILE, ranges, quantize, [cost.name for cost in costs], reference, workspace.progress)
     return _Findings(samples, held_out, costs, reliefs)
-
-
-def _samples(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[InputSpec]) -> tuple[Samples, bool]:
-    """What to run, and whether calibration has seen none of it: the very samples that validate has."""
-    fields = config.validate
-    if not workspace.has("data"):
-        return random_samples(inputs, fields.samples, fields.seed or 0, "uniform", purpose="validate"), True
-    samples = samples_of(workspace, inputs, Columns(config.quant.columns_mapping or {}))
-    return samples.held_out(fields.samples), samples.count > 1
 
 
 def _replacements(graph: GraphProto, quantized: Quantized, config: SensitivityConfig) -> list[Replacement]:
