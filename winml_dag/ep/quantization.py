@@ -94,7 +94,7 @@ INTEGERS: Mapping[str, Integers] = {
         Integers(
             "vitisai",
             _SIGNED,
-            {8: "int8", 16: "int16"},
+            _SIGNED,
             weight_symmetric=True,
             activation_symmetric=True,
             source="https://ryzenai.docs.amd.com/en/latest/",
@@ -108,29 +108,20 @@ INTEGERS: Mapping[str, Integers] = {
             source=f"{_PROVIDERS}/DirectML-ExecutionProvider.html",
             reason="takes signed and unsigned integers; these are as on the CPU",
         ),
-        Integers(
-            "nvtensorrtrtx",
-            _SIGNED,
-            {8: "int8", 16: "int16"},
-            per_channel=True,
-            weight_symmetric=True,
-            activation_symmetric=True,
-            runs_blocks=False,
-            cannot=dict.fromkeys(((8, 16), (16, 8), (16, 16)), _NO_16_BITS),
-            source=_TENSORRT,
-            reason="zero points have to be zero; weights have a scale for each channel",
-        ),
-        Integers(
-            "tensorrt",
-            _SIGNED,
-            {8: "int8", 16: "int16"},
-            per_channel=True,
-            weight_symmetric=True,
-            activation_symmetric=True,
-            runs_blocks=False,
-            cannot=dict.fromkeys(((8, 16), (16, 8), (16, 16)), _NO_16_BITS),
-            source=_TENSORRT,
-            reason="zero points have to be zero; weights have a scale for each channel",
+        *(
+            Integers(
+                ep,
+                _SIGNED,
+                _SIGNED,
+                per_channel=True,
+                weight_symmetric=True,
+                activation_symmetric=True,
+                runs_blocks=False,
+                cannot=dict.fromkeys(((8, 16), (16, 8), (16, 16)), _NO_16_BITS),
+                source=_TENSORRT,
+                reason="zero points have to be zero; weights have a scale for each channel",
+            )
+            for ep in ("nvtensorrtrtx", "tensorrt")
         ),
         Integers(
             "migraphx",
