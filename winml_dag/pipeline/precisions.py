@@ -109,8 +109,13 @@ def with_types(quant: Quant, target: Target) -> Quant:
         UsageError: for types that the target is known not to run together.
     """
     if quant.mode == "dynamic":
-        settled = {"weight_type": quant.weight_type or DYNAMIC_WEIGHTS, "per_channel": bool(quant.per_channel)}
-        return quant.model_copy(update=settled)
+        return quant.model_copy(
+            update={
+                "weight_type": quant.weight_type or DYNAMIC_WEIGHTS,
+                "per_channel": bool(quant.per_channel),
+                "weight_symmetric": _first(quant.weight_symmetric, quant.symmetric),
+            }
+        )
     if quant.mode != "static":
         return quant
     integers, rules = _of_model(quant, integers_of(target.ep)), _MODELS.get(quant.model_type or "")

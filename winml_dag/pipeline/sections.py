@@ -34,7 +34,6 @@ DEFAULT_OPSET = 21
 
 _UNAVAILABLE_LOADER = {"user_script": "user scripts", "module_path": "module mode"}
 
-
 # What a mode without ranges has no use for.
 _OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
 
@@ -133,16 +132,6 @@ def calibrate_config(
     )
 
 
-def quantize_config(quant: Quant | Skip, target: Target) -> QuantizeConfig | Skip:
-    if isinstance(quant, Skip):
-        return quant
-    fields = _quantize_fields(quant)
-    if quant.mode != "static":
-        return QuantizeConfig(fields)
-    integers = integers_of(target.ep)
-    return QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths))
-
-
 def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
     """What ranks the nodes that *quantize* is for, on the samples of *validate*."""
     same = {field.name: getattr(quantize.quant, field.name) for field in fields_of(quantize.quant)}
@@ -153,9 +142,12 @@ def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> Se
 
 def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
     """The quantizations that *quant* asks for, one after the other."""
-    first = quantize_config(quant, target)
-    if isinstance(quant, Skip) or isinstance(first, Skip):
-        return first if isinstance(first, Skip) else (first,)
+    if isinstance(quant, Skip):
+        return quant
+    if quant.mode == "static":
+        integers = integers_of(target.ep)
+        return (QuantizeConfig(_quantize_fields(quant), QuantizeTarget(integers.rules, integers.mixes_widths)),)
+    first = QuantizeConfig(_quantize_fields(quant))
     if quant.mode != "rtn" or quant.rtn_float_type == "float32":
         return (first,)
     # A second, so that w4a32 and w4a16 share the first. It is not for integers, so their operators are not its own.
@@ -164,6 +156,7 @@ def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfi
 
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:
+    """What the mode of *quant*, whose types are settled, reads of it."""
     left_out = QuantizeFields(
         quant.mode,
         op_types_to_quantize=_distinct(quant.op_types_to_quantize),
@@ -184,13 +177,12 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
             rtn_symmetric=quant.rtn_symmetric,
             rtn_accuracy_level=quant.rtn_accuracy_level,
         )
-    weight_symmetric = quant.symmetric if quant.weight_symmetric is None else quant.weight_symmetric
     if quant.mode == "dynamic":
         return replace(
             left_out,
             weight_type=quant.weight_type,
             per_channel=quant.per_channel,
-            weight_symmetric=weight_symmetric,
+            weight_symmetric=quant.weight_symmetric,
             reduce_range=quant.reduce_range,
         )
     overrides = [
@@ -203,8 +195,8 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
         weight_type=quant.weight_type,
         activation_type=quant.activation_type,
         per_channel=quant.per_channel,
-        weight_symmetric=weight_symmetric,
-        activation_symmetric=bool(quant.activation_symmetric),
+        weight_symmetric=quant.weight_symmetric,
+        activation_symmetric=quant.activation_symmetric,
         node_overrides=tuple(overrides) or None,
         # With 16 bits as well, where nothing comes of it: who edits the precision is told of that, and of nothing else.
         equalize=quant.equalize is not False,

@@ -105,7 +105,8 @@ def test_what_a_section_leaves_open_comes_from_the_table() -> None:
     assert (cpu.per_channel, cpu.weight_symmetric, cpu.activation_symmetric) == (True, None, False)
     said = with_types(Quant(per_channel=False, symmetric=False, weight_symmetric=True), target("tensorrt"))
     assert (said.per_channel, said.weight_symmetric, said.activation_symmetric) == (False, True, False)
-    assert with_types(Quant(mode="dynamic"), target("tensorrt")).weight_type == "uint8"
+    dynamic = with_types(Quant(mode="dynamic", symmetric=True), target("tensorrt"))
+    assert (dynamic.weight_type, dynamic.per_channel, dynamic.weight_symmetric) == ("uint8", False, True)
 
 
 @pytest.mark.parametrize(
