@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from winml_dag.ep.environments import Environment, look, named_environments
 from winml_dag.errors import UsageError
 
 AUTO = "auto"
@@ -235,6 +236,32 @@ def _target(ep: ExecutionProvider, device: str | None) -> Target:
             f"{ep.name} cannot drive device {device!r}.", advice=f"It drives: {', '.join(ep.devices)} (or {AUTO})."
         )
     return Target(ep, device)
+
+
+def environment_of(ep: ExecutionProvider) -> Environment | None:
+    """The Python environment that the user names for *ep*; None where it is this one.
+
+    Raises:
+        UsageError: for a configuration that names an unknown provider, or for *ep* what is no environment.
+    """
+    named = [(find_named_ep(each.ep, each.where), each) for each in named_environments()]
+    chosen = next((each for known, each in named if known == ep), None)
+    return None if chosen is None else look(chosen)
+
+
+def find_named_ep(text: str, where: str) -> ExecutionProvider:
+    """The provider that a configuration means by *text*; *where* it stands, for complaints.
+
+    Raises:
+        UsageError: when there is none, or when it is the CPU, which every environment has.
+    """
+    try:
+        ep = find_ep(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", advice=error.advice) from error
+    if ep == CPU:
+        raise UsageError(f"{where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Leave it out.")
+    return ep
 
 
 def installed(ep: ExecutionProvider) -> bool:

@@ -1,0 +1,208 @@
+"""Other Python environments, which the user names for execution providers that exclude each other's packages.
+
+onnxruntime, onnxruntime-openvino and onnxruntime-gpu are builds of one library under one name: only one of them can be
+installed in an environment. What there is to know of another environment is found by looking at its files; nothing is
+started, since a plan asks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from winml_dag.errors import UsageError
+
+CONFIG_VARIABLE = "WINML_DAG_CONFIG"
+ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
+
+# The oldest Python that this package runs on: workers there import it.
+OLDEST_PYTHON = (3, 11)
+
+_CONFIG_FILE = "config.toml"
+_MARKER = "pyvenv.cfg"
+_PYTHONS = ("Scripts/python.exe", "python.exe") if sys.platform == "win32" else ("bin/python",)
+_NUMBERS = re.compile(r"(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Named:
+    """An environment as the user names it: ``ep`` as written there, and ``where`` that is, for complaints."""
+
+    ep: str
+    folder: Path
+    where: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment other than the one that this program runs in.
+
+    Attributes:
+        folder: of the venv, or of the conda environment; absolute.
+        python: its interpreter.
+        site_packages: where its packages are, in the order in which they are searched.
+        where: who names it, for complaints.
+    """
+
+    folder: Path
+    python: Path
+    site_packages: tuple[Path, ...]
+    where: str
+
+    @property
+    def looked_at(self) -> tuple[Path, ...]:
+        """The files and folders that say what this environment is and what is installed in it."""
+        marker = self.folder / _MARKER
+        return (self.python, *self.site_packages, *([marker] if marker.is_file() else ()))
+
+
+def config_file() -> Path:
+    """The user's configuration file, which need not be there unless WINML_DAG_CONFIG names it."""
+    if named := os.environ.get(CONFIG_VARIABLE):
+        return Path(named).expanduser()
+    if sys.platform == "linux":
+        # What platformdirs answers here; importing it takes longer than all else in this file.
+        given = os.environ.get("XDG_CONFIG_HOME", "").strip()
+        folder = (Path(given) if os.path.isabs(given) else Path("~/.config").expanduser()) / "winml_dag"  # noqa: PTH117
+    else:
+        import platformdirs
+
+        folder = platformdirs.user_config_path("winml_dag", appauthor=False)
+    return folder / _CONFIG_FILE
+
+
+def named_environments() -> tuple[Named, ...]:
+    """Every environment that is named, those of the variable first: it has precedence over the file.
+
+    Raises:
+        UsageError: for a configuration file that cannot be read or says what it cannot say.
+    """
+    return (*_of_variable(os.environ.get(ENVIRONMENTS_VARIABLE, "")), *_of_file())
+
+
+def _of_variable(text: str) -> Iterator[Named]:
+    for part in filter(None, (part.strip() for part in text.split(os.pathsep))):
+        ep, equals, folder = part.partition("=")
+        if not (equals and ep.strip() and folder.strip()):
+            raise UsageError(
+                f"{ENVIRONMENTS_VARIABLE} has {part!r}, which names no environment.",
+                advice=f"Write EP=FOLDER, several with {os.pathsep!r} between them: openvino=/path/to/.venv-openvino",
+            )
+        yield Named(ep.strip(), Path(folder.strip()).expanduser().absolute(), ENVIRONMENTS_VARIABLE)
+
+
+def _of_file() -> tuple[Named, ...]:
+    path = config_file()
+    try:
+        status = path.stat()
+    except OSError:
+        if os.environ.get(CONFIG_VARIABLE):
+            raise UsageError(f"{CONFIG_VARIABLE} names {path}, which is not there.") from None
+        return ()
+    return _read(path.absolute(), status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _read(path: Path, _mtime_ns: int, _size: int) -> tuple[Named, ...]:
+    """What the file at *path* names. A plan asks several times; a file that was edited is another key of this cache."""
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from error
+    for key in content:
+        if key != "ep":
+            raise UsageError(f"{path} has the key {key!r}, which is not known.", advice="Known is: ep.")
+    tables = content.get("ep", {})
+    if not isinstance(tables, Mapping):
+        raise UsageError(f"{path}: ep is no table.", advice=_EXAMPLE)
+    return tuple(_named(path, name, table) for name, table in tables.items())
+
+
+_EXAMPLE = 'Write: [ep.openvino] and below it: environment = "/path/to/.venv-openvino"'
+
+
+def _named(path: Path, name: str, table: object) -> Named:
+    where = f"ep.{name}.environment in {path}"
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{path}: ep.{name} is no table.", advice=_EXAMPLE)
+    for key in table:
+        if key != "environment":
+            raise UsageError(f"{path} has the key 'ep.{name}.{key}', which is not known.", advice="Known: environment.")
+    folder = table.get("environment")
+    if not (isinstance(folder, str) and folder):
+        raise UsageError(f"{path}: ep.{name} needs environment, the folder of a Python environment.", advice=_EXAMPLE)
+    return Named(name, path.parent / Path(folder).expanduser(), where)
+
+
+def look(named: Named) -> Environment | None:
+    """The environment that *named* means; None when it is the one that this program runs in.
+
+    Raises:
+        UsageError: when there is none, or one that workers cannot run in.
+    """
+    folder, where = named.folder, named.where
+    if not folder.is_dir():
+        raise UsageError(f"{where} names {folder}, which is not there.", advice="Make that environment or correct it.")
+    if folder.resolve() == Path(sys.prefix).resolve():
+        return None
+    python = next((folder / name for name in _PYTHONS if (folder / name).is_file()), None)
+    if python is None:
+        raise UsageError(
+            f"{where} names {folder}, which is no Python environment: there is no {' or '.join(_PYTHONS)} in it."
+        )
+    settings = _settings(folder / _MARKER)
+    if settings.get("include-system-site-packages", "").lower() == "true":
+        raise UsageError(
+            f"{where} names {folder}, which also uses the packages of another Python, so it does not show what it has.",
+            advice="Make it without --system-site-packages.",
+        )
+    version = _version(folder, settings)
+    if version is not None and version < OLDEST_PYTHON:
+        raise UsageError(
+            f"{where} names {folder}, whose Python is {version[0]}.{version[1]}.",
+            advice=f"Make it with Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer.",
+        )
+    packages = tuple(_site_packages(folder, version))
+    if not packages:
+        raise UsageError(f"{where} names {folder}, which has no folder of packages (site-packages).")
+    return Environment(folder, python, packages, where)
+
+
+def _settings(marker: Path) -> dict[str, str]:
+    """What a venv says of itself; nothing for what is none."""
+    try:
+        lines = marker.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return {}
+    pairs = (line.partition("=") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _version(folder: Path, settings: Mapping[str, str]) -> tuple[int, int] | None:
+    """Of its Python, as far as files tell: a venv notes it, a conda environment has its Python among its packages."""
+    texts = [settings.get("version", ""), settings.get("version_info", "")]
+    texts += [path.name.removeprefix("python-") for path in folder.glob("conda-meta/python-3.*.json")]
+    texts += [path.parent.name for path in folder.glob("lib/python3.*/site-packages")]
+    found = (_NUMBERS.search(text) for text in texts)
+    return next(((int(match[1]), int(match[2])) for match in found if match), None)
+
+
+def _site_packages(folder: Path, version: tuple[int, int] | None) -> Iterator[Path]:
+    if sys.platform == "win32":
+        if (folder / "Lib" / "site-packages").is_dir():
+            yield folder / "Lib" / "site-packages"
+        return
+    if version is None:
+        return
+    name = f"python{version[0]}.{version[1]}"
+    yield from (path for path in [folder / "lib" / name / "site-packages"] if path.is_dir())
+    # Some distributions of Linux keep packages with libraries apart; elsewhere lib64 is a link to lib.
+    if not (folder / "lib64").is_symlink() and (folder / "lib64" / name / "site-packages").is_dir():
+        yield folder / "lib64" / name / "site-packages"
