@@ -19,6 +19,7 @@ from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
 from winml_dag.onnxmodel.graph import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
 from winml_dag.onnxmodel.sidecar import sidecar_path
+from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs
 
 EXTERNAL_TENSOR_MINIMUM = 1024
 
@@ -82,14 +83,8 @@ def _clean_attributes(attributes: Iterable[AttributeProto]) -> None:
             _clean(attribute.t)
         for tensor in attribute.tensors:
             _clean(tensor)
-        for graph in _subgraphs(attribute):
+        for graph in subgraphs(attribute):
             _clean_graph(graph)
-
-
-def _subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
 
 
 def save_model(model: ModelProto, path: Path) -> None:
@@ -171,27 +166,18 @@ def _serialise(model: ModelProto, path: Path) -> bytes:
     return content
 
 
-def _graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
-    """All graphs inside the nodes, and inside those graphs' nodes."""
-    for node in nodes:
-        for attribute in node.attribute:
-            for graph in _subgraphs(attribute):
-                yield graph
-                yield from _graphs(graph.node)
-
-
 def _initializers(model: ModelProto) -> Iterator[TensorProto]:
     """Dense initializers of the graph and its subgraphs: the tensors that we store in another file."""
-    for graph in (model.graph, *_graphs(model.graph.node)):
+    for graph in graphs_of(model.graph):
         yield from graph.initializer
 
 
 def _other_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor that :func:`_initializers` leaves out: in attributes, in functions, and sparse ones."""
-    inner = [graph for function in model.functions for graph in _graphs(function.node)]
+    inner = [graph for function in model.functions for graph in graphs_inside(function.node)]
     for graph in inner:
         yield from graph.initializer
-    graphs = (model.graph, *_graphs(model.graph.node), *inner)
+    graphs = (*graphs_of(model.graph), *inner)
     for graph in graphs:
         for sparse in graph.sparse_initializer:
             yield from (sparse.values, sparse.indices)
@@ -351,7 +337,7 @@ def _lean_graph(graph: GraphProto, copy: GraphProto, path: Path, data: _DataFile
         _lean_tensor(tensor, copy.initializer.add(), path, data)
     for node in graph.node:
         lean = copy.node.add()
-        if not any(True for attribute in node.attribute for _ in _subgraphs(attribute)):
+        if not any(True for attribute in node.attribute for _ in subgraphs(attribute)):
             lean.CopyFrom(node)
             continue
         _copy_fields(node, lean, except_for={"attribute"})

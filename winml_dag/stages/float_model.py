@@ -59,7 +59,7 @@ def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int
     """
     resave(source, destination)
     model = onnx.load(destination, load_external_data=False)
-    clamped = clamp_certain(model, destination.parent) if finite else 0
+    clamped = clamp_certain(model, destination) if finite else 0
     _forget_initializer_shapes(model.graph)
     try:
         model = onnx.shape_inference.infer_shapes(model)

@@ -7,7 +7,7 @@ on all-MiniLM-L6-v2 (12 sentences for calibration, 12 others compared, mean cosi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from winml_dag.onnxmodel.files import tensor_chunks
+from winml_dag.onnxmodel.subgraphs import graphs_of
+
 # In the middle of the plateau that was measured; exp(-50) is 2e-22, so a Softmax over float32 still sees a zero.
 BOUND = 50.0
 
 # No measured quantity is that large: what reaches it stands for infinity in any model.
 EXTREME = 1e30
+
+# As they lie in a file.
+_DTYPES: Mapping[int, str] = {TensorProto.FLOAT: "<f4", TensorProto.DOUBLE: "<f8"}
 
 # Clip: a huge bound says "no bound". The others: their constants are weights, never masks, however odd their values.
 EXEMPT = frozenset(
@@ -43,7 +49,7 @@ class Infinity:
         """*values* with :data:`BOUND` in place of the infinite ones, which stay equal to each other; None when there
         are none.
         """
-        # Not by element first: most tensors are weights, and two reductions need no memory.
+        # Not by element first: two reductions need no memory.
         if values.size == 0 or not self.is_in((values.min(), values.max())):
             return None
         result = np.where(values <= self.negative, -BOUND, np.where(values >= self.positive, BOUND, values))
@@ -53,23 +59,18 @@ class Infinity:
 CERTAIN = Infinity(-EXTREME, EXTREME)
 
 
-def clamp_certain(model: ModelProto, folder: Path) -> int:
+def clamp_certain(model: ModelProto, path: Path) -> int:
     """Replace the constants of *model* that stand for infinity in any model; how many tensors and attributes changed.
 
-    *folder* has the files of weights that *model* may be without.
+    *path* is its file, beside which are the files of weights that *model* may be without.
+
+    Raises:
+        InputError: when such a file is missing or too short.
     """
-    return sum(_clamp_graph(graph, folder) for graph in _graphs(model.graph))
+    return sum(_clamp_graph(graph, path) for graph in graphs_of(model.graph))
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else [*attribute.graphs]:
-                yield from _graphs(inner)
-
-
-def _clamp_graph(graph: GraphProto, folder: Path) -> int:
+def _clamp_graph(graph: GraphProto, path: Path) -> int:
     readers: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -78,7 +79,7 @@ def _clamp_graph(graph: GraphProto, folder: Path) -> int:
     changes = 0
     for tensor in [tensor for tensor in graph.initializer if tensor.name not in shown]:
         concerned = [node for node in readers.get(tensor.name, ()) if node.op_type not in EXEMPT]
-        clamped = _clamped(tensor, folder) if concerned else None
+        clamped = _clamped(tensor, path) if concerned else None
         if clamped is None:
             continue
         changes += 1
@@ -90,13 +91,13 @@ def _clamp_graph(graph: GraphProto, folder: Path) -> int:
         graph.initializer.append(clamped)
         for node in concerned:
             node.input[:] = [clamped.name if name == tensor.name else name for name in node.input]
-    return changes + sum(_clamp_attributes(node, folder) for node in graph.node if node.op_type not in EXEMPT)
+    return changes + sum(_clamp_attributes(node, path) for node in graph.node if node.op_type not in EXEMPT)
 
 
-def _clamp_attributes(node: NodeProto, folder: Path) -> int:
+def _clamp_attributes(node: NodeProto, path: Path) -> int:
     changes = 0
     for attribute in node.attribute:
-        if attribute.HasField("t") and (clamped := _clamped(attribute.t, folder)) is not None:
+        if attribute.HasField("t") and (clamped := _clamped(attribute.t, path)) is not None:
             attribute.t.CopyFrom(clamped)
         elif attribute.HasField("f") and (number := CERTAIN.without(np.array([attribute.f]))) is not None:
             attribute.f = float(number[0])
@@ -108,8 +109,15 @@ def _clamp_attributes(node: NodeProto, folder: Path) -> int:
     return changes
 
 
-def _clamped(tensor: TensorProto, folder: Path) -> TensorProto | None:
-    if tensor.data_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+def _clamped(tensor: TensorProto, path: Path) -> TensorProto | None:
+    dtype = _DTYPES.get(tensor.data_type)
+    # Piece by piece: most tensors are weights, and an embedding table may be larger than all else that is in memory.
+    if dtype is None or not any(_has_infinity(piece, dtype) for piece in tensor_chunks(tensor, path)):
         return None
-    values = CERTAIN.without(numpy_helper.to_array(tensor, str(folder)))
+    values = CERTAIN.without(numpy_helper.to_array(tensor, str(path.parent)))
     return None if values is None else numpy_helper.from_array(values, tensor.name)
+
+
+def _has_infinity(piece: bytes, dtype: str) -> bool:
+    values = np.frombuffer(piece, dtype)
+    return values.size > 0 and CERTAIN.is_in((values.min(), values.max()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from onnx import GraphProto, ModelProto
 
 from winml_dag.onnxmodel import graph as onnx_graph
+from winml_dag.onnxmodel.subgraphs import graphs_of
 
 PREFIX = "optimized/"
 
@@ -44,14 +45,14 @@ def rename_generated(model: ModelProto, known: frozenset[str]) -> None:
     """Rename, in place, every value whose name is not *known*; the same model always gets the same names."""
     renamed: dict[str, str] = {}
     taken = set(known)
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         made = [initializer.name for initializer in graph.initializer]
         made.extend(name for node in graph.node for name in node.output)
         for name in made:
             if name and name not in known and name not in renamed:
                 renamed[name] = _free_name(PREFIX + name.lstrip("/"), taken)
                 taken.add(renamed[name])
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         _rename(graph, renamed)
 
 
@@ -60,14 +61,6 @@ def _free_name(wanted: str, taken: set[str]) -> str:
     while name in taken:
         name, count = f"{wanted}.{count}", count + 1
     return name
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _graphs(inner)
 
 
 def _rename(graph: GraphProto, renamed: dict[str, str]) -> None:

@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.subgraphs import subgraphs
 from winml_dag.stages.sensitivity.replacement import Replacement
 
 Array: TypeAlias = NDArray[np.generic]
@@ -137,16 +138,12 @@ def reads(node: NodeProto) -> list[str]:
     """Everything that *node* reads: its inputs, and what its subgraphs take from around them."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
-        for graph in _subgraphs(attribute):
+        for graph in subgraphs(attribute):
             own = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
             own |= {name for inner in graph.node for name in inner.output}
             inner_reads = [name for inner in graph.node for name in reads(inner)]
             names += [name for name in (*inner_reads, *(value.name for value in graph.output)) if name not in own]
     return names
-
-
-def _subgraphs(attribute: AttributeProto) -> list[GraphProto]:
-    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
 def _needed_behind(nodes: Sequence[NodeProto], end: int, outputs: Sequence[str]) -> frozenset[str]:

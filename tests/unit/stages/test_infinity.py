@@ -1,0 +1,125 @@
+"""Constants that stand for infinity: which are replaced, and which stay as they are."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from quantization_samples import model_of
+
+from winml_dag.stages.float_model import write_typed
+from winml_dag.stages.infinity import clamp_certain
+
+LOWEST = float(np.finfo(np.float32).min)
+LINE = {"x": (TensorProto.FLOAT, [1, 4])}
+MASKED = {"y": [1, 4]}
+
+
+def written(folder: Path, model: onnx.ModelProto, *, finite: bool = True) -> tuple[int, onnx.ModelProto]:
+    source = folder / "model.onnx"
+    onnx.save(model, source)
+    count = write_typed(source, folder / "float.onnx", finite=finite)
+    return count, onnx.load(folder / "float.onnx")
+
+
+def constant(model: onnx.ModelProto, name: str) -> list[float]:
+    return numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == name)).ravel().tolist()
+
+
+def in_file(name: str, file: str, dims: list[int]) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=file)
+    return tensor
+
+
+@pytest.mark.parametrize("infinity", [LOWEST, -np.inf, -1e30])
+def test_a_mask_becomes_a_number_that_integers_can_hold(tmp_path: Path, infinity: float) -> None:
+    mask = np.array([[0, infinity, 7, -infinity]], np.float32)
+    model = model_of([helper.make_node("Add", ["x", "mask"], ["y"])], LINE, MASKED, {"mask": mask})
+    count, result = written(tmp_path, model)
+    assert (count, constant(result, "mask")) == (1, [0, -50, 7, 50])
+    count, result = written(tmp_path, model, finite=False)
+    assert (count, constant(result, "mask")) == (0, mask.ravel().tolist())
+
+
+def test_what_is_large_and_may_be_a_number_stays(tmp_path: Path) -> None:
+    mask = np.array([[-10000, 1e9, 1e29, -1e29]], np.float32)
+    model = model_of([helper.make_node("Add", ["x", "mask"], ["y"])], LINE, MASKED, {"mask": mask})
+    count, result = written(tmp_path, model)
+    assert count == 0
+    assert constant(result, "mask") == mask.ravel().tolist()
+
+
+def test_a_bound_that_a_mask_shares_keeps_its_meaning(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Clip", ["x", "low"], ["clipped"], "clip"),
+        helper.make_node("Add", ["clipped", "low"], ["y"], "add"),
+    ]
+    count, result = written(tmp_path, model_of(nodes, LINE, MASKED, {"low": np.array(LOWEST, np.float32)}))
+    clip, add = result.graph.node
+    assert count == 1
+    assert constant(result, clip.input[1]) == [LOWEST]
+    assert constant(result, add.input[1]) == [-50]
+
+
+def test_attributes_and_graphs_inside_are_looked_through(tmp_path: Path) -> None:
+    fill = helper.make_node(
+        "ConstantOfShape", ["shape"], ["fill"], value=numpy_helper.from_array(np.array([LOWEST], np.float32))
+    )
+    inside = helper.make_graph(
+        [helper.make_node("Constant", [], ["c"], value_float=LOWEST), helper.make_node("Add", ["x", "c"], ["then"])],
+        "then", [], [helper.make_tensor_value_info("then", TensorProto.FLOAT, [1, 4])],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["else"])],
+        "else", [], [helper.make_tensor_value_info("else", TensorProto.FLOAT, [1, 4])],
+    )  # fmt: skip
+    nodes = [
+        fill,
+        helper.make_node("If", ["yes"], ["chosen"], then_branch=inside, else_branch=other),
+        helper.make_node("Add", ["chosen", "fill"], ["y"]),
+    ]
+    constants = {"shape": np.array([1, 4], np.int64), "yes": np.array(True)}
+    count, result = written(tmp_path, model_of(nodes, LINE, MASKED, constants))
+    assert count == 2
+    filled, branching, _ = result.graph.node
+    assert numpy_helper.to_array(filled.attribute[0].t).tolist() == [-50]
+    (inner,) = [attribute.g for attribute in branching.attribute if attribute.name == "then_branch"]
+    assert inner.node[0].attribute[0].f == -50
+
+
+def test_what_a_file_of_weights_holds_is_looked_through_to_its_end(tmp_path: Path) -> None:
+    """16 MiB, which is more than is looked at together."""
+    count = 2**22
+    with (tmp_path / "mask.bin").open("wb") as file:
+        file.seek(4 * (count - 1))
+        file.write(np.float32(LOWEST).tobytes())
+    model = model_of([helper.make_node("Add", ["x", "mask"], ["y"])], LINE, {"y": [count]}, {})
+    model.graph.initializer.append(in_file("mask", "mask.bin", [count]))
+    assert clamp_certain(model, tmp_path / "model.onnx") == 1
+    mask = numpy_helper.to_array(model.graph.initializer[0])
+    assert (mask[-1], np.count_nonzero(mask)) == (-50, 1)
+
+
+def test_a_table_in_a_file_of_its_own_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """An embedding of 128 MiB is no weight of a matrix, so it is looked through: piece by piece."""
+    rows = 2**15
+    with (tmp_path / "table.bin").open("wb") as file:
+        file.truncate(rows * 4096)
+    model = model_of(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])], {"ids": (TensorProto.INT64, [2])}, {"y": [2, 1024]}, {}
+    )
+    model.graph.initializer.append(in_file("table", "table.bin", [rows, 1024]))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    tracemalloc.start()
+    try:
+        count = write_typed(tmp_path / "model.onnx", tmp_path / "float.onnx", finite=True)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 0
+    assert peak < 32 * 2**20
