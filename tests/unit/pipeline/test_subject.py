@@ -1,0 +1,171 @@
+"""What a path given to perf, eval or inspect means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.ep.registry import CPU, QNN, Target
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.subject import find_subject, measured_on, request_for
+
+
+def _save(path: Path, *nodes: onnx.NodeProto) -> Path:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph(list(nodes), "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def float_model(path: Path) -> Path:
+    return _save(path, helper.make_node("Relu", ["x"], ["y"]))
+
+
+def compiled_model(path: Path, *, source: str = QNN.name) -> Path:
+    content = {"embed_mode": 1, "ep_cache_context": b"binary", "source": source}
+    return _save(path, helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", **content))
+
+
+def output_folder(folder: Path, files: dict[str, Path], settings: dict[str, Any], **said: Any) -> Path:
+    manifest = {
+        "schema_version": 1,
+        "stages": [],
+        "files": [{"name": name, "digest": "xxh3-128:" + "0" * 32, "size": 1} for name in files],
+        **said,
+    }
+    (folder / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / "winml_build_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """The output folder of a build for QNN, of a model that was ONNX already."""
+    out = tmp_path / "out"
+    out.mkdir()
+    files = {
+        "model.onnx": compiled_model(out / "model.onnx"),
+        "compiled.onnx": compiled_model(out / "compiled.onnx"),
+        "quantized.onnx": float_model(out / "quantized.onnx"),
+        "optimized.onnx": float_model(out / "optimized.onnx"),
+    }
+    options = {"soc_model": "60", "op_affinity": "affinity.json"}
+    settings = {"model": "../mine.onnx", "compile": {"provider_options": options}}
+    float_model(tmp_path / "mine.onnx")
+    said = {"execution_provider": QNN.name, "device": "npu", "precision": "w8a16", "task": "fill-mask"}
+    return output_folder(out, files, settings, **said)
+
+
+def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
+    subject = find_subject(built)
+
+    assert subject.model.path == built / "model.onnx"
+    assert subject.target == Target(QNN, "npu")
+    assert (subject.precision, subject.task) == ("w8a16", "fill-mask")
+    assert subject.provider_options == {"soc_model": "60"}, "an option that names a file is no option of a session"
+    assert subject.uncompiled is not None
+    assert subject.uncompiled.path.name == "quantized.onnx"
+    assert subject.reference is not None
+    assert subject.reference.path.name == "optimized.onnx"
+
+
+def test_a_file_of_an_output_folder_is_known_by_its_build(built: Path) -> None:
+    subject = find_subject(built / "optimized.onnx")
+
+    assert (subject.target, subject.precision, subject.uncompiled) == (Target(QNN, "npu"), None, None)
+
+
+def test_a_file_that_the_build_did_not_put_there_is_not_its_own(built: Path) -> None:
+    subject = find_subject(float_model(built / "strange.onnx"))
+
+    assert (subject.manifest, subject.target) == (None, Target(CPU, "cpu"))
+
+
+def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> None:
+    for name in ("quantized.onnx", "optimized.onnx"):
+        (built / name).unlink()
+
+    subject = find_subject(built)
+
+    assert subject.uncompiled is not None
+    assert subject.uncompiled.path.resolve() == (built.parent / "mine.onnx").resolve()
+
+
+def test_a_compiled_model_alone_says_whose_it_is(tmp_path: Path) -> None:
+    subject = find_subject(compiled_model(tmp_path / "anything.onnx"))
+
+    assert subject.target == Target(QNN, "npu")
+    assert subject.uncompiled is None
+
+
+def test_a_compiled_model_runs_on_no_other_provider(tmp_path: Path) -> None:
+    subject = find_subject(compiled_model(tmp_path / "anything.onnx"))
+
+    assert measured_on(subject, None, "npu") == Target(QNN, "npu")
+    with pytest.raises(UsageError, match="is compiled for QNNExecutionProvider and runs nowhere else"):
+        measured_on(subject, "cpu", None)
+
+
+def test_a_model_runs_where_its_user_says(built: Path) -> None:
+    subject = find_subject(built / "quantized.onnx")
+
+    assert measured_on(subject, None, None) == Target(QNN, "npu")
+    assert measured_on(subject, None, "gpu") == Target(QNN, "gpu")
+    assert measured_on(subject, "cpu", None) == Target(CPU, "cpu")
+    assert measured_on(subject, None, "cpu") == Target(CPU, "cpu")
+
+
+def test_the_only_model_of_a_folder_is_meant(tmp_path: Path) -> None:
+    model = float_model(tmp_path / "only.onnx")
+
+    assert find_subject(tmp_path).model.path == model
+
+
+@pytest.mark.parametrize(
+    ("files", "wrong"),
+    [
+        ((), "has no ONNX model"),
+        (("a.onnx", "b.onnx"), r"several models: a.onnx, b.onnx. Give one of them"),
+        (("config.json",), "is a PyTorch model.*Build it first"),
+    ],
+)
+def test_a_folder_without_a_model_to_choose(tmp_path: Path, files: tuple[str, ...], wrong: str) -> None:
+    for name in files:
+        float_model(tmp_path / name) if name.endswith(".onnx") else (tmp_path / name).write_text("{}")
+
+    with pytest.raises(InputError, match=wrong):
+        find_subject(tmp_path)
+
+
+def test_a_build_without_a_model_has_nothing_to_measure(tmp_path: Path) -> None:
+    output_folder(tmp_path, {}, {})
+
+    with pytest.raises(UsageError, match="makes no model"):
+        find_subject(tmp_path)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"org/name does not exist.*winml-dag build -m"):
+        find_subject(tmp_path / "org" / "name")
+
+
+def test_a_recipe_is_given_with_its_own_option(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: m\n")
+
+    with pytest.raises(UsageError, match="give it with -c"):
+        find_subject(recipe)
+
+
+@pytest.mark.parametrize(("text", "in_cache"), [("model: m\n", True), ("model: m\noutput_dir: out\n", False)])
+def test_a_recipe_is_built_where_it_says_or_in_the_cache(tmp_path: Path, text: str, in_cache: bool) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(text)
+
+    assert request_for(recipe).use_cache is in_cache

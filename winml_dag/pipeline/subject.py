@@ -1,0 +1,216 @@
+"""What perf, eval and inspect are about: a model file, or an output folder of ours with what its manifest tells of it.
+
+A recipe is built first, by the ordinary way; its output folder is the subject then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.ep.options import file_options
+from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, MODEL, OPTIMIZED, QUANTIZED
+from winml_dag.pipeline.manifest import Manifest, read_manifest
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.recipe.load import load_recipe
+from winml_dag.stages import kinds
+
+_RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
+_GIVE = "Give an .onnx file or the output folder of a build; a recipe is given with -c."
+# What a compiled model was made from: the last of these that the build left.
+_BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, EXPORTED)
+# What quality is measured against: the model before anything was done to it.
+_FLOAT = (EXPORTED, OPTIMIZED)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and what is known of where it came from.
+
+    Attributes:
+        name: as its user named it: a file or a folder.
+        model: the model file.
+        target: what it was built for; without a build, whose EPContext nodes it has, else the CPU.
+        provider_options: those that it was built with, without options that name files.
+        uncompiled: what it was compiled from; None when it is not compiled, or that is not at hand.
+        reference: the float model that it was made from; None when that is not at hand.
+        manifest: of the build that made it; None for a file that no build of ours says is its own.
+        settings: the build's recipe with everything decided (``winml_build_config.json``); empty without one.
+    """
+
+    name: str
+    model: OnnxFile
+    target: Target
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+    uncompiled: OnnxFile | None = None
+    reference: OnnxFile | None = None
+    manifest: Manifest | None = None
+    settings: JsonObject = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.model.path.parent
+
+    @property
+    def precision(self) -> str | None:
+        """That of the build; of its float models, and of a file that no build made, it says nothing."""
+        return None if self.model.path.name in _FLOAT else self._said("precision")
+
+    @property
+    def task(self) -> str | None:
+        return self._said("task")
+
+    def _said(self, name: str) -> str | None:
+        value = None if self.manifest is None else self.manifest.value.get(name)
+        return value if isinstance(value, str) else None
+
+
+def find_subject(path: Path) -> Subject:
+    """The model that *path* means: an .onnx file, an output folder of ours, or a folder with a single .onnx file.
+
+    Raises:
+        InputError: when there is none, or it is damaged.
+        UsageError: for a recipe, and for the output of a build that makes no model.
+    """
+    if not path.exists():
+        advice = f"{_GIVE} A model on the hub is built first, with `winml-dag build -m`."
+        raise InputError(f"{path} does not exist.", advice=advice)
+    if path.is_file() and path.suffix.casefold() in _RECIPE_SUFFIXES:
+        raise UsageError(f"{path} is no model.", advice=f"If it is a recipe, give it with -c {path}.")
+    file = _model_in(path) if path.is_dir() else path
+    manifest = read_manifest(file.parent)
+    if manifest is not None and file.name not in {entry.name for entry in manifest.files}:
+        manifest = None
+    return _subject(str(path), OnnxFile.at(file), manifest)
+
+
+def request_for(recipe: Path) -> Request:
+    """What builds *recipe* by the ordinary way; in the cache, when the recipe names no output folder.
+
+    Raises:
+        RecipeError, InputError: when the recipe cannot be read.
+    """
+    loaded = load_recipe(recipe)
+    return Request(recipe, Overrides(), use_cache=loaded.recipe.output_dir is None)
+
+
+def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
+    """Where *subject* runs: as *ep* and *device* say, else where it was built for.
+
+    Raises:
+        UsageError: for an unknown name, a device that the provider cannot drive, and for a compiled model on another
+            provider than its own.
+    """
+    if ep is None and device is None:
+        return subject.target
+    if ep is None and device in subject.target.ep.devices:
+        ep = subject.target.ep.alias
+    target = resolve_target(ep, device)
+    if subject.model.kind == kinds.COMPILED_MODEL and target.ep != subject.target.ep:
+        raise UsageError(
+            f"{subject.model.path} is compiled for {subject.target.ep.name} and runs nowhere else.",
+            advice="For another provider, give the ONNX model that it was compiled from.",
+        )
+    return target
+
+
+def _model_in(folder: Path) -> Path:
+    """The model that *folder* is about."""
+    if (folder / MODEL).is_file():
+        return folder / MODEL
+    found = sorted(folder.glob("*.onnx"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(file.name for file in found)
+        raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
+    if read_manifest(folder) is not None:
+        raise UsageError(f"{folder} is of a build that makes no model.", advice=_GIVE)
+    if (folder / "config.json").is_file():
+        advice = f"Build it first: winml-dag build -m {folder} -o OUT."
+        raise InputError(f"{folder} is a PyTorch model, and has no ONNX model.", advice=advice)
+    raise InputError(f"{folder} has no ONNX model.", advice=_GIVE)
+
+
+def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
+    if manifest is None:
+        return Subject(name, model, _target_by_itself(model))
+    folder = model.path.parent
+    settings = _settings(folder)
+    target = _target_of_build(manifest) or _target_by_itself(model)
+    compiled = model.kind == kinds.COMPILED_MODEL
+    return Subject(
+        name,
+        model,
+        target,
+        provider_options=_provider_options(settings, target.ep),
+        uncompiled=_first(_left(folder, manifest, settings, _BEFORE_COMPILE)) if compiled else None,
+        reference=_first(_left(folder, manifest, settings, _FLOAT)),
+        manifest=manifest,
+        settings=settings,
+    )
+
+
+def _settings(folder: Path) -> JsonObject:
+    try:
+        value = json.loads((folder / BUILD_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _target_of_build(manifest: Manifest) -> Target | None:
+    ep, device = manifest.value.get("execution_provider"), manifest.value.get("device")
+    if not (isinstance(ep, str) and isinstance(device, str)):
+        return None
+    return Target(find_ep(ep), device)
+
+
+def _target_by_itself(model: OnnxFile) -> Target:
+    """Whose binaries *model* has; the CPU runs all others."""
+    sources = {context.source for context in model.summary.ep_context if context.source}
+    if model.kind != kinds.COMPILED_MODEL:
+        return Target(CPU, "cpu")
+    if len(sources) != 1:
+        raise InputError(
+            f"{model.path} is compiled, and its EPContext nodes do not say for which execution provider.",
+            advice="Give the folder that the build put it into, with its manifest.",
+        )
+    ep = find_ep(sources.pop())
+    return Target(ep, ep.devices[0])
+
+
+def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, str]:
+    section = settings.get("compile")
+    given = section.get("provider_options") if isinstance(section, Mapping) else None
+    if not isinstance(given, Mapping):
+        return {}
+    named = section.get("provider_option_file_keys") if isinstance(section, Mapping) else None
+    files = {*file_options(ep), *(named if isinstance(named, list | tuple) else ())}
+    return {str(name): str(value) for name, value in given.items() if name not in files}
+
+
+def _left(folder: Path, manifest: Manifest, settings: JsonObject, names: tuple[str, ...]) -> Iterator[Path]:
+    """Those of the files *names* that the build left, then the ONNX model that it began with."""
+    ours = {entry.name for entry in manifest.files}
+    yield from (folder / name for name in names if name in ours)
+    began_with = settings.get("model")
+    if isinstance(began_with, str) and began_with.casefold().endswith(".onnx"):
+        yield folder / began_with
+
+
+def _first(paths: Iterator[Path]) -> OnnxFile | None:
+    """The first that is a sound model and not compiled: what lies beside a model may be gone without harm to it."""
+    for path in paths:
+        with suppress(InputError):
+            model = OnnxFile.at(path)
+            if model.kind != kinds.COMPILED_MODEL:
+                return model
+    return None
