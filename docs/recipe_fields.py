@@ -183,6 +183,14 @@ FIELDS: dict[str, Meaning] = {
     "compile.compiler": Meaning("`ort`: onnxruntime's compile API. `ort_session`: a session that keeps its compiled "
                                 "model. `qairt` is refused."),
     "compile.qnn_sdk_root": _unused("Only `qairt` would need it."),
+    "compile.soc_model": _ours("The chip whose NPU the model is for: its number or its name, such as `60` or "
+                               "`Snapdragon X Elite`. See [chips](execution-providers.md#chips)."),
+    "compile.htp_arch": _ours("Version of the NPU's architecture. It follows from the chip: one of the two is enough."),
+    "compile.htp_optimization_level": _ours("How long QNN prepares the graph, so that it runs faster: 3 when left out. "
+                                            "See [what the levels cost](../how-to/compile-for-qnn.md#the-chip-and-the-"
+                                            "optimization-level)."),
+    "compile.require_full_offload": _ours("`true`: fail when an operator is left to the CPU; conversions of inputs and "
+                                          "outputs do not count."),
     "compile.device": Meaning("Device, when the key `device` at the top does not say."),
     "compile.ep_device": Meaning("See below."),
     "compile.ep_device.ep": Meaning("Execution provider."),

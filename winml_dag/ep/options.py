@@ -112,27 +112,34 @@ _QNN_ANY: Mapping[str, Option] = {
 
 @dataclass(frozen=True)
 class Soc:
-    """A system on chip: Qualcomm's number for it, its name, and the version of its NPU's architecture."""
+    """A system on chip: Qualcomm's number for it, its part number, what it is sold as (if it has such a name), and the
+    version of its NPU's architecture.
+    """
 
     model: str
-    name: str
+    part: str
+    chip: str
     htp_arch: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} ({self.chip})" if self.chip else self.part
 
 
 # Only those whose number and architecture independent public sources agree on.
 SOCS = (
-    Soc("60", "SC8380XP (Snapdragon X Elite)", "73"),
-    Soc("88", "SC8480XP (Snapdragon X2 Elite)", "81"),
-    Soc("37", "SC8280X (Snapdragon 8cx Gen 3)", "68"),
-    Soc("30", "SM8350 (Snapdragon 888)", "68"),
-    Soc("36", "SM8450 (Snapdragon 8 Gen 1)", "69"),
-    Soc("42", "SM8475 (Snapdragon 8+ Gen 1)", "69"),
-    Soc("43", "SM8550 (Snapdragon 8 Gen 2)", "73"),
-    Soc("57", "SM8650 (Snapdragon 8 Gen 3)", "75"),
-    Soc("69", "SM8750 (Snapdragon 8 Elite)", "79"),
-    Soc("87", "SM8850 (Snapdragon 8 Elite Gen 5)", "81"),
-    Soc("39", "SA8295", "68"),
-    Soc("52", "SA8255", "73"),
+    Soc("60", "SC8380XP", "Snapdragon X Elite", "73"),
+    Soc("88", "SC8480XP", "Snapdragon X2 Elite", "81"),
+    Soc("37", "SC8280X", "Snapdragon 8cx Gen 3", "68"),
+    Soc("30", "SM8350", "Snapdragon 888", "68"),
+    Soc("36", "SM8450", "Snapdragon 8 Gen 1", "69"),
+    Soc("42", "SM8475", "Snapdragon 8+ Gen 1", "69"),
+    Soc("43", "SM8550", "Snapdragon 8 Gen 2", "73"),
+    Soc("57", "SM8650", "Snapdragon 8 Gen 3", "75"),
+    Soc("69", "SM8750", "Snapdragon 8 Elite", "79"),
+    Soc("87", "SM8850", "Snapdragon 8 Elite Gen 5", "81"),
+    Soc("39", "SA8295", "", "68"),
+    Soc("52", "SA8255", "", "73"),
 )
 DEFAULT_SOC = SOCS[0]
 
@@ -176,6 +183,63 @@ def complete_options(target: Target, given: Mapping[str, str]) -> dict[str, str]
     elif target.ep == OPENVINO:
         given = {"device_type": target.device.upper(), **given}
     return dict(sorted(given.items()))
+
+
+def with_npu_settings(
+    target: Target, given: Mapping[str, str], soc_model: int | str | None, htp_arch: int | None, level: int | None
+) -> dict[str, str]:
+    """The provider options *given* together with what a recipe has fields of its own for; *soc_model* is a chip's
+    number or name, *level* that of the graph's optimization.
+
+    Raises:
+        UsageError: for a name that no chip has, a target that has no such settings, or an option that says otherwise.
+    """
+    values = (None if soc_model is None else _soc_number(soc_model), htp_arch, level)
+    said = {field: str(value) for field, value in zip(NPU_SETTINGS, values, strict=True) if value is not None}
+    result = dict(given)
+    for field, value in said.items():
+        if target.ep != QNN or target.device != "npu":
+            raise UsageError(
+                f"compile.{field} is for {QNN.name} on the npu, not for {target.ep.name} on the {target.device}.",
+                advice="Leave it out.",
+            )
+        option = option_of(field)
+        if result.setdefault(option, value) != value:
+            raise UsageError(
+                f"compile.{field} means {option} {value!r}, but provider_options has {option} {result[option]!r}.",
+                advice="Keep one of the two.",
+            )
+    return result
+
+
+# What QNN calls the fields of a `compile` section that stand for an option each.
+_OPTION_OF = {
+    "soc_model": "soc_model",
+    "htp_arch": "htp_arch",
+    "htp_optimization_level": "htp_graph_finalization_optimization_mode",
+}
+NPU_SETTINGS = tuple(_OPTION_OF)
+
+
+def option_of(field: str) -> str:
+    """The provider option that the field *field* of a ``compile`` section stands for."""
+    return _OPTION_OF.get(field, field)
+
+
+def _soc_number(wanted: int | str) -> str:
+    """The number of the chip *wanted*: itself, or found by part number or by the name that it is sold under."""
+    text = str(wanted).strip()
+    if text.isascii() and text.isdecimal():
+        return str(int(text))
+    spellings = {spelling.lower(): soc for soc in SOCS for spelling in (soc.part, soc.chip, soc.name) if spelling}
+    found = spellings.get(" ".join(text.lower().split()))
+    if found is None:
+        known = [spelling for soc in SOCS for spelling in (soc.part, soc.chip) if spelling]
+        raise UsageError(
+            f"There is no chip {text!r} in the table of chips.",
+            advice=f"{nearest(text, known)} Any chip can be given by its number.",
+        )
+    return found.model
 
 
 def compile_options(target: Target, options: Mapping[str, str]) -> dict[str, str]:

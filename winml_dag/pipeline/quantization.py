@@ -18,7 +18,6 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, SavePath, Skip
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
-from winml_dag.stages.finalize import FinalizeConfig
 
 _HALF_TYPES = ("float16", "bfloat16")
 
@@ -52,7 +51,8 @@ def quantization_of(request: Request, output: Path, *, download: bool) -> Build:
         build = replace(build, sensitivity=sensitivity_config(build.quantize[0], build.validate))
     summary = replace(build.summary, output_file=output.name, declared=0)
     saved = build.save_ranges if request.save_ranges is None else _save_path(build, request.save_ranges)
-    return replace(build, summary=summary, finalize=FinalizeConfig(output.name), save_ranges=saved, declared=None)
+    finalize = replace(build.finalize, file=output.name)
+    return replace(build, summary=summary, finalize=finalize, save_ranges=saved, declared=None)
 
 
 def _save_path(build: Build, path: Path) -> SavePath:

@@ -26,6 +26,7 @@ class Overrides:
     """What was asked for on the command line or in a call; None and False leave the decision to the recipe.
 
     ``quant_settings``: fields of ``quant``, by which those of the recipe and of the precision are replaced.
+    ``compile_settings``: fields of ``compile``, in the same way; its ``provider_options`` are added to the recipe's.
     ``sensitivity``: rank the nodes besides.
     """
 
@@ -36,6 +37,7 @@ class Overrides:
     device: str | None = None
     precision: str | None = None
     quant_settings: Mapping[str, JsonValue] | None = None
+    compile_settings: Mapping[str, JsonValue] | None = None
     quant: bool | None = None
     compile: bool | None = None
     optimize: bool | None = None

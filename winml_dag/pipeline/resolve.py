@@ -22,6 +22,7 @@ from winml_dag.pipeline import sections
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
+from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, with_compile_settings
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
@@ -148,10 +149,11 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
 
     model = _find_model(asked, download)
     target = _target(asked)
+    asked = replace(asked, recipe=with_compile_settings(recipe, overrides.compile_settings, target))
     task = _task(asked, model)
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
-    compile_ = sections.compile_config(asked, target)
+    compile_ = compile_config(asked, target)
     if not isinstance(compile_, Skip):
         require_installed(target.ep, otherwise="Or leave compiling to such a machine: --no-compile.")
     if onnx is None:
@@ -185,6 +187,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
         quantize=sections.quantize_configs(quant, target),
         compile=compile_,
         validate=validate,
+        finalize=finalize_config(asked, compile_),
         save_ranges=_save_ranges(asked, calibration),
         declared=_declared(loaded),
     )
@@ -316,7 +319,7 @@ def _inputs(asked: Asked, model: Model, target: Target, calibration: Calibration
         calibration_data=calibration.data,
         processor=calibration.processor,
         ranges=calibration.ranges,
-        option_files=sections.option_files(asked, target),
+        option_files=option_files(asked, target),
         looked_at=(*model.looked_at, *calibration.looked_at),
     )
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 
-from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.options import compile_options, complete_options, file_options
 from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
-from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.errors import RecipeError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.calibration import Calibration
+from winml_dag.pipeline.compilation import file_option_names, provider_options
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
-from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
-from winml_dag.stages.compile import CompileConfig, CompileFields
+from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
@@ -209,77 +207,6 @@ def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(sorted(set(names))) if names else None
 
 
-def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
-    """The config of compile, or why it is left out.
-
-    It runs when ``--compile`` or the recipe's section says so; without a section, when the recipe itself, or without
-    a recipe the command line, names a target that compiles.
-    """
-    recipe, overrides = asked.recipe, asked.overrides
-    section = recipe.compile
-    if overrides.compile is False:
-        return Skip("--no-compile was given")
-    if not target.ep.makes_ep_context:
-        _check_options(asked, target)
-        return Skip(f"there is nothing to compile for {target.ep.name}: it runs the ONNX model as it is")
-    if overrides.compile is None:
-        if section is not None and not section.enable_ep_context:
-            return Skip("compile.enable_ep_context is false")
-        if section is None and asked.wrote("compile"):
-            return Skip("the recipe's compile section is null")
-        if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
-            return Skip("the recipe has no compile section")
-    options = compile_options(target, _check_options(asked, target))
-    named = file_option_names(asked, target)
-    return CompileConfig(
-        CompileFields(
-            execution_provider=target.ep.name,
-            device=target.device,
-            # Files are an input, by content: what they are called and where they lie is no part of a key.
-            provider_options={name: value for name, value in options.items() if name not in named},
-            embed_context=section.embed_context if section else False,
-            compiler=section.compiler if section else "ort",
-        )
-    )
-
-
-def _check_options(asked: Asked, target: Target) -> Mapping[str, str]:
-    section = asked.recipe.compile
-    return complete_options(target, section.provider_options if section else {})
-
-
-def file_option_names(asked: Asked, target: Target) -> frozenset[str]:
-    """The options given in the recipe whose value names a file: those known to, and those that the recipe says do."""
-    section = asked.recipe.compile
-    if section is None:
-        return frozenset()
-    return file_options(target.ep) & section.provider_options.keys() | set(section.provider_option_file_keys)
-
-
-def option_files(asked: Asked, target: Target) -> Source | None:
-    """The files that provider options name, each under its option's name: they are inputs like any other.
-
-    Raises:
-        InputError: for one that is not there.
-        UsageError: for a key in ``provider_option_file_keys`` that is no option.
-    """
-    section = asked.recipe.compile
-    if section is None:
-        return None
-    named = set(section.provider_option_file_keys)
-    if unknown := sorted(named - section.provider_options.keys()):
-        raise UsageError(
-            f"compile.provider_option_file_keys names {unknown[0]!r}, which is not among provider_options."
-        )
-    files = []
-    for name in sorted(file_option_names(asked, target)):
-        path = resolve_path(asked.base, section.provider_options[name])
-        if not path.is_file():
-            raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
-        files.append(SourceFile(f"{name}/{name}{path.suffix}", path))
-    return Source("provider option files", kinds.OPTION_FILES, tuple(files)) if files else None
-
-
 def validate_config(
     asked: Asked,
     target: Target,
@@ -306,7 +233,7 @@ def validate_config(
         return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"), columns)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
     named = file_option_names(asked, target)
-    options = {name: value for name, value in _check_options(asked, target).items() if name not in named}
+    options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
     return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options), columns)
 
 

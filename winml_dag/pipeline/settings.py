@@ -11,7 +11,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.pipeline.asked import Asked, Model
-from winml_dag.pipeline.sections import DEFAULT_OPSET, file_option_names
+from winml_dag.pipeline.compilation import file_option_names
+from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.variant import Build, Skip
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.fields import Section

@@ -83,6 +83,16 @@ def _check_dimension(value: object) -> object:
     return value
 
 
+def _check_chip(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise problem("expected a whole number, or the name of a chip")
+    if isinstance(value, str):
+        return _check_text(value)
+    if not 0 < value <= 2**31 - 1:
+        raise problem(f"the number of a chip must be greater than 0, got {value}")
+    return value
+
+
 def _check_axis(name: str) -> str:
     if not (name.isascii() and name.isdecimal()):
         raise problem("an axis is a whole number, counted from 0")
@@ -110,6 +120,7 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 PrecisionName = Annotated[str, AfterValidator(_check_precision)]
 OptimFlag = Annotated[str, AfterValidator(_check_flag)]
 Dimension = Annotated[int | str, BeforeValidator(_check_dimension)]
+Chip = Annotated[int | str, BeforeValidator(_check_chip)]
 Axis = Annotated[str, AfterValidator(_check_axis)]
 ModelPath = Annotated[str | Mapping[str, str], BeforeValidator(_check_model_path)]
 

@@ -8,13 +8,14 @@ says otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.paths`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, ValidationError, model_validator
 
 from winml_dag.recipe.fields import (
     Argument,
     Axis,
+    Chip,
     Count,
     Device,
     Dimension,
@@ -33,6 +34,8 @@ from winml_dag.recipe.fields import (
     WeightType,
     problem,
 )
+
+S = TypeVar("S", bound=Section)
 
 
 class RandomWeights(Section):
@@ -164,21 +167,25 @@ class Quant(Section):
         Raises:
             RecipeError: with one line in ``problems`` for everything that is wrong.
         """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            # Imported here: few values are wrong, and it needs a while.
-            from winml_dag.errors import RecipeError
-            from winml_dag.recipe.document import Positions
-            from winml_dag.recipe.problems import problems
-
-            found = problems(error, cls, Positions(), "quant")
-            raise RecipeError("The quantization config is wrong:", problems=found) from None
+        return _section_of(cls, values, "quant")
 
     def to_dict(self) -> dict[str, JsonValue]:
         """What was set, as a recipe has it; from that, :meth:`from_dict` makes an equal section."""
         plain: dict[str, JsonValue] = self.model_dump(mode="json", exclude_unset=True)
         return plain
+
+
+def _section_of(kind: type[S], values: Mapping[str, object], name: str) -> S:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        # Imported here: few values are wrong, and it needs a while.
+        from winml_dag.errors import RecipeError
+        from winml_dag.recipe.document import Positions
+        from winml_dag.recipe.problems import problems
+
+        found = problems(error, kind, Positions(), name)
+        raise RecipeError(f"The {name} section is wrong:", problems=found) from None
 
 
 class EpDevice(Section):
@@ -188,7 +195,11 @@ class EpDevice(Section):
 
 
 class EpSettings(Section):
-    """What both forms of a ``compile`` section can say about the execution provider's compiler."""
+    """What both forms of a ``compile`` section can say about the execution provider's compiler.
+
+    Ours: ``soc_model`` (a number or the name of a chip), ``htp_arch`` and ``htp_optimization_level``, which stand for
+    QNN's provider options; ``require_full_offload``: nothing may stay on the CPU.
+    """
 
     provider_options: MapOf[str] = Field(default_factory=dict)
     provider_option_file_keys: ListOf[Text] = ()
@@ -196,6 +207,10 @@ class EpSettings(Section):
     embed_context: bool = False
     compiler: Literal["ort", "ort_session", "qairt"] = "ort"
     qnn_sdk_root: Text | None = None
+    soc_model: Chip | None = None
+    htp_arch: Literal[68, 69, 73, 75, 79, 81] | None = None
+    htp_optimization_level: Literal[0, 1, 2, 3] | None = None
+    require_full_offload: bool = False
     device: Device = "auto"
 
 
@@ -217,6 +232,15 @@ class Compile(EpSettings):
     verbose: bool = False
     quant_config: Quant | None = None
     ep_config: EpConfig | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
+        """The section with the fields *values*, as a recipe has them.
+
+        Raises:
+            RecipeError: with one line in ``problems`` for everything that is wrong.
+        """
+        return _section_of(cls, values, "compile")
 
     @model_validator(mode="after")
     def _flatten(self) -> Self:

@@ -15,10 +15,18 @@ MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
+class OffloadFields:
+    """``require_full_offload``: no operator of a compiled model may be left to the CPU."""
+
+    require_full_offload: bool = False
+
+
+@dataclass(frozen=True)
 class FinalizeConfig:
     """``file``: what the model is called. The external-data rule is the same for every model."""
 
     file: str = MODEL_FILE
+    compile: OffloadFields = OffloadFields()
 
 
 FINALIZE = Stage(

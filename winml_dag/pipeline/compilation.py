@@ -1,0 +1,160 @@
+"""What compile is told: the section of a recipe with the options of a run in it, checked against the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.ep.options import (
+    NPU_SETTINGS,
+    compile_options,
+    complete_options,
+    file_options,
+    option_of,
+    with_npu_settings,
+)
+from winml_dag.ep.registry import Target
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.variant import Skip
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.schema import Compile, Recipe
+from winml_dag.stages import kinds
+from winml_dag.stages.compile import CompileConfig, CompileFields
+from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
+
+_CHIP = {"soc_model", "htp_arch"}
+
+
+def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue] | None, target: Target) -> Recipe:
+    """*recipe* with the fields of ``compile`` that this run asks for otherwise.
+
+    Provider options are added to those of the recipe, one by one. What this run says of the chip holds, in whichever of
+    the two forms the recipe says it. Paths in *settings* are relative to the current folder.
+
+    Raises:
+        RecipeError: for a field or value that is none.
+    """
+    if not settings:
+        return recipe
+    section = recipe.compile or Compile()
+    asked = Compile.from_dict(settings)
+    said = _said(asked)
+    written = {
+        name: value
+        for name, value in section.model_dump(mode="json", by_alias=True, exclude_unset=True).items()
+        if option_of(name) not in said
+    }
+    kept = {name: value for name, value in section.provider_options.items() if name not in said}
+    options = {
+        name: str(Path(value).absolute()) if name in file_options(target.ep) else value
+        for name, value in asked.provider_options.items()
+    }
+    changed = {**written, **settings, "provider_options": {**kept, **options}}
+    if asked.qnn_sdk_root is not None:
+        changed["qnn_sdk_root"] = str(Path(asked.qnn_sdk_root).absolute())
+    return recipe.model_copy(update={"compile": Compile.from_dict(changed)})
+
+
+def _said(asked: Compile) -> frozenset[str]:
+    """The options of the NPU that *asked* names in either form; who names a chip or its architecture names both."""
+    fields = {option_of(name) for name in NPU_SETTINGS if getattr(asked, name) is not None}
+    said = fields | asked.provider_options.keys()
+    return frozenset(said | _CHIP if said & _CHIP else said)
+
+
+def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
+    """The config of compile, or why it is left out.
+
+    It runs when ``--compile`` or the section says so; without a section, when the recipe itself, or without a recipe
+    the command line, names a target that compiles.
+    """
+    recipe, overrides = asked.recipe, asked.overrides
+    section = recipe.compile
+    if overrides.compile is False:
+        return Skip("--no-compile was given")
+    if not target.ep.makes_ep_context:
+        provider_options(asked, target)
+        return Skip(f"there is nothing to compile for {target.ep.name}: it runs the ONNX model as it is")
+    if overrides.compile is None:
+        if section is not None and not section.enable_ep_context:
+            return Skip("compile.enable_ep_context is false")
+        if section is None and asked.wrote("compile"):
+            return Skip("the recipe's compile section is null")
+        if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
+            return Skip("the recipe has no compile section")
+    options = compile_options(target, provider_options(asked, target))
+    named = file_option_names(asked, target)
+    return CompileConfig(
+        CompileFields(
+            execution_provider=target.ep.name,
+            device=target.device,
+            # Files are an input, by content: what they are called and where they lie is no part of a key.
+            provider_options={name: value for name, value in options.items() if name not in named},
+            embed_context=section.embed_context if section else False,
+            compiler=section.compiler if section else "ort",
+        )
+    )
+
+
+def finalize_config(asked: Asked, compiled: CompileConfig | Skip) -> FinalizeConfig:
+    """The config of finalize, which holds a compiled model against ``compile.require_full_offload``: so that turning
+    that on compiles nothing again.
+
+    Raises:
+        UsageError: when nothing is compiled, though it was not this run that said so.
+    """
+    section = asked.recipe.compile
+    required = section is not None and section.require_full_offload
+    if not isinstance(compiled, Skip):
+        return FinalizeConfig(compile=OffloadFields(required))
+    said = sorted((asked.overrides.compile_settings or {}).keys() - {"provider_options"})
+    if (required or said) and asked.overrides.compile is not False:
+        field = said[0] if said else "require_full_offload"
+        raise UsageError(f"compile.{field} is set, but {compiled.reason}.", advice="Leave out one of the two.")
+    return FinalizeConfig()
+
+
+def provider_options(asked: Asked, target: Target) -> Mapping[str, str]:
+    """All options for the provider, the target's defaults among them."""
+    section = asked.recipe.compile
+    if section is None:
+        return complete_options(target, {})
+    given = with_npu_settings(
+        target, section.provider_options, section.soc_model, section.htp_arch, section.htp_optimization_level
+    )
+    return complete_options(target, given)
+
+
+def file_option_names(asked: Asked, target: Target) -> frozenset[str]:
+    """The options given in the recipe whose value names a file: those known to, and those that the recipe says do."""
+    section = asked.recipe.compile
+    if section is None:
+        return frozenset()
+    return file_options(target.ep) & section.provider_options.keys() | set(section.provider_option_file_keys)
+
+
+def option_files(asked: Asked, target: Target) -> Source | None:
+    """The files that provider options name, each under its option's name: they are inputs like any other.
+
+    Raises:
+        InputError: for one that is not there.
+        UsageError: for a key in ``provider_option_file_keys`` that is no option.
+    """
+    section = asked.recipe.compile
+    if section is None:
+        return None
+    named = set(section.provider_option_file_keys)
+    if unknown := sorted(named - section.provider_options.keys()):
+        raise UsageError(
+            f"compile.provider_option_file_keys names {unknown[0]!r}, which is not among provider_options."
+        )
+    files = []
+    for name in sorted(file_option_names(asked, target)):
+        path = resolve_path(asked.base, section.provider_options[name])
+        if not path.is_file():
+            raise InputError(f"compile.provider_options.{name}: {path} is not a file.")
+        files.append(SourceFile(f"{name}/{name}{path.suffix}", path))
+    return Source("provider option files", kinds.OPTION_FILES, tuple(files)) if files else None
