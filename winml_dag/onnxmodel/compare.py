@@ -1,7 +1,8 @@
-"""How far a candidate's outputs are from the reference's."""
+"""How far a candidate's outputs are from the reference's: at once, or in parts where memory cannot hold all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,14 +49,74 @@ class OutputComparison:
         }
 
 
+@dataclass(frozen=True)
+class Sums:
+    """All that is needed to compare two outputs, of some of their values; those of the parts add up to the whole's.
+
+    Energies (sums of squares) and the product (of expected and found values) are of values divided by the largest of
+    their kind: squares of very small or large numbers would leave the range of floats.
+    """
+
+    count: int = 0
+    largest_expected: float = 0.0
+    largest_found: float = 0.0
+    largest_noise: float = 0.0
+    expected_energy: float = 0.0
+    found_energy: float = 0.0
+    noise_energy: float = 0.0
+    product: float = 0.0
+    nan_count: int = 0
+    inf_count: int = 0
+
+    def __add__(self, other: Sums) -> Sums:
+        expected = max(self.largest_expected, other.largest_expected)
+        found = max(self.largest_found, other.largest_found)
+        noise = max(self.largest_noise, other.largest_noise)
+        mine = (_part(self.largest_expected, expected), _part(self.largest_found, found))
+        theirs = (_part(other.largest_expected, expected), _part(other.largest_found, found))
+        return Sums(
+            self.count + other.count,
+            expected,
+            found,
+            noise,
+            self.expected_energy * mine[0] ** 2 + other.expected_energy * theirs[0] ** 2,
+            self.found_energy * mine[1] ** 2 + other.found_energy * theirs[1] ** 2,
+            self.noise_energy * _part(self.largest_noise, noise) ** 2
+            + other.noise_energy * _part(other.largest_noise, noise) ** 2,
+            self.product * mine[0] * mine[1] + other.product * theirs[0] * theirs[1],
+            self.nan_count + other.nan_count,
+            self.inf_count + other.inf_count,
+        )
+
+    def comparison(self, name: str, shape: tuple[int, ...]) -> OutputComparison:
+        if self.nan_count or self.inf_count:
+            return OutputComparison(name, shape, 0.0, -math.inf, math.inf, self.nan_count, self.inf_count)
+        return OutputComparison(name, shape, self._cosine(), self._sqnr_db(), self.largest_noise, 0, 0)
+
+    def _cosine(self) -> float:
+        if self.largest_noise == 0:
+            return 1.0
+        if self.largest_expected == 0 or self.largest_found == 0:
+            return 0.0
+        return float(np.clip(self.product / math.sqrt(self.expected_energy * self.found_energy), -1.0, 1.0))
+
+    def _sqnr_db(self) -> float:
+        if self.largest_noise == 0:
+            return math.inf
+        if self.largest_expected == 0:
+            return -math.inf
+        ratio = self.expected_energy / self.noise_energy
+        return 10 * math.log10(ratio) + 20 * (math.log10(self.largest_expected) - math.log10(self.largest_noise))
+
+
+def _part(largest: float, of: float) -> float:
+    return largest / of if of else 0.0
+
+
 def compare(
     reference: Sequence[NDArray[np.generic]], candidate: Sequence[NDArray[np.generic]], names: Sequence[str]
 ) -> tuple[OutputComparison, ...]:
     """Compare output by output.
-
-    An element that the reference masks (infinite, or beyond :data:`MASK_MAGNITUDE`) counts as the most extreme of its
-    unmasked elements, on both sides: a candidate that masks it less strongly is right, one that does not mask it is
-    wrong. An element that is NaN in the reference is left out.
 
     Raises:
         StageError: when the number of outputs, a shape or the kind of values differs.
@@ -63,11 +124,21 @@ def compare(
     if not len(reference) == len(candidate) == len(names):
         raise StageError(f"The reference has {len(reference)} outputs, the candidate {len(candidate)}.")
     return tuple(
-        _compare(expected, found, name) for expected, found, name in zip(reference, candidate, names, strict=True)
+        sums_of(expected, found, name).comparison(name, expected.shape)
+        for expected, found, name in zip(reference, candidate, names, strict=True)
     )
 
 
-def _compare(reference: NDArray[np.generic], candidate: NDArray[np.generic], name: str) -> OutputComparison:
+def sums_of(reference: NDArray[np.generic], candidate: NDArray[np.generic], name: str) -> Sums:
+    """Hold values of the output *name* against each other.
+
+    An element that the reference masks (infinite, or beyond :data:`MASK_MAGNITUDE`) counts as the most extreme of its
+    unmasked elements, on both sides: a candidate that masks it less strongly is right, one that does not mask it is
+    wrong. An element that is NaN in the reference is left out.
+
+    Raises:
+        StageError: when the shape or the kind of values differs.
+    """
     if reference.shape != candidate.shape:
         raise StageError(
             f"Output {name!r} has shape {list(candidate.shape)}, but the reference's is {list(reference.shape)}."
@@ -87,31 +158,17 @@ def _compare(reference: NDArray[np.generic], candidate: NDArray[np.generic], nam
     nan_count = int(np.isnan(found).sum())
     inf_count = int(np.isinf(found).sum())
     if nan_count or inf_count:
-        return OutputComparison(name, reference.shape, 0.0, -np.inf, np.inf, nan_count, inf_count)
+        return Sums(reference.size, nan_count=nan_count, inf_count=inf_count)
     noise = found - expected
-    max_abs_error = float(np.abs(noise).max(initial=0.0))
-    return OutputComparison(
-        name, reference.shape, _cosine(expected, found), _sqnr_db(expected, noise), max_abs_error, 0, 0
+    largest = [float(np.abs(values).max(initial=0.0)) for values in (expected, found, noise)]
+    expected, found, noise = (
+        values / most if most else values for values, most in zip((expected, found, noise), largest, strict=True)
     )
-
-
-def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    if np.array_equal(a, b):
-        return 1.0
-    largest_a, largest_b = np.abs(a).max(), np.abs(b).max()
-    if largest_a == 0 or largest_b == 0:
-        return 0.0
-    a, b = a / largest_a, b / largest_b  # squares of very small or large numbers would leave the range of floats
-    return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
-
-
-def _sqnr_db(signal: NDArray[np.float64], noise: NDArray[np.float64]) -> float:
-    largest_noise = np.abs(noise).max(initial=0.0)
-    if largest_noise == 0:
-        return float("inf")
-    largest_signal = np.abs(signal).max(initial=0.0)
-    if largest_signal == 0:
-        return -float("inf")
-    signal, noise = signal / largest_signal, noise / largest_noise
-    ratio = (signal @ signal) / (noise @ noise)
-    return float(10 * np.log10(ratio) + 20 * (np.log10(largest_signal) - np.log10(largest_noise)))
+    return Sums(
+        reference.size,
+        *largest,
+        float(expected @ expected),
+        float(found @ found),
+        float(noise @ noise),
+        float(expected @ found),
+    )

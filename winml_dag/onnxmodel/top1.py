@@ -34,13 +34,25 @@ def top1(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agre
     The classes are the last axis, or of four axes the second: scores of pixels. Where several classes of the reference
     share the highest score, any of them is right. Decisions in which the reference is no number are left out.
     """
+    return _best_among(reference, candidate, 1)
+
+
+def top5(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agreement | None:
+    """How often the reference's best class is among the candidate's best five; else as :func:`top1`. None when there
+    are no more than five classes.
+    """
+    return _best_among(reference, candidate, 5)
+
+
+def _best_among(reference: NDArray[np.generic], candidate: NDArray[np.generic], most: int) -> Agreement | None:
     if reference.ndim == 0 or reference.dtype.kind != "f" or candidate.dtype.kind != "f":
         return None
     axis = 1 if reference.ndim == 4 else -1
-    if reference.shape[axis] < 2:
+    if reference.shape[axis] <= most:
         return None
     expected, found = np.moveaxis(reference, axis, -1), np.moveaxis(candidate, axis, -1)
     known = ~np.isnan(expected).any(axis=-1)
-    best = expected.max(axis=-1)
-    chosen = np.take_along_axis(expected, found.argmax(axis=-1, keepdims=True), axis=-1)[..., 0]
-    return Agreement(int(((chosen == best) & known).sum()), int(known.sum()))
+    best = expected.max(axis=-1, keepdims=True)
+    chosen = found.argmax(axis=-1, keepdims=True) if most == 1 else np.argpartition(-found, most)[..., :most]
+    right = (np.take_along_axis(expected, chosen, axis=-1) == best).any(axis=-1)
+    return Agreement(int((right & known).sum()), int(known.sum()))

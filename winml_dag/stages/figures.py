@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel.compare import OutputComparison, compare
-from winml_dag.onnxmodel.top1 import Agreement, top1
+from winml_dag.onnxmodel.compare import OutputComparison, Sums, sums_of
+from winml_dag.onnxmodel.top1 import Agreement, top1, top5
 from winml_dag.stages.quality import Quality
 
 Array = NDArray[np.generic]
@@ -31,12 +31,16 @@ class OutputFigures:
         cosine_min: the lowest cosine of a single sample; None when an output is a single number, whose cosine tells
             nothing but its sign.
         top1: how often the best class is the same; None when the output has no scores of classes.
+        top5: how often the reference's best class is among the best five; None also when there are no more than five.
+        exact: how many values are the same; None for an output of floats, which hardly ever are.
     """
 
     read: OutputComparison
     whole: OutputComparison
     cosine_min: float | None
     top1: Agreement | None
+    top5: Agreement | None = None
+    exact: Agreement | None = None
 
     @property
     def cosine(self) -> float:
@@ -78,11 +82,32 @@ def measure(
 
     *scores*: outputs whose values are scores of classes.
     """
-    expected, found = list(zip(*reference, strict=True)), list(zip(*candidate, strict=True))
-    return tuple(
-        _measure(name, feeds, wanted, got, is_scores=name in scores)
-        for name, wanted, got in zip(names, expected, found, strict=True)
-    )
+    measuring = Measuring(names, scores)
+    for feed, expected, found in zip(feeds, reference, candidate, strict=True):
+        measuring.add(feed, expected, found)
+    return measuring.figures()
+
+
+class Measuring:
+    """Figures sample by sample: memory holds sums, however many samples there are and however large their outputs.
+
+    *scores*: outputs whose values are scores of classes.
+    """
+
+    def __init__(self, names: Sequence[str], scores: Collection[str]) -> None:
+        self._outputs = [_Output(name, is_scores=name in scores) for name in names]
+
+    def add(self, feed: Feed, reference: Sequence[Array], candidate: Sequence[Array]) -> None:
+        """One sample: its inputs, and both models' values by output.
+
+        Raises:
+            StageError: when a shape or the kind of values differs.
+        """
+        for output, expected, found in zip(self._outputs, reference, candidate, strict=True):
+            output.add(feed, expected, found)
+
+    def figures(self) -> tuple[OutputFigures, ...]:
+        return tuple(output.figures() for output in self._outputs)
 
 
 def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_out: bool) -> Quality:
@@ -108,26 +133,37 @@ def _sum(decisions: Iterable[Agreement | None]) -> Agreement | None:
     return Agreement(sum(one.agreed for one in known), sum(one.of for one in known)) if known else None
 
 
-def _measure(
-    name: str, feeds: Sequence[Feed], reference: Sequence[Array], candidate: Sequence[Array], *, is_scores: bool
-) -> OutputFigures:
-    whole = _together(name, reference, candidate)
-    kept = [_not_padding(feed, value.shape) for feed, value in zip(feeds, reference, strict=True)]
-    if any(keep is not None for keep in kept):
-        reference, candidate = _kept(reference, kept), _kept(candidate, kept)
-        read = _together(name, reference, candidate)
-    else:
-        read = whole
-    pairs = list(zip(reference, candidate, strict=True))
-    alone = [compare([wanted], [got], [name])[0].cosine for wanted, got in pairs if wanted.size > 1]
-    lowest = min(alone) if len(alone) == len(pairs) else None
-    return OutputFigures(read, whole, lowest, _sum(top1(*pair) for pair in pairs) if is_scores else None)
+class _Output:
+    """One output, so far."""
 
+    def __init__(self, name: str, *, is_scores: bool) -> None:
+        self._name, self._is_scores = name, is_scores
+        self._read = self._whole = Sums()
+        self._lowest: float | None = 1.0
+        self._top1: list[Agreement | None] = []
+        self._top5: list[Agreement | None] = []
+        self._exact: list[Agreement | None] = []
 
-def _together(name: str, reference: Sequence[Array], candidate: Sequence[Array]) -> OutputComparison:
-    """Flat, since an output's shape may depend on the sample (detections found)."""
-    expected, found = (np.concatenate([value.ravel() for value in values]) for values in (reference, candidate))
-    return compare([expected], [found], [name])[0]
+    def add(self, feed: Feed, expected: Array, found: Array) -> None:
+        whole = read = sums_of(expected, found, self._name)
+        keep = _not_padding(feed, expected.shape)
+        if keep is not None:
+            expected, found = expected[keep], found[keep]
+            read = sums_of(expected, found, self._name)
+        self._whole += whole
+        self._read += read
+        alone = read.comparison(self._name, expected.shape).cosine if expected.size > 1 else None
+        self._lowest = None if self._lowest is None or alone is None else min(self._lowest, alone)
+        if self._is_scores:
+            self._top1.append(top1(expected, found))
+            self._top5.append(top5(expected, found))
+        if expected.dtype.kind != "f":
+            self._exact.append(Agreement(int((expected == found).sum()), expected.size))
+
+    def figures(self) -> OutputFigures:
+        # Flat, since an output's shape may depend on the sample (detections found).
+        read, whole = (sums.comparison(self._name, (sums.count,)) for sums in (self._read, self._whole))
+        return OutputFigures(read, whole, self._lowest, _sum(self._top1), _sum(self._top5), _sum(self._exact))
 
 
 def _not_padding(feed: Feed, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -142,7 +178,3 @@ def _not_padding(feed: Feed, shape: tuple[int, ...]) -> NDArray[np.bool_] | None
         return None
     keep = mask != 0
     return keep if keep.any() else None
-
-
-def _kept(values: Sequence[Array], kept: Sequence[NDArray[np.bool_] | None]) -> list[Array]:
-    return [value if keep is None else value[keep] for value, keep in zip(values, kept, strict=True)]

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.compare import OutputComparison, compare
+from winml_dag.onnxmodel.compare import OutputComparison, Sums, compare, sums_of
 
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -55,6 +55,31 @@ def test_scale_does_not_matter_to_cosine_and_noise(scale: float) -> None:
     expected, found = _one(reference, candidate, "float64"), _one(reference * scale, candidate * scale, "float64")
     assert found.cosine == pytest.approx(expected.cosine)
     assert found.sqnr_db == pytest.approx(expected.sqnr_db)
+
+
+@given(
+    arrays.arrays(np.float64, 12, elements=st.floats(-1e25, 1e25)),
+    arrays.arrays(np.float64, 12, elements=st.floats(-1e25, 1e25)),
+    st.lists(st.integers(0, 12), max_size=4),
+)
+def test_parts_add_up_to_the_whole(reference: np.ndarray, candidate: np.ndarray, cuts: list[int]) -> None:
+    bounds = sorted({0, 12, *cuts})
+    whole = Sums()
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        whole += sums_of(reference[begin:end], candidate[begin:end], "y")
+    found, expected = whole.comparison("y", (12,)), _one(reference, candidate, "float64")
+    assert whole.count == 12
+    assert found.cosine == pytest.approx(expected.cosine, abs=1e-9)
+    assert found.sqnr_db == pytest.approx(expected.sqnr_db, abs=1e-6)
+    assert found.max_abs_error == expected.max_abs_error
+
+
+def test_a_nan_in_one_part_is_one_of_the_whole() -> None:
+    good = sums_of(np.ones(3), np.ones(3), "y")
+    bad = sums_of(np.ones(2), np.array([1.0, math.nan]), "y")
+    for whole in (good + bad, bad + good):
+        found = whole.comparison("y", (5,))
+        assert (found.cosine, found.nan_count) == (0.0, 1)
 
 
 def test_zeros() -> None:

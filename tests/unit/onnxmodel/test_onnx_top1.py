@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from winml_dag.onnxmodel.top1 import Agreement, class_scores, top1
+from winml_dag.onnxmodel.top1 import Agreement, class_scores, top1, top5
 
 FLOATS = st.floats(width=32, allow_nan=False)
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=6).filter(lambda shape: shape[-1] > 1)
@@ -86,3 +86,11 @@ def test_numbers_of_classes_are_no_scores() -> None:
 )
 def test_which_outputs_are_scores_of_classes(names: list[str], classifies: bool, expected: set[str]) -> None:
     assert class_scores(names, classifies=classifies) == expected
+
+
+def test_the_best_class_may_be_among_five() -> None:
+    scores = np.array([[9.0, 1, 2, 3, 4, 5, 6]], np.float32)
+    fifth = np.array([[2.0, 0, 1, 3, 4, 5, 6]], np.float32)
+    sixth = np.array([[1.0, 2, 0, 3, 4, 5, 6]], np.float32)
+    assert (top5(scores, fifth), top5(scores, sixth)) == (Agreement(1, 1), Agreement(0, 1))
+    assert (top1(scores, fifth), top5(scores[:, :5], fifth[:, :5])) == (Agreement(0, 1), None)

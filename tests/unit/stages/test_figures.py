@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.onnxmodel.top1 import Agreement
 from winml_dag.stages.figures import OutputFigures, measure, quality
 
 
@@ -106,3 +107,10 @@ def test_the_quality_of_a_model_is_that_of_its_worst_output_and_all_decisions() 
     found = quality(figures, samples=1, data="npz", held_out=True)
     assert (found.output, found.top1_agreed, found.top1_of) == ("b_logits", 1, 2)
     assert found.cosine == pytest.approx(10 / 14, abs=1e-5)
+
+
+def test_integers_are_counted_that_are_the_same() -> None:
+    (figures,) = measure(["ids"], [{}], [[np.array([1, 2, 3, 4])]], [[np.array([1, 2, 0, 4])]], ())
+    assert figures.exact == Agreement(3, 4)
+    (floats,) = measure(["y"], [{}], [[np.ones(2)]], [[np.ones(2)]], ())
+    assert floats.exact is None
