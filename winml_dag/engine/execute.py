@@ -30,6 +30,8 @@ from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 LOG_FILE = "log.txt"
+# What leads a Python to packages and a library of its own, and would lead another one to those.
+_OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
 _TAIL_LINES = 15
 
 
@@ -176,9 +178,28 @@ class LocalExecutor:
             work = job.folder / "work"
             work.mkdir()
             environment = worker_environment(temporary)
+            if job.node.interpreter is not None:
+                return self._start_elsewhere(job, job.node.interpreter, work, environment)
             return self._begin(job, [*arguments, ".."], work, environment)
         environment = {**self._minimum, **_python_path(), **_declared(job.node), **temporary_environment(temporary)}
         return self._begin(job, [*arguments, str(job.folder)], job.at, environment)
+
+    def _start_elsewhere(
+        self, job: Job, interpreter: Path, work: Path, environment: Mapping[str, str]
+    ) -> Started | Outcome:
+        script = Path(__file__).with_name("elsewhere.py")
+        ours = script.resolve().parents[1]
+        kept = {name: value for name, value in environment.items() if name not in _OF_OUR_PYTHON}
+        # Not as options, which a Python that is too old does not know and would end with, before it could say so.
+        alone = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+        try:
+            return self._begin(job, [str(interpreter), str(script), str(ours), ".."], work, {**kept, **alone})
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
+                raise  # the system's fault, not the environment's
+            job.log.touch()
+            what = f"The interpreter of {job.node.id}, {interpreter}, cannot be started: {error.strerror}."
+            return Outcome(0.0, job.log, {}, what, "Make its environment anew, or name another one.")
 
     def _start_command(self, job: Job, temporary: str) -> Started | Outcome:
         node = job.node

@@ -87,6 +87,8 @@ class Node:
             the key. None for a stage whose outputs stay in the cache until the whole build is put together.
         paths: by output slot the file (``build/notes.txt``) or folder (``build/model/``) that it is, as declared; part
             of the key by way of the config.
+        interpreter: the Python of another environment that does the work; None for the one that we run in. No part of
+            the key: what is installed there is, by way of the toolchain.
     """
 
     id: str
@@ -99,6 +101,7 @@ class Node:
     command: Command | None = None
     folder: Path | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
+    interpreter: Path | None = None
 
     def output(self, slot: str) -> str:
         """The graph-wide name of what this node puts out in *slot*."""

@@ -86,9 +86,9 @@ def load(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def perform(task: Task, progress: Tell) -> Result:
+def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
     """Call the stage's function. Any error becomes a :class:`Result`; what is not the user's fault is also printed, to
-    the log.
+    the log. *elsewhere*: in another environment, which may lack a package that the work needs.
     """
     from winml_dag.engine.config import read_config
     from winml_dag.engine.stage import Workspace
@@ -109,6 +109,9 @@ def perform(task: Task, progress: Tell) -> Result:
     except Exception as error:
         # Whatever a library raises must reach the user as a sentence, and the log as a traceback.
         traceback.print_exc()
+        if elsewhere and isinstance(error, ModuleNotFoundError) and error.name:
+            lacks = f"The environment {sys.prefix} has no module {error.name!r}, which this stage imports."
+            return Result({}, lacks, f"Install the package that has it: {sys.executable} -m pip install ...")
         return Result({}, f"{type(error).__name__}: {_first_line(error)}")
 
 
@@ -165,13 +168,13 @@ def _flush() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
-def main() -> int:
+def main(folder: Path, *, elsewhere: bool = False) -> int:
     _die_with_parent()
     # Before the work, which may change the current folder.
-    folder = Path(sys.argv[1]).absolute()
+    folder = folder.absolute()
     progress = Teller(folder)
     try:
-        result = perform(Task.read(folder), progress)
+        result = perform(Task.read(folder), progress, elsewhere=elsewhere)
         progress.flush()
         _flush()
         result.write(folder)
@@ -181,7 +184,15 @@ def main() -> int:
     return 1 if result.error else 0
 
 
-if __name__ == "__main__":
-    code = main()
+def work_elsewhere(folder: str) -> None:
+    """Do the work and leave; for :mod:`winml_dag.engine.elsewhere`."""
+    _leave(main(Path(folder), elsewhere=True))
+
+
+def _leave(code: int) -> None:
     # Not sys.exit: native libraries have been seen to hang or crash in their exit handlers, after the work was done.
     os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main(Path(sys.argv[1])))

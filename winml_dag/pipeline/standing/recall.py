@@ -216,13 +216,14 @@ def _node_line(node: Node, stage: int, made: Made | None) -> str:
         else {"arguments": list(node.command.arguments), "environment": node.command.environment},
         "folder": None if node.folder is None else str(node.folder),
         "paths": node.paths,
+        "interpreter": None if node.interpreter is None else str(node.interpreter),
         "made": None if made is None else _made_json(made),
     }
     return _text(value)
 
 
 def _node(value: Any, stages: Sequence[Stage]) -> Node:
-    command, folder = value["command"], value["folder"]
+    command, folder, interpreter = value["command"], value["folder"], value["interpreter"]
     return Node(
         id=value["id"],
         stage=stages[value["stage"]],
@@ -234,6 +235,7 @@ def _node(value: Any, stages: Sequence[Stage]) -> Node:
         command=None if command is None else Command(tuple(command["arguments"]), command["environment"]),
         folder=None if folder is None else Path(folder),
         paths=value["paths"],
+        interpreter=None if interpreter is None else Path(interpreter),
     )
 
 

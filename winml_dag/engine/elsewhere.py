@@ -1,0 +1,47 @@
+"""Started by another environment's Python to do the work of one stage there: ``python elsewhere.py PACKAGE FOLDER``.
+
+What is imported there is its own, but for this package, which comes from the folder PACKAGE. Were that folder's
+neighbours on the search path too, all that is installed beside us would come before what is installed there.
+"""
+
+import sys
+
+_OLDEST = (3, 11)
+
+
+def _refuse(folder, error, advice):  # type: ignore[no-untyped-def]
+    """Say why nothing was done, in what the engine reads: a worker's result."""
+    import json
+    import os
+
+    with open(os.path.join(folder, "result.json"), "w") as file:  # noqa: PTH118 - for a Python of any age
+        json.dump({"metrics": {}, "error": error, "advice": advice}, file)
+
+
+def _take_package_from(folder: str) -> None:
+    import importlib.util
+    import os
+
+    file = os.path.join(folder, "__init__.py")  # noqa: PTH118
+    spec = importlib.util.spec_from_file_location("winml_dag", file, submodule_search_locations=[folder])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    _, package, job_folder = sys.argv
+    if sys.version_info < _OLDEST:
+        found, oldest = (".".join(map(str, version[:2])) for version in (sys.version_info, _OLDEST))
+        _refuse(
+            job_folder,
+            "The Python of %s is %s, and Python %s is the oldest that can be used." % (sys.prefix, found, oldest),  # noqa: UP031
+            "Make that environment with a newer one.",
+        )
+        sys.exit(1)
+    _take_package_from(package)
+    from winml_dag.engine.worker import work_elsewhere
+
+    work_elsewhere(job_folder)
