@@ -12,8 +12,9 @@ from winml_dag.store.record import Record
 from winml_dag.store.tally import note_build
 
 
-def settle_accounts(planned: BuildGraph, results: Iterable[StageResult], store: LocalStore) -> str:
-    """Note what was reused and what ran; after a run, remove what the cache has no room for by its limit.
+def settle_accounts(planned: BuildGraph | None, results: Iterable[StageResult], store: LocalStore) -> str:
+    """Note what was reused and what ran; after a run, remove what the cache has no room for by its limit. *planned*: of
+    a build, which may have left out stages that were up to date.
 
     Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
     """
@@ -24,7 +25,7 @@ def settle_accounts(planned: BuildGraph, results: Iterable[StageResult], store: 
             (ran if result.status is Status.RAN else reused).append(result.record)
     note_build(
         store.folder,
-        reused=len(reused) + planned.others,
+        reused=len(reused) + (0 if planned is None else planned.others),
         ran=len(ran),
         seconds_saved=_seconds(reused) + _seconds_of_others(planned, [*reused, *ran]),
         stored_bytes=sum(_size(record) for record in ran),
@@ -36,9 +37,9 @@ def _seconds(records: Iterable[Record]) -> float:
     return sum(record.elapsed_seconds for record in records)
 
 
-def _seconds_of_others(planned: BuildGraph, records: Iterable[Record]) -> float:
+def _seconds_of_others(planned: BuildGraph | None, records: Iterable[Record]) -> float:
     """How long the stages took that this part of a build leaves out: all of them took so long when that was noted."""
-    if not planned.others or planned.standing is None:
+    if planned is None or not planned.others or planned.standing is None:
         return 0.0
     return max(0.0, planned.standing.note.header.seconds - _seconds(records))
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.plan import foresee, plan_graph, remembered_name
+from winml_dag.engine.plan import foresee, plan_graph
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, visible_files, whole
+from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.pipeline.userfolder import UserFolder
 
-MADE_BY = f"winml_dag {__version__}"
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
 _TRIES = 3
 
@@ -195,39 +194,26 @@ def _run(
     if own is not None:
         own.refuse_foreign(foreseen)
     if len(foreseen) == len(planned.graph.nodes):
-        # Nothing to run: no scratch folder, no threads, no process.
-        store.used(result.cache_key for result in foreseen if result.cache_key)
-        with store.together(()):
-            for result in foreseen:
-                if result.cache_key and result.reason.kind != "up to date":
-                    store.remember(remembered_name(scope, result.node), result.cache_key)
-        for result in foreseen:
-            if observer is not None:
-                observer.finished(result)
+        reuse_all(foreseen, store, scope, observer)
         return foreseen
-    # Imported here: what runs processes and threads takes 30 ms to import, and most builds have nothing to run.
-    from winml_dag.engine.execute import LocalExecutor
-    from winml_dag.engine.run import Runner
-    from winml_dag.engine.schedule import RunOptions, Scheduler
+    # Imported here: most builds have nothing to run.
+    from winml_dag.engine.schedule import RunOptions
     from winml_dag.pipeline.standing.check import touch
 
     prepare_folder(planned.summary.output_dir)
-    executor = executor or LocalExecutor()
     scratch = living.enter_context(store.scratch.open())
     if planned.standing is not None:
         touch(str(store.folder), planned.standing.note)
-    runner = Runner(
+    return run_graph(
         planned.graph,
+        known,
+        foreseen,
         store,
-        executor,
-        store.fingerprints,
-        scratch=scratch,
-        failures=store.failures,
-        made_by=MADE_BY,
-        rebuild=options.rebuild,
+        scratch,
+        RunOptions(scope, options.jobs, options.keep_going, options.rebuild),
+        observer=observer,
+        executor=executor,
         timeout_seconds=options.stage_timeout_seconds,
         in_place=None if own is None else own.in_place,
         sandbox=options.sandbox,
     )
-    run_options = RunOptions(scope, options.jobs, options.keep_going, options.rebuild)
-    return Scheduler(planned.graph, known, store, runner, run_options, observer, foreseen=foreseen).run()
