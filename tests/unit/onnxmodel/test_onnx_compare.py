@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_scale_does_not_matter_to_cosine_and_noise(scale: float) -> None:
 def test_parts_add_up_to_the_whole(reference: np.ndarray, candidate: np.ndarray, cuts: list[int]) -> None:
     bounds = sorted({0, 12, *cuts})
     whole = Sums()
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         whole += sums_of(reference[begin:end], candidate[begin:end], "y")
     found, expected = whole.comparison("y", (12,)), _one(reference, candidate, "float64")
     assert whole.count == 12
