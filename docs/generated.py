@@ -22,8 +22,8 @@ from winml_dag.engine.worker import load
 from winml_dag.ep import options, quantization, registry
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.layout import VISIBLE_OUTPUTS
-from winml_dag.pipeline.plan import LINE
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.pipeline.variant import LINE
 from winml_dag.recipe import precision
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.optimize.flags import FLAGS

@@ -129,7 +129,12 @@ def quantize_onnx(
     )
     config = arguments.get("config")
     recipe = None if config is None else _recipe({"quant": _fields(config)})
-    request = Request(recipe, overrides, output_file=beside(model) if output is None else Path(output))
+    request = Request(
+        recipe,
+        overrides,
+        command="quantize",
+        output_file=beside(model, "quantize") if output is None else Path(output),
+    )
     options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
     done = quantize_result(_carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer")))
     assert done is not None

@@ -21,7 +21,7 @@ from winml_dag.engine.known import Known
 from winml_dag.ep.registry import OPENVINO, QNN
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.quantization import quantization_of
+from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -118,7 +118,8 @@ def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTION
 def ranked(folder: Path) -> Stages:
     """Those of a model in *folder* that is quantized alone, its nodes ranked by what they cost."""
     asked = Overrides(onnx=folder / "onnx" / "model.onnx", ep="cpu", precision="w8a8", sensitivity=True)
-    build = quantization_of(Request(None, asked), folder / "quantized.onnx", download=False)
+    request = Request(None, asked, command="quantize", output_file=folder / "quantized.onnx")
+    build = build_of_one(request, download=False)
     planned = plan.plan_build(build, Fingerprints(MemoryRows()))
     return ingredients_of_all(planned.graph, planned.sources)
 

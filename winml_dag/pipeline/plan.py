@@ -25,7 +25,7 @@ from winml_dag.pipeline.calibration import packages_of
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
-from winml_dag.pipeline.variant import Build, OnlyDeclared, Skip, chosen
+from winml_dag.pipeline.variant import LINE, Build, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.findings import Findings
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CALIBRATE
@@ -38,10 +38,6 @@ from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
-
-# The line of stages as people see it; ``analyze`` has its place, and a reason to be left out.
-LINE = ("export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
-
 
 # The ids of our stages' nodes, and their declarations.
 _OURS = {
@@ -78,7 +74,7 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
         graph=graph,
         steps=tuple(_steps(build, graph)),
         sources=_digested(sources, fingerprints),
-        final="finalize",
+        final=nodes[-1].id,
         looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at),
         absent=own.absent,
     )
@@ -250,8 +246,15 @@ class _Line:
             )
             validation = node.output("report")
             yield node
-        finalize = config_json(build.finalize)
-        yield self._node("finalize", FINALIZE, finalize, kind=self._kind, model=self._model, validation=validation)
+        if finalize := chosen(build.finalize):
+            yield self._node(
+                "finalize",
+                FINALIZE,
+                config_json(finalize),
+                kind=self._kind,
+                model=self._model,
+                validation=validation,
+            )
 
     def _after(self, node: Node) -> Node:
         """Let what follows read the model that *node* puts out."""

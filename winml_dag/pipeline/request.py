@@ -52,14 +52,15 @@ class Overrides:
 class Request:
     """A recipe (its file, or loaded already) and the options of this run.
 
-    ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``output_file``, an ONNX model is quantized
-    into that file, and nothing else is done; the activation ranges are put into the file ``save_ranges``.
+    ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``command``, only the stage of that name
+    is asked for, whose result is put into ``output_file``, and activation ranges into the file ``save_ranges``.
     """
 
     recipe: Path | LoadedRecipe | None
     overrides: Overrides
     output_dir: Path | None = None
     use_cache: bool = False
+    command: str | None = None
     output_file: Path | None = None
     save_ranges: Path | None = None
 
@@ -77,6 +78,7 @@ class Request:
                 "overrides": overrides,
                 "output_dir": None if self.output_dir is None else str(self.output_dir),
                 "use_cache": self.use_cache,
+                "command": self.command,
                 "output_file": None if self.output_file is None else str(self.output_file),
                 "save_ranges": None if self.save_ranges is None else str(self.save_ranges),
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
@@ -84,9 +86,14 @@ class Request:
         )
 
 
-def beside(model: Path) -> Path:
-    """Where a quantized model goes when nobody says: the place is winml-cli's."""
-    return model.parent / f"{model.stem}_quantized.onnx"
+# What is put behind the name of a model for what a command makes of it, when nobody says where that goes. For optimize
+# and quantize it is as with winml-cli.
+_ENDINGS = {"quantize": "_quantized.onnx"}
+
+
+def beside(model: Path, command: str) -> Path:
+    """Where the result of *command* goes when nobody says: beside the model."""
+    return model.parent / f"{model.stem}{_ENDINGS[command]}"
 
 
 def plan_request(
@@ -126,14 +133,14 @@ def plan_request(
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
 
-    if request.output_file is not None:
-        from winml_dag.pipeline.quantization import quantization_of
+    if request.command is not None:
+        from winml_dag.pipeline.onestage import build_of_one
 
-        build: Build | OnlyDeclared = quantization_of(request, request.output_file, download=download)
+        build: Build | OnlyDeclared = build_of_one(request, download=download)
     else:
         build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
     planned = plan_build(build, store.fingerprints)
-    if words is None or not (needs_folder or request.output_dir or request.output_file or request.use_cache):
+    if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
         return planned
     from winml_dag.pipeline.standing.noting import note
 

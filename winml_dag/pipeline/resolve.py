@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.pipeline.userstages import Declared, is_ours
-from winml_dag.pipeline.variant import Build, Inputs, OnlyDeclared, SavePath, Skip, chosen
+from winml_dag.pipeline.variant import LINE, Build, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
 from winml_dag.recipe.paths import resolve_path
@@ -134,8 +134,15 @@ def _declared(loaded: LoadedRecipe | None) -> Declared | None:
     return Declared(loaded.recipe.stages, path.parent.resolve(), path, loaded.positions)
 
 
-def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path, *, download: bool = False) -> Build:
-    """The build that *loaded* and *overrides* mean.
+def resolve(
+    loaded: LoadedRecipe | None,
+    overrides: Overrides,
+    output_dir: Path,
+    *,
+    download: bool = False,
+    only: Container[str] = LINE,
+) -> Build:
+    """The build that *loaded* and *overrides* mean. What takes a stage that is not in *only* need not be here.
 
     Raises:
         UsageError: for what contradicts itself or cannot be had here.
@@ -154,7 +161,7 @@ def resolve(loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path,
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
     compile_ = compile_config(asked, target)
-    if not isinstance(compile_, Skip):
+    if not isinstance(compile_, Skip) and "compile" in only:
         require_installed(target.ep, otherwise="Or leave compiling to such a machine: --no-compile.")
     if onnx is None:
         _require_exporter()

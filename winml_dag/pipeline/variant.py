@@ -22,6 +22,9 @@ from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.sensitivity import SensitivityConfig
 from winml_dag.stages.validate import ValidateConfig
 
+# The line of stages as people see it; ``analyze`` has its place, and a reason to be left out.
+LINE = ("export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
+
 T = TypeVar("T")
 
 
@@ -75,7 +78,7 @@ class Build:
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
-    finalize: FinalizeConfig = field(default_factory=FinalizeConfig)
+    finalize: FinalizeConfig | Skip = field(default_factory=FinalizeConfig)
     save_ranges: SavePath | None = None
     sensitivity: SensitivityConfig | None = None
     declared: Declared | None = None

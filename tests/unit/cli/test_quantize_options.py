@@ -26,9 +26,7 @@ WINML_CLI = (
 
 
 def asked(*arguments: str) -> Request:
-    parsed = command.make_context("quantize", ["-m", "model.onnx", *arguments]).params
-    how = ("overwrite", "rebuild", "cache_dir", "verbose", "quiet", "format_")
-    return request_of({name: value for name, value in parsed.items() if name not in how})
+    return request_of(command.make_context("quantize", ["-m", "model.onnx", *arguments]).params)
 
 
 def test_every_option_of_winml_cli_is_there() -> None:

@@ -1,0 +1,113 @@
+"""Options that are fields of a section of a recipe, in groups that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from winml_dag.canonical import JsonValue
+from winml_dag.cli.options import FILE, TEXT
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_INTEGERS = ("uint8", "int8", "uint16", "int16")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options in the order in which help shows them; and by field of the section, which parameter says it."""
+
+    options: tuple[Callable[[Any], Any], ...]
+    fields: Mapping[str, str]
+
+    def __call__(self, function: F) -> F:
+        """Add the options to a command."""
+        for option in reversed(self.options):
+            function = option(function)
+        return function
+
+    def given(self, parameters: Mapping[str, Any]) -> dict[str, JsonValue]:
+        """The fields that a call has set, as a recipe has them. Paths are relative to where the user stands."""
+        values = {field: _json(parameters[name]) for field, name in self.fields.items()}
+        return {field: value for field, value in values.items() if value is not None}
+
+
+def _json(value: Any) -> JsonValue:
+    """An option's value as a recipe has it; None for one that was not given."""
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if isinstance(value, tuple):
+        return [*value] or None
+    given: JsonValue = value
+    return given
+
+
+def target_options(function: F) -> F:
+    """Add what the model is for: an execution provider and a device."""
+    device = "npu, gpu, cpu or auto; an execution provider's name works too."
+    function = click.option("-d", "--device", type=TEXT, help=device)(function)
+    return click.option("--ep", type=TEXT, help="Execution provider whose rules to follow [cpu].")(function)
+
+
+# Of `quant`.
+INTEGERS = Settings(
+    (
+        click.option(
+            "--weight-type", type=click.Choice(["uint4", "int4", *_INTEGERS]), help="Instead of the precision's."
+        ),
+        click.option("--activation-type", type=click.Choice(_INTEGERS), help="Instead of the precision's."),
+        click.option("--per-channel/--no-per-channel", default=None, help="A scale for each channel of a weight."),
+        click.option("--symmetric/--no-symmetric", default=None, help="Zero points in the middle."),
+        click.option("--reduce-range/--no-reduce-range", default=None, help="7 bits of weights instead of 8."),
+        click.option(
+            "--exclude-node", type=TEXT, multiple=True, help="A node that stays in float; a name or a pattern."
+        ),
+        click.option("--exclude-op-type", type=TEXT, multiple=True, help="An operator that stays in float."),
+    ),
+    {
+        "weight_type": "weight_type",
+        "activation_type": "activation_type",
+        "per_channel": "per_channel",
+        "symmetric": "symmetric",
+        "reduce_range": "reduce_range",
+        "nodes_to_exclude": "exclude_node",
+        "op_types_to_exclude": "exclude_op_type",
+    },
+)
+
+# Of `quant` too: what to calibrate with.
+CALIBRATION = Settings(
+    (
+        click.option("--samples", type=click.IntRange(min=1), help="Samples to calibrate with."),
+        click.option("--method", type=click.Choice(["minmax", "entropy", "percentile"]), help="How ranges are found."),
+        click.option(
+            "--calibration-data",
+            type=FILE,
+            help="A file or folder of data to calibrate with, and to measure the result on.",
+        ),
+        click.option("--dataset", type=TEXT, help="A data set to calibrate with: a hub id or a folder."),
+        click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification."),
+        click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor prepares the data."),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random data, or of the choice of samples."),
+        click.option("--distribution", type=click.Choice(["uniform", "normal"]), help="Of random data."),
+    ),
+    {
+        "samples": "samples",
+        "calibration_method": "method",
+        "calibration_data": "calibration_data",
+        "dataset_name": "dataset",
+        "task": "task",
+        "model_id": "model_id",
+        "seed": "seed",
+        "distribution": "distribution",
+    },
+)
+
+RANGES = Settings(
+    (click.option("--load-calibration", type=FILE, help="Ranges from an earlier calibration of this model."),),
+    {"calibration_load_path": "load_calibration"},
+)

@@ -1,0 +1,165 @@
+"""What a command for one stage asks for: the build of one model in which that stage runs, with what it needs and with
+validate behind it, and whose result is one file.
+
+Its stages are those of every build, so it finds what a build has made, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from winml_dag.errors import UsageError
+from winml_dag.names import is_safe_part
+from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.sections import sensitivity_config
+from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.variant import Build, SavePath, Skip
+from winml_dag.recipe.load import load_recipe
+from winml_dag.stages import kinds
+from winml_dag.stages.finalize import FinalizeConfig
+
+T = TypeVar("T")
+
+_HALF_TYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command for the stage of its name.
+
+    Attributes:
+        stages: what its build has of the stages that the same options would have in a build.
+        done: what becomes of the model, for sentences.
+        compiles: whether compile follows, which has a say in what others do; None leaves that to the options.
+        float_only: whether the stage takes models in float32 alone.
+        suffix: of the file that it makes.
+        advice: what to do when the options leave nothing for the stage to do.
+    """
+
+    stages: frozenset[str]
+    done: str
+    compiles: bool | None = False
+    float_only: bool = True
+    suffix: str = ".onnx"
+    advice: str = ""
+
+
+_COMMANDS: Mapping[str, _Command] = {
+    "quantize": _Command(
+        stages=frozenset({"calibrate", "quantize", "validate", "finalize"}),
+        done="quantized",
+        advice="Name a precision, such as -p w8a16.",
+    ),
+}
+
+
+def build_of_one(request: Request, *, download: bool) -> Build:
+    """The build that *request* means, which names a command. Of a recipe, the sections of the command's stages and the
+    target count; *download* allows fetching data from the hub.
+
+    Raises:
+        UsageError: for a model that the stage does not take, or when there is nothing for it to do; also as
+            ``resolve``.
+        InputError: for a model or data that is missing or damaged.
+    """
+    assert request.command is not None
+    assert request.output_file is not None
+    command, output = _COMMANDS[request.command], request.output_file
+    loaded = load_recipe(request.recipe) if isinstance(request.recipe, Path) else request.recipe
+    _refuse_name(output, command.suffix)
+    _refuse_model(request, command)
+    asked = replace(
+        request.overrides,
+        quant="calibrate" in command.stages,
+        optimize="optimize" in command.stages,
+        compile=command.compiles,
+        analyze=False,
+    )
+    build = resolve(loaded, asked, output.parent, download=download, only=command.stages)
+    if isinstance(main := getattr(build, request.command), Skip):
+        raise UsageError(f"There is nothing to {request.command}: {main.reason}.", advice=command.advice)
+    if request.overrides.sensitivity:
+        build = _ranking(build)
+    summary = replace(build.summary, output_file=output.name, declared=0)
+    saved = build.save_ranges if request.save_ranges is None else _save_path(build, request.save_ranges)
+
+    def kept(stage: str, config: T | Skip) -> T | Skip:
+        return config if stage in command.stages else Skip(f"`{request.command}` is not about it")
+
+    return replace(
+        build,
+        summary=summary,
+        export=kept("export", build.export),
+        optimize=kept("optimize", build.optimize),
+        calibrate=kept("calibrate", build.calibrate),
+        quantize=kept("quantize", build.quantize),
+        compile=kept("compile", build.compile),
+        validate=kept("validate", build.validate),
+        finalize=kept("finalize", FinalizeConfig(output.name)),
+        save_ranges=saved,
+        declared=None,
+    )
+
+
+def _ranking(build: Build) -> Build:
+    """*build* with the stage that ranks nodes besides."""
+    if isinstance(build.validate, Skip):
+        raise UsageError(
+            f"--sensitivity runs the samples that are kept back for validation, but {build.validate.reason}.",
+            advice="Leave out one of the two.",
+        )
+    assert not isinstance(build.quantize, Skip)
+    return replace(build, sensitivity=sensitivity_config(build.quantize[0], build.validate))
+
+
+def _save_path(build: Build, path: Path) -> SavePath:
+    if isinstance(build.calibrate, Skip):
+        raise UsageError(f"--save-calibration: there are no ranges to save: {build.calibrate.reason}.")
+    if not is_safe_part(path.name):
+        raise UsageError(f"{path.name!r} is no name of a file on every system.", advice="Save the ranges elsewhere.")
+    return SavePath(path.parent.resolve(), path.name)
+
+
+def _refuse_name(output: Path, suffix: str) -> None:
+    if output.suffix.casefold() != suffix:
+        raise UsageError(f"{output} does not end with {suffix}.", advice=f"Give -o a file such as result{suffix}.")
+    if not is_safe_part(output.name):
+        raise UsageError(f"{output.name!r} is no name of a file on every system.", advice="Give -o another name.")
+
+
+def _refuse_model(request: Request, command: _Command) -> None:
+    """What the stages themselves would refuse, before anything runs."""
+    path = request.overrides.onnx
+    assert path is not None
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a folder, and `{request.command}` takes an ONNX model.",
+            advice="For a PyTorch model there is `winml-dag build`, which exports it first.",
+        )
+    model = OnnxFile.at(path)
+    if model.kind == kinds.COMPILED_MODEL:
+        makers = ", ".join(sorted({context.source or "an execution provider" for context in model.summary.ep_context}))
+        raise UsageError(
+            f"{path} is a compiled model: its EPContext nodes hold the binary of {makers}, which cannot be"
+            f" {command.done}.",
+            advice="Use the ONNX model that it was compiled from.",
+        )
+    if command.float_only:
+        _refuse_unless_float(model, command.done)
+
+
+def _refuse_unless_float(model: OnnxFile, done: str) -> None:
+    summary = model.summary
+    if model.kind == kinds.QUANTIZED_MODEL:
+        form = "QDQ" if "DequantizeLinear" in summary.op_counts else "QOperator"
+        raise UsageError(f"{model.path} is quantized already ({form}).", advice="Use the float32 model.")
+    dtypes = {*summary.tensor_bytes, *(spec.dtype for spec in (*summary.inputs, *summary.outputs))}
+    if half := next((dtype for dtype in _HALF_TYPES if dtype in dtypes), None):
+        raise UsageError(
+            f"{model.path} has tensors in {half}, and only float32 can be {done}.",
+            advice="Use the model in float32.",
+        )
