@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep, quality_warning, quantize_result
+from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep, quantize_result
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def quantized_lines(result: BuildResult) -> Iterator[str]:
         yield _step(step, done.calibration if step.mode == "static" else None)
     if done.quality is not None:
         yield f"quality: {done.quality.sentence()}"
-    if warning := quality_warning(result):
-        yield f"warning: {warning}"
+    if done.poor:
+        yield f"warning: {done.warnings[-1]}"
 
 
 def _step(step: QuantizeStep, calibration: CalibrationStep | None) -> str:

@@ -73,7 +73,7 @@ class QuantizeResult:
         steps: one for each mode that was applied, in order.
         calibration: None when nothing was calibrated.
         quality: None when nothing was validated.
-        poor: whether the quality is worse than that of models in this precision usually is; ``warnings`` say more.
+        poor: whether the quality is worse than that of models in this precision usually is; the last warning says more.
         errors: why it failed, one sentence each.
         warnings: what to know before relying on the result, one sentence each.
     """
@@ -113,7 +113,7 @@ def quantize_result(result: BuildResult) -> QuantizeResult | None:
     steps = quantize_steps(done)
     calibration = calibration_step(done)
     last = steps[-1] if steps else None
-    warning = quality_warning(result)
+    warning = _quality_warning(result)
     return QuantizeResult(
         success=not result.failed,
         output_path=result.final_artifact,
@@ -137,7 +137,7 @@ def quantize_result(result: BuildResult) -> QuantizeResult | None:
     )
 
 
-def quality_warning(result: BuildResult) -> str | None:
+def _quality_warning(result: BuildResult) -> str | None:
     """What to tell the user of a quantized model that is worse than its precision usually is."""
     precision = result.build.precision
     done = [view.result for view in result.stages if view.result is not None]
