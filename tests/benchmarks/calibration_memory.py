@@ -29,7 +29,7 @@ method, samples, work = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 work.mkdir(); os.chdir(work); Path("ranges").mkdir()
 inputs = {"model": Path("../model"), "data": Path("../data")}
 started = time.perf_counter()
-config = CalibrateConfig(CalibrateFields(samples=samples, calibration_method=method))
+config = CalibrateConfig(CalibrateFields(samples, method, seed=None, distribution=None))
 run(config, Workspace(inputs, {"ranges": Path("ranges")}))
 seconds = time.perf_counter() - started
 print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, seconds]))

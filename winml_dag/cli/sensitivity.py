@@ -9,6 +9,8 @@ from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.pipeline.layout import REPORTS, beside_output
+from winml_dag.recipe.precision import SIXTEEN_BITS
+from winml_dag.stages.sensitivity import RELIEF
 from winml_dag.store.quantities import counted
 
 _MOST_ROWS = 15
@@ -46,7 +48,7 @@ def _relief_lines(report: Any) -> Iterator[str]:
     first, *others = report["relief"]
     yield f"all of them quantized: {_quality(first)}"
     for relief in others:
-        yield f"  with the worst {relief['worst_nodes']} {_how(relief)}: {_quality(relief)}"
+        yield f"  with the worst {relief['worst_nodes']} {RELIEF[relief['by']]}: {_quality(relief)}"
     if not others:
         return
     gains = {index: _gain(first, relief) for index, relief in enumerate(others)}
@@ -56,7 +58,7 @@ def _relief_lines(report: Any) -> Iterator[str]:
         return
     # The fewest that bring a good part of what is to be had: each more makes the model slower.
     chosen = others[next(index for index, gain in gains.items() if gain >= most / 3)]
-    yield f"to have the worst {chosen['worst_nodes']} {_how(chosen)}, add to the recipe:"
+    yield f"to have the worst {chosen['worst_nodes']} {RELIEF[chosen['by']]}, add to the recipe:"
     yield from _recipe(chosen["by"], [node["node"] for node in report["nodes"][: chosen["worst_nodes"]]], report)
 
 
@@ -69,14 +71,7 @@ def _recipe(field: str, names: list[str], report: Any) -> Iterator[str]:
         if field == "nodes_to_exclude":
             yield f"    - {text}"
         else:
-            yield f"    {text}: {{activation_type: {_WIDE[report['activation_type']]}}}"
-
-
-_WIDE = {"uint8": "uint16", "int8": "int16"}
-
-
-def _how(relief: Any) -> str:
-    return "in 16 bits" if relief["by"] == "node_overrides" else "in float"
+            yield f"    {text}: {{activation_type: {SIXTEEN_BITS[report['activation_type']]}}}"
 
 
 def _quality(figures: Any) -> str:

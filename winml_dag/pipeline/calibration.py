@@ -19,7 +19,7 @@ from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds
-from winml_dag.stages.ranges import RANGES_FILE
+from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
 
 # Which packages read what, and what brings them.

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.stages.calibrate import RANGES_FILE
+from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
@@ -21,9 +23,9 @@ COMPILED = "compiled.onnx"
 HIERARCHY = "export_htp_metadata.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
-RANGES = "calibration_ranges.json"
+RANGES = RANGES_FILE
 # Beside a single quantized model, after its name.
-REPORTS = ("sensitivity.json", "sensitivity.png")
+REPORTS = (REPORT_FILE, PICTURE_FILE)
 
 # What each stage leaves in the output folder, by output slot. A stage that is not here leaves nothing there.
 VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {

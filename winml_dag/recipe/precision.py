@@ -74,6 +74,9 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     }
 )
 
+# The type of 16 bits in place of one of 8: of the same sign.
+SIXTEEN_BITS: Mapping[str, str] = MappingProxyType({"uint8": "uint16", "int8": "int16"})
+
 
 def parse_precision(name: str) -> Precision:
     """The precision called *name*. ``auto`` is a precision of its own, which the target settles.
@@ -94,12 +97,14 @@ def precision_name(quant: QuantFields | None) -> str:
     if quant is None:
         return "fp32"
     if quant.mode == "static":
+        assert quant.weight_type is not None
+        assert quant.activation_type is not None
         return f"w{type_bits(quant.weight_type)}a{type_bits(quant.activation_type)}"
     if quant.mode == "rtn":
         return f"w{quant.rtn_bits}a{quant.rtn_float_type.removeprefix('float')}"
     return quant.mode
 
 
-def type_bits(integer_type: str | None) -> int:
-    """The width of ``uint8`` and its like; of a type that is left open, 8."""
-    return int((integer_type or "uint8").removeprefix("u").removeprefix("int"))
+def type_bits(integer_type: str) -> int:
+    """The width of ``uint8`` and its like."""
+    return int(integer_type.removeprefix("u").removeprefix("int"))

@@ -18,8 +18,6 @@ from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file
 
-# Under this name it is also shown in an output folder.
-RANGES_FILE = "calibration_ranges.json"
 _FORMAT = 2
 
 

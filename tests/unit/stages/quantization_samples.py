@@ -184,6 +184,11 @@ def calibrate(
     data: Mapping[str, np.ndarray] | Path | None = None,
     processor: Path | None = None,
     keep_back: int | None = None,
+    *,
+    samples: int = 10,
+    calibration_method: str = "minmax",
+    seed: int | None = None,
+    distribution: str = "uniform",
     **fields: Any,
 ) -> Result:
     """Run calibrate in *folder*; *data* are stacked arrays or a folder."""
@@ -198,11 +203,29 @@ def calibrate(
         if processor is not None:
             inputs["processor"] = processor
         Path("ranges").mkdir()
+        if data is None:
+            random = {"seed": seed or 0, "distribution": distribution}
+        else:
+            random = {"seed": seed, "distribution": None}
         metrics = run_calibrate(
-            CalibrateConfig(CalibrateFields(**fields), KeptBack(keep_back)),
+            CalibrateConfig(CalibrateFields(samples, calibration_method, **random, **fields), KeptBack(keep_back)),
             Workspace(inputs, {"ranges": Path("ranges")}),
         )
         return Result(metrics, Path("ranges").resolve())
+
+
+_SETTLED: Mapping[str, Mapping[str, Any]] = {
+    "static": {"activation_symmetric": False, "equalize": True, "reduce_range": False},
+    "dynamic": {"weight_type": "uint8", "per_channel": False, "reduce_range": False},
+    "rtn": {"rtn_bits": 4, "rtn_block_size": 128, "rtn_symmetric": True, "rtn_accuracy_level": 0},
+    "fp16": {"fp16_keep_io_types": True},
+}
+
+
+def settled_fields(mode: str, rules: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """*fields*, and what a build settles of those that are not among them."""
+    per_channel = {"per_channel": rules == "qnn"} if mode == "static" else {}
+    return {**_SETTLED.get(mode, {}), **per_channel, **fields}
 
 
 def quantize(
@@ -222,7 +245,9 @@ def quantize(
             inputs["ranges"] = ranges.folder
         Path("quantized").mkdir()
         metrics = run_quantize(
-            QuantizeConfig(QuantizeFields(mode, **fields), QuantizeTarget(rules, mixes_widths)),
+            QuantizeConfig(
+                QuantizeFields(mode, **settled_fields(mode, rules, fields)), QuantizeTarget(rules, mixes_widths)
+            ),
             Workspace(inputs, {"model": Path("quantized")}),
         )
         return Result(metrics, Path("quantized").resolve())

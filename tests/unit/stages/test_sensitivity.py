@@ -28,6 +28,7 @@ from quantization_samples import (
     put,
     quantize,
     rows,
+    settled_fields,
     text_model,
     token_ids,
 )
@@ -81,7 +82,8 @@ def sensitivity(
             inputs["ranges"] = ranges.folder
         Path("report").mkdir()
         rules = QuantizeTarget("onnxruntime", mixes_widths=True) if mode == "static" else QuantizeTarget()
-        config = SensitivityConfig(RankedFields(mode, **fields), target or rules, SamplesFields(SAMPLES, None))
+        settled = RankedFields(mode, **settled_fields(mode, rules.rules, fields))
+        config = SensitivityConfig(settled, target or rules, SamplesFields(SAMPLES, None, classifies=False))
         metrics = run(config, Workspace(inputs, {"report": Path("report")}))
         report = json.loads(Path("report/sensitivity.json").read_text())
         return Ranking(metrics, report, frozenset(path.name for path in Path("report").iterdir()))
@@ -258,7 +260,8 @@ def test_random_inputs_are_run_where_there_is_no_data(tmp_path: Path) -> None:
     model = image_model()
     with inside(fresh(tmp_path, "random")):
         Path("report").mkdir()
-        config = SensitivityConfig(RankedFields("rtn", rtn_block_size=16), QuantizeTarget(), SamplesFields(2, 7))
+        fields = RankedFields("rtn", **settled_fields("rtn", None, {"rtn_block_size": 16}))
+        config = SensitivityConfig(fields, QuantizeTarget(), SamplesFields(2, 7, classifies=False))
         inputs = {"model": put(Path("model"), model)}
         metrics = run(config, Workspace(inputs, {"report": Path("report")}))
         report = json.loads(Path("report/sensitivity.json").read_text())
@@ -294,9 +297,9 @@ def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path)
     onnx.save(model, tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", **data)
     config = {
-        "quant": {"mode": "static", "per_channel": True, **BYTES},
+        "quant": {"mode": "static", **settled_fields("static", "onnxruntime", {"per_channel": True, **BYTES})},
         "target": {"rules": "onnxruntime", "mixes_widths": True},
-        "validate": {"samples": 3, "seed": None},
+        "validate": {"samples": 3, "seed": None, "classifies": False},
     }
     inputs = {
         "model": {"model.onnx": tmp_path / "model.onnx"},

@@ -35,7 +35,7 @@ def test_calibrate_tells_how_many_samples_are_done(tmp_path: Path, method: str, 
         inputs = {"model": put(Path("model"), image_model()), "data": Path("data")}
         inputs["data"].mkdir()
         np.savez(inputs["data"] / "samples.npz", **pixels(12))
-        config = CalibrateConfig(CalibrateFields(samples=10, calibration_method=method))
+        config = CalibrateConfig(CalibrateFields(10, method, seed=None, distribution=None))
         metrics = run_calibrate(config, workspace(inputs, "ranges", told))
     assert metrics["samples"] == 10
     assert [entry for number, entry in enumerate(told) if entry not in told[:number]] == [

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.stages import kinds
 
+# Under this name the ranges are also shown in an output folder.
+RANGES_FILE = "calibration_ranges.json"
+
 
 @dataclass(frozen=True)
 class CalibrateFields:
@@ -23,14 +26,14 @@ class CalibrateFields:
         calibration_method: minmax, entropy or percentile.
         seed: of random data, which is used when there is no ``data`` input; of data, which of them are taken, the
             first ones when it is None.
-        distribution: of random data (uniform, normal).
+        distribution: of random data (uniform, normal); None when there is a ``data`` input.
         columns_mapping: of data that are rows; see :class:`winml_dag.stages.samples.Columns`.
     """
 
-    samples: int = 10
-    calibration_method: str = "minmax"
-    seed: int | None = None
-    distribution: str | None = None
+    samples: int
+    calibration_method: str
+    seed: int | None
+    distribution: str | None
     columns_mapping: Mapping[str, str] | None = None
 
 

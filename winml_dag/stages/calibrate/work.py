@@ -9,11 +9,11 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
-from winml_dag.stages.calibrate import CalibrateConfig
+from winml_dag.stages.calibrate import RANGES_FILE, CalibrateConfig
 from winml_dag.stages.calibrate.observe import METHODS, observe
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.infinity import EXTREME
-from winml_dag.stages.ranges import RANGES_FILE, Provenance, Ranges, model_digest
+from winml_dag.stages.ranges import Provenance, Ranges, model_digest
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
 from winml_dag.stages.samples.samples import Fed, Samples, random_samples
@@ -51,8 +51,8 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         data=samples.kind,
         samples=samples.count,
         digest=fed.digest,
-        seed=config.quant.seed or 0 if random else None,
-        distribution=config.quant.distribution or "uniform" if random else None,
+        seed=config.quant.seed if random else None,
+        distribution=config.quant.distribution if random else None,
     )
     ranges = Ranges(method, bounds, provenance, measured.typical, measured.channels)
     ranges.write(workspace.outputs["ranges"] / RANGES_FILE)
@@ -75,4 +75,6 @@ def _samples(config: CalibrateConfig, workspace: Workspace, model: Path) -> Samp
     if workspace.has("data"):
         data = samples_of(workspace, inputs, Columns(fields.columns_mapping or {}))
         return data.to_calibrate(fields.samples, config.validate.samples or 0, fields.seed)
-    return random_samples(inputs, fields.samples, fields.seed or 0, fields.distribution or "uniform")
+    assert fields.seed is not None
+    assert fields.distribution is not None
+    return random_samples(inputs, fields.samples, fields.seed, fields.distribution)

@@ -24,7 +24,8 @@ class NodeTypes:
 class QuantizeFields:
     """What the chosen ``mode`` reads; fields that it does not read are None, so that editing them changes no key.
 
-    None for one that it does read leaves the choice to the rules (``per_channel``: true for QNN, else false).
+    Of those that it does read, only ``weight_symmetric`` may be None, which leaves the choice to onnxruntime: weights
+    in signed types are symmetric.
 
     Attributes:
         mode: static, dynamic, rtn or fp16.
@@ -32,7 +33,7 @@ class QuantizeFields:
         op_types_to_quantize, op_types_to_exclude, nodes_to_exclude: names, or patterns with ``*`` and ``?``; each must
             match something, of operators also one that is not in this model.
         node_overrides: types of single nodes, for static.
-        equalize: whether outliers are spared what 8-bit activations would do to the rest; None: yes.
+        equalize: whether outliers are spared what 8-bit activations would do to the rest.
         fp16_op_block_list: operators that stay in float32, besides those that have no float16 form.
     """
 

@@ -174,7 +174,7 @@ def _rewire(graph: GraphProto, each: _Equalization, constants: Mapping[str, Tens
     graph.initializer.extend(constants.values())
     own = NodeProto()
     own.CopyFrom(node)
-    if node.name and not each.alone:
+    if not each.alone:
         own.name = f"{node.name}_equalized"
     # Only the first output: the others are statistics of training.
     del own.output[:]

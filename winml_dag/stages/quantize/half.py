@@ -39,7 +39,7 @@ def convert_to_half(model: ModelProto, before: ModelProto, fields: QuantizeField
     selection = select(model.graph, fields)
     listed = matching_op_types(model.graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
     others = {node.op_type for node in model.graph.node if not selection.takes(node.op_type)}
-    keeps_interface = fields.fp16_keep_io_types is not False
+    keeps_interface = bool(fields.fp16_keep_io_types)
     half = convert_float_to_float16(
         model,
         keep_io_types=keeps_interface,

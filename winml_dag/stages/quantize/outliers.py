@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 
 from onnx import GraphProto, NodeProto
 
-from winml_dag.recipe.precision import type_bits
+from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
-from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.quantize.selection import override_types, select
 from winml_dag.stages.quantize.wide import wide_nodes, with_large_bias
 from winml_dag.stages.ranges import Ranges
 
-_WIDE = {"uint8": "uint16", "int8": "int16"}
+_FOUR_BITS = ("uint4", "int4")
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,16 @@ class Tamed:
 
 
 def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields, *, mixes_widths: bool) -> Tamed:
-    """Change *graphs* (see :func:`equalize`), and decide types of single nodes, where *fields* ask for 8 bits.
+    """Change *graphs* (see :func:`equalize`), whose nodes must have names, and decide types of single nodes, where
+    *fields* ask for 8 bits.
 
     ``fields.equalize`` false leaves all as it is, *mixes_widths* false the types of nodes. Types that the config gives
     to a node stay.
     """
-    wide = _WIDE.get(str(fields.activation_type))
+    wide = SIXTEEN_BITS.get(str(fields.activation_type))
     if wide is None:
         return Tamed(ranges, _with_room_for_biases(graphs, ranges, fields))
-    if fields.equalize is False or not ranges.typical:
+    if not fields.equalize or not ranges.typical:
         return Tamed(ranges, fields)
     selection = select(graphs[0], fields)
 
@@ -53,12 +53,10 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
 
     # What equalizing takes from activations it puts into weights, and 4 bits have no room for it: the lowest cosine of
     # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
-    narrow = type_bits(fields.weight_type) == 4
+    narrow = fields.weight_type in _FOUR_BITS
     after, equalized = (ranges, 0) if narrow else equalize(graphs, ranges, taken)
     if not mixes_widths:
         return Tamed(after, fields, equalized)
-    for graph in graphs:
-        name_nodes(graph)
     theirs = override_types(graphs[0], fields.node_overrides or ())
     names = [
         name
@@ -82,8 +80,6 @@ def _with_room_for_biases(graphs: Sequence[GraphProto], ranges: Ranges, fields: 
     """*fields* for 16-bit activations, with signed weights for the nodes whose bias unsigned ones leave no room for."""
     if fields.weight_type != "uint8":
         return fields
-    for graph in graphs:
-        name_nodes(graph)
     selection = select(graphs[0], fields)
     theirs = override_types(graphs[0], fields.node_overrides or ())
     names = [

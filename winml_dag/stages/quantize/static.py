@@ -27,7 +27,6 @@ from winml_dag.stages.quantize.census import Census, count_qdq
 from winml_dag.stages.quantize.mixed import (
     TensorOverrides,
     activation_overrides,
-    name_nodes,
     own_constants,
     weight_overrides,
     weights_of,
@@ -62,7 +61,7 @@ class Insertion:
 def insert_qdq(
     model: ModelProto, before: ModelProto, ranges: Ranges, fields: QuantizeFields, target: QuantizeTarget
 ) -> Insertion:
-    """The QDQ form of *model*, whose tensors must have types; *model* is changed on the way.
+    """The QDQ form of *model*, whose tensors must have types and nodes names; *model* is changed on the way.
 
     *before* is the same model, which may be without its external weights.
 
@@ -73,10 +72,9 @@ def insert_qdq(
     tamed = tame_outliers((model.graph, before.graph), ranges, fields, mixes_widths=bool(target.mixes_widths))
     ranges, fields = tamed.ranges, tamed.fields
     for graph in (model.graph, before.graph) if fields.node_overrides else ():
-        name_nodes(graph)
         own_constants(graph, override_types(graph, fields.node_overrides or ()))
     # Not of the model in memory: above 2 GiB, asking for its size is an error.
-    settings = qdq_settings(before, fields, target.rules or "onnxruntime")
+    settings = qdq_settings(before, fields, target.rules)
     # Without this mark the quantizer infers shapes again, by way of files in the system's temporary folder.
     add_infer_metadata(model)
     started = time.perf_counter()
@@ -101,7 +99,7 @@ def insert_qdq(
     return Insertion(quantizer.model.model, seconds, census, tamed)
 
 
-def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str) -> StaticQuantConfig:
+def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -> StaticQuantConfig:
     """What onnxruntime's quantizer is told: the config's fields, and what the *rules* add for their provider.
 
     Raises:
@@ -176,11 +174,11 @@ def _qnn_settings(
 ) -> StaticQuantConfig:
     """onnxruntime's rules for QNN, and what was measured to be better.
 
-    Weights are per channel unless the config says no: all-MiniLM-L6-v2 has feed-forward weights of up to 175 standard
-    deviations. In w8a16, with a scale for the whole tensor, its embeddings have a cosine of 0.945 to those of the float
-    model at worst; with one for each channel, 0.993. QNN takes 16-bit weights only when they are symmetric.
+    Weights of MatMul are per channel too: all-MiniLM-L6-v2 has feed-forward weights of up to 175 standard deviations.
+    In w8a16, with a scale for the whole tensor, its embeddings have a cosine of 0.945 to those of the float model at
+    worst; with one for each channel, 0.993. QNN takes 16-bit weights only when they are symmetric.
     """
-    per_channel = fields.per_channel is not False
+    per_channel = bool(fields.per_channel)
     weight_symmetric = True if weight_type not in _BYTES else fields.weight_symmetric
     overrides: TensorOverrides = _unsigned_norms(model.graph) if weight_type in _SIGNED_NARROW else {}
     if per_channel and selection.takes("MatMul"):

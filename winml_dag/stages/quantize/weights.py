@@ -17,9 +17,6 @@ from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_replaced
 from winml_dag.stages.quantize.selection import Selection, identity, select
 
-RTN_BITS = 4
-RTN_BLOCK_SIZE = 128
-
 _DYNAMIC_TYPES = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
 _DYNAMIC_OPERATORS = frozenset({*IntegerOpsRegistry, "Gemm"})
 _SMALLEST_BLOCK = 16
@@ -31,20 +28,19 @@ _DYNAMIC_FILE = Path("dynamic.onnx")
 
 
 def quantize_dynamically(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
-    """*model*, whose tensors must have types, with 8-bit weights; activations become 8-bit while a node computes.
+    """*model*, whose tensors must have types and nodes names, with 8-bit weights; activations become 8-bit while a node
+    computes.
 
     *before* is the same model, which may be without its external weights; *model* is changed on the way.
 
     Raises:
         StageError: for 16-bit weights, unknown nodes or operators, or when there is nothing to quantize.
     """
-    weight_type = fields.weight_type or "int8"
+    weight_type = fields.weight_type
     if weight_type not in _DYNAMIC_TYPES:
         raise StageError(
             f"Dynamic quantization has 8-bit weights only, not {weight_type}.", advice="Use weight_type uint8 or int8."
         )
-    _name_matmuls(model.graph)
-    _name_matmuls(before.graph)
     selection = select(before.graph, fields)
     left_out = {*selection.nodes, *_not_taken(model.graph, selection)}
     _gemms_to_matmuls(model, left_out)
@@ -70,23 +66,22 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
 
 
 def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
-    """*model* with each constant matrix of MatMul and Gemm rounded to nearest in blocks, as MatMulNBits.
+    """*model*, whose nodes must have names, with each constant matrix of MatMul and Gemm rounded to nearest in blocks,
+    as MatMulNBits.
 
     *before* is the same model, which may be without its external weights; *model* is changed on the way.
 
     Raises:
         StageError: for widths or block sizes that there are not, unknown nodes, or when there is nothing to quantize.
     """
-    bits, block_size = fields.rtn_bits or RTN_BITS, fields.rtn_block_size or RTN_BLOCK_SIZE
+    bits, block_size = fields.rtn_bits, fields.rtn_block_size
     if bits not in (4, 8):
         raise StageError(f"rtn has weights of 4 or 8 bits, not {bits}.", advice="Change quant.rtn_bits.")
-    if block_size < _SMALLEST_BLOCK or block_size & (block_size - 1):
+    if block_size is None or block_size < _SMALLEST_BLOCK or block_size & (block_size - 1):
         raise StageError(
             f"quant.rtn_block_size {block_size} is not a power of two from {_SMALLEST_BLOCK} on.",
             advice="Use 32 or 128.",
         )
-    _name_matmuls(model.graph)
-    _name_matmuls(before.graph)
     selection = select(before.graph, fields)
     left_out = {*selection.nodes, *_not_taken(model.graph, selection)}
     _gemms_to_matmuls(model, left_out)
@@ -94,7 +89,7 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
         model,
         bits=bits,
         block_size=block_size,
-        is_symmetric=fields.rtn_symmetric is not False,
+        is_symmetric=bool(fields.rtn_symmetric),
         accuracy_level=fields.rtn_accuracy_level,
         nodes_to_exclude=sorted(left_out),
         op_types_to_quantize=("MatMul",),
@@ -152,13 +147,6 @@ def _gemms_to_matmuls(model: ModelProto, left_out: Collection[str]) -> None:
     for node in model.graph.node:
         if node.op_type == _HIDDEN_GEMM:
             node.op_type = "Gemm"
-
-
-def _name_matmuls(graph: GraphProto) -> None:
-    """A node can only be left out by its name."""
-    for index, node in enumerate(graph.node):
-        if node.op_type in ("MatMul", "Gemm") and not node.name:
-            node.name = f"{node.op_type}_of_node_{index}"
 
 
 def _save(model: ModelProto, path: Path) -> bool:

@@ -116,7 +116,7 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
 
     if fields.mode == "dynamic":
         quantized, census = quantize_dynamically(model, before, fields)
-        return Quantized(quantized, census, fields.weight_type or "int8", "uint8")
+        return Quantized(quantized, census, str(fields.weight_type), "uint8")
     quantized, census = quantize_weights(model, before, fields)
     return Quantized(quantized, census, ", ".join(census.weights), "float32")
 

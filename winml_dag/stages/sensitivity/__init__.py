@@ -15,6 +15,9 @@ from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 REPORT_FILE = "sensitivity.json"
 PICTURE_FILE = "sensitivity.png"
 
+# How the worst nodes are spared, by the field of the quant section, as people say it.
+RELIEF: Mapping[str, str] = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
+
 
 @dataclass(frozen=True)
 class RankedFields(QuantizeFields):
@@ -36,16 +39,16 @@ class SamplesFields:
         classifies: whether the first output has scores of classes, whatever it is called.
     """
 
-    samples: int = 3
-    seed: int | None = 0
-    classifies: bool = False
+    samples: int
+    seed: int | None
+    classifies: bool
 
 
 @dataclass(frozen=True)
 class SensitivityConfig:
     quant: RankedFields
     target: QuantizeTarget
-    validate: SamplesFields = SamplesFields()
+    validate: SamplesFields
 
 
 SENSITIVITY = Stage(

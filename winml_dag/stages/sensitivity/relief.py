@@ -13,6 +13,7 @@ from pathlib import Path
 from winml_dag.engine.progress import Tell
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import save_model
+from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.float_model import open_session
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields
@@ -21,13 +22,9 @@ from winml_dag.stages.ranges import Ranges
 from winml_dag.stages.sensitivity.pieces import run_session
 from winml_dag.stages.sensitivity.ranking import Reference, worst_output
 
-# How the worst nodes are spared, as people say it.
-RELIEF = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
-
 _TRIAL_FILE = Path("trial.onnx")
 # Each is a model of its own that is quantized and run.
 _WORST = (0, 2, 4, 8, 16, 32)
-_SIXTEEN_BITS = {"uint8": "uint16", "int8": "int16"}
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,8 @@ def _has_room(config: QuantizeConfig) -> bool:
     """
     return (
         config.quant.mode == "static"
-        and config.quant.activation_type in _SIXTEEN_BITS
-        and config.target.mixes_widths is not False
+        and config.quant.activation_type in SIXTEEN_BITS
+        and bool(config.target.mixes_widths)
     )
 
 
@@ -88,7 +85,7 @@ def _spared(fields: QuantizeFields, names: Sequence[str], by: str) -> QuantizeFi
         return fields
     if by == "nodes_to_exclude":
         return replace(fields, nodes_to_exclude=(*(fields.nodes_to_exclude or ()), *names))
-    wide = _SIXTEEN_BITS[str(fields.activation_type)]
+    wide = SIXTEEN_BITS[str(fields.activation_type)]
     others = [types for types in fields.node_overrides or () if types.nodes not in names]
     return replace(fields, node_overrides=(*others, *(NodeTypes(name, activation_type=wide) for name in names)))
 

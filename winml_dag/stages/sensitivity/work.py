@@ -27,10 +27,10 @@ from winml_dag.stages.quantize.work import Quantized, quantize_typed, read_range
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_to_validate
 from winml_dag.stages.samples.samples import Samples
-from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE, SensitivityConfig
+from winml_dag.stages.sensitivity import PICTURE_FILE, RELIEF, REPORT_FILE, SensitivityConfig
 from winml_dag.stages.sensitivity.pieces import Pieces
 from winml_dag.stages.sensitivity.ranking import NodeCost, Reference, rank
-from winml_dag.stages.sensitivity.relief import RELIEF, Relief, relieve
+from winml_dag.stages.sensitivity.relief import Relief, relieve
 from winml_dag.stages.sensitivity.replacement import (
     Replacement,
     from_half,
