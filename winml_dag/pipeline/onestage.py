@@ -20,7 +20,6 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, SavePath, Skip
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
-from winml_dag.stages.finalize import FinalizeConfig
 
 T = TypeVar("T")
 
@@ -99,7 +98,7 @@ def build_of_one(request: Request, *, download: bool) -> Build:
         quantize=kept("quantize", build.quantize),
         compile=kept("compile", build.compile),
         validate=kept("validate", build.validate),
-        finalize=kept("finalize", FinalizeConfig(output.name)),
+        finalize=kept("finalize", replace(build.finalize, file=output.name)),
         save_ranges=saved,
         declared=None,
     )
