@@ -18,7 +18,7 @@ def _refuse(folder, error, advice):  # type: ignore[no-untyped-def]
         json.dump({"metrics": {}, "error": error, "advice": advice}, file)
 
 
-def _take_package_from(folder: str) -> None:
+def take_package_from(folder: str) -> None:
     import importlib.util
     import os
 
@@ -41,7 +41,7 @@ if __name__ == "__main__":
             "Make that environment with a newer one.",
         )
         sys.exit(1)
-    _take_package_from(package)
+    take_package_from(package)
     from winml_dag.engine.worker import work_elsewhere
 
     work_elsewhere(job_folder)

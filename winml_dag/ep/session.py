@@ -68,8 +68,10 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
     return settings
 
 
-def create_session(model: Path, target: Target, options: Mapping[str, str]) -> onnxruntime.InferenceSession:
-    """Load *model* for *target*.
+def create_session(
+    model: Path, target: Target, options: Mapping[str, str], *, threads: int | None = None
+) -> onnxruntime.InferenceSession:
+    """Load *model* for *target*; *threads* are those of one operator, None as many as onnxruntime thinks fit.
 
     Raises:
         StageError: when it does not load there, or would run entirely on the CPU instead.
@@ -78,6 +80,8 @@ def create_session(model: Path, target: Target, options: Mapping[str, str]) -> o
 
     settings = session_options(target, options)
     settings.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    if threads is not None:
+        settings.intra_op_num_threads = threads
     providers = [CPU.name] if target.ep == CPU else None
     try:
         session = onnxruntime.InferenceSession(str(model), settings, providers, enable_fallback=0)

@@ -23,6 +23,9 @@ RANGES = "activation ranges"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"
 SENSITIVITY = "sensitivity report"
+EVALUATION = "evaluation report"
+PERFORMANCE = "performance report"
+PICTURE = "picture"
 
 ANY_MODEL = frozenset({FLOAT_MODEL, HALF_MODEL, QUANTIZED_MODEL, WEIGHT_ONLY_MODEL, COMPILED_MODEL})
 INTEGER_MODELS = frozenset({QUANTIZED_MODEL, WEIGHT_ONLY_MODEL})
