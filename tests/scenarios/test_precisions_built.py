@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron, samples
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
+from winml_dag.onnxmodel.graph import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.precision import precision_of
 
 # What the model of a precision holds: integer types of weights and activations, or a float type.
 ON_CPU = {
@@ -108,14 +110,14 @@ def runs(model: Path) -> bool:
 )
 def test_a_precision_on_the_cpu_runs_and_has_the_types_of_its_name(shared: Project, model: str, precision: str) -> None:
     made = build(shared, model, precision, "cpu", rtn_block_size=16) / "model.onnx"
-    summary = inspect_model(made)
+    summary, found = inspect_model(made), precision_of(read_model(made))
     weights, activations = ON_CPU[precision]
     assert runs(made)
     if activations is not None:
-        assert weights in summary.weight_types
-        assert activations in summary.activation_types
+        assert weights in found.weights
+        assert activations in found.activations
     elif precision.startswith("w4"):
-        assert summary.weight_types == (weights,)
+        assert [*found.weights] == [weights]
         assert ("float16" in summary.tensor_bytes) == (precision == "w4a16")
         assert ("float32" in summary.tensor_bytes) == (precision == "w4a32")
     else:
@@ -129,10 +131,10 @@ def test_a_precision_on_qnn_is_one_partition_and_has_the_types_of_its_name(
 ) -> None:
     pytest.importorskip("onnxruntime_qnn")
     made = build(shared, model, precision, "qnn")
-    summary = inspect_model(made / "quantized.onnx")
+    found = precision_of(read_model(made / "quantized.onnx"))
     weights, activations = ON_QNN[precision]
-    assert weights in summary.weight_types
-    assert activations in summary.activation_types
+    assert weights in found.weights
+    assert activations in found.activations
     ops = [node.op_type for node in onnx.load(made / "model.onnx", load_external_data=False).graph.node]
     assert ops.count("EPContext") == 1
     assert {*ops} <= {"EPContext", "QuantizeLinear", "DequantizeLinear"}  # the two at its inputs and outputs

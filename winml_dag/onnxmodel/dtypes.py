@@ -41,6 +41,11 @@ def dtype_name(data_type: int) -> str:
     return _TYPES[data_type][0] if data_type in _TYPES else f"type {data_type}"
 
 
+def bit_width(name: str) -> int:
+    """Bits of one element of the type *name*; 0 for texts and for names that are no type."""
+    return next((bits for known, bits in _TYPES.values() if known == name), 0)
+
+
 def byte_size(data_type: int, dims: Iterable[int]) -> int:
     """Bytes of a tensor's data, sub-byte types packed; 0 for texts and for types whose size we do not know."""
     bits = _TYPES[data_type][1] if data_type in _TYPES else 0

@@ -6,7 +6,7 @@ model or an InputError.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,18 +17,23 @@ from winml_dag.onnxmodel.wire import BYTES, VARINT, File, MalformedError, expect
 _DEEPEST_GRAPH = 33
 # A longer text attribute is a payload (an embedded EPContext binary has megabytes): nothing needs more than its size.
 _LONGEST_CONTENT = 4096
+_PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
 _MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A constant of the graph. ``stored_bytes`` lie in the file itself; ``external`` says where else, or is None."""
+    """A constant of the graph. ``stored_bytes`` lie in the file itself; ``external`` says where else, or is None.
+
+    ``values_at``: where in the file its numbers lie as plain little-endian bytes, from and to; None if nowhere.
+    """
 
     name: str
     data_type: int
     dims: tuple[int, ...]
     stored_bytes: int
     external: dict[str, str] | None
+    values_at: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,35 @@ class Model:
     metadata: dict[str, str]
     graph: Graph
     functions: tuple[Function, ...]
+
+
+def all_nodes(model: Model) -> list[Node]:
+    """The nodes of the graph, of the graphs inside its nodes, and of function bodies."""
+    nodes = [node for graph in _graphs(model) for node in graph.nodes]
+    nodes.extend(node for function in model.functions for node in function.nodes)
+    return nodes
+
+
+def all_tensors(model: Model, nodes: Iterable[Node]) -> list[Tensor]:
+    """The constants of all graphs and of *nodes*, which are all of the model's."""
+    tensors = [tensor for graph in _graphs(model) for tensor in graph.initializers]
+    tensors.extend(tensor for node in nodes for attribute in node.attributes for tensor in attribute.tensors)
+    return tensors
+
+
+def _graphs(model: Model) -> Iterator[Graph]:
+    yield model.graph
+    for nodes in (model.graph.nodes, *(function.nodes for function in model.functions)):
+        yield from _subgraphs(nodes)
+
+
+def _subgraphs(nodes: Iterable[Node]) -> Iterator[Graph]:
+    """All graphs inside the nodes, and inside those graphs' nodes."""
+    for node in nodes:
+        for attribute in node.attributes:
+            for graph in attribute.graphs:
+                yield graph
+                yield from _subgraphs(graph.nodes)
 
 
 def read_model(path: Path) -> Model:
@@ -274,6 +308,7 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
     dims: list[int] = []
     location: dict[str, str] = {}
     is_external = False
+    values_at: tuple[int, int] | None = None
     for number, wire, first, last in fields(file, start, end):
         if number == 1:
             dims.extend(_integers(file, wire, first, last))
@@ -292,9 +327,11 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
             is_external = first == 1
         elif number in (4, 5, 6, 7, 9, 10, 11):
             stored += last - first if wire != VARINT else 1
+            if wire == BYTES and number in _PLAIN_VALUES:
+                values_at = (first, last)
     if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims):
         raise MalformedError
-    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None)
+    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at)
 
 
 def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:

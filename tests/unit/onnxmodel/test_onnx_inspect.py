@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.files import save_model
@@ -86,28 +86,6 @@ def test_initializers_listed_as_inputs_are_not_asked_for(linear: ModelMaker, tmp
     assert [spec.name for spec in inspect_model(tmp_path / "m.onnx").inputs] == ["x"]
 
 
-@pytest.mark.parametrize(
-    ("weight", "activation"),
-    [(QuantType.QUInt8, QuantType.QUInt8), (QuantType.QInt8, QuantType.QUInt16), (QuantType.QInt16, QuantType.QInt16)],
-)
-def test_qdq_models_tell_their_types(
-    linear: ModelMaker, tmp_path: Path, weight: QuantType, activation: QuantType
-) -> None:
-    path = _quantized(linear(), tmp_path, weight_type=weight, activation_type=activation)
-    found = inspect_model(path)
-    assert found.is_quantized
-    assert found.weight_types[0] == str(weight).lower().removeprefix("q")
-    assert found.activation_types == (str(activation).lower().removeprefix("q"),)
-
-
-def test_weights_quantized_on_the_fly_count_as_weights(linear: ModelMaker, tmp_path: Path) -> None:
-    path = _quantized(linear(), tmp_path, activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True})
-    assert inspect_model(path).op_counts["QuantizeLinear"] > 3
-    # The constant that Add meets an activation with has the activation's type.
-    assert inspect_model(path).weight_types == ("int8", "uint16")
-    assert inspect_model(path).activation_types == ("uint16",)
-
-
 def test_operators_on_integers_are_quantized_too(linear: ModelMaker, tmp_path: Path) -> None:
     onnx.save(linear(), tmp_path / "float.onnx")
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "dynamic.onnx")
@@ -117,20 +95,15 @@ def test_operators_on_integers_are_quantized_too(linear: ModelMaker, tmp_path: P
     assert inspect_model(path).is_quantized
 
 
-def test_four_bit_weights_are_named(linear: ModelMaker, tmp_path: Path) -> None:
-    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
-
-    quantizer = MatMulNBitsQuantizer(linear(), algo_config=DefaultWeightOnlyQuantConfig(block_size=32))
-    quantizer.process()
-    onnx.save(quantizer.model.model, tmp_path / "m.onnx")
-    found = inspect_model(tmp_path / "m.onnx")
-    assert found.is_quantized
-    assert found.weight_types == ("uint4",)
-
-
 def test_a_compiled_model_names_its_binaries(tmp_path: Path) -> None:
     nodes = [
-        _context_node(embed_mode=0, main_context=1, ep_cache_context="model_qnn.bin", source="QNNExecutionProvider"),
+        _context_node(
+            embed_mode=0,
+            ep_cache_context="model_qnn.bin",
+            source="QNNExecutionProvider",
+            partition_name="p",
+            ep_sdk_version="v2",
+        ),
         _context_node(embed_mode=0, main_context=0, source="QNNExecutionProvider"),
         _context_node(embed_mode=1, ep_cache_context=b"\xff" * 10000, source="OpenVINOExecutionProvider"),
         _context_node(ep_cache_context=b"\xff\xfe"),
@@ -140,10 +113,10 @@ def test_a_compiled_model_names_its_binaries(tmp_path: Path) -> None:
     found = inspect_model(path)
     assert found.is_compiled
     assert found.ep_context == (
-        EpContext("QNNExecutionProvider", 0, "model_qnn.bin"),
-        EpContext("QNNExecutionProvider", 0, None),
-        EpContext("OpenVINOExecutionProvider", 1, None),
-        EpContext("", 1, None),
+        EpContext("QNNExecutionProvider", 0, "model_qnn.bin", partition="p", sdk_version="v2"),
+        EpContext("QNNExecutionProvider", 0, None, is_main=False),
+        EpContext("OpenVINOExecutionProvider", 1, None, embedded_bytes=10000),
+        EpContext("", 1, None, embedded_bytes=2),
     )
     assert found.files == ("m.onnx", "model_qnn.bin")
 

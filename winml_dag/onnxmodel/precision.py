@@ -1,0 +1,263 @@
+"""The precision that a model really has, told from the types of its numbers and not from what somebody asked for.
+
+A recipe says w8a8, and 36 activations are kept at 16 bits; a file is called ``model_int8.onnx``, and only its MatMuls
+are. What counts is at the Q/DQ nodes and in the operators on integers, so these are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from winml_dag.onnxmodel.dtypes import bit_width, dtype_name
+from winml_dag.onnxmodel.graph import Model, Node, Tensor, all_nodes, all_tensors
+
+_QUANTIZE_DEFAULT = 2  # QuantizeLinear makes uint8 unless told otherwise
+_BIAS = "int32"
+
+_MATRIX_OPS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv"})
+# Operators on integers by what they are, with the places of their constants among their inputs.
+_DYNAMIC = {
+    "MatMulInteger": (1,),
+    "MatMulIntegerToFloat": (1,),
+    "ConvInteger": (1,),
+    "ConvIntegerToFloat": (1,),
+    "DynamicQuantizeMatMul": (1,),
+    "DynamicQuantizeLSTM": (1, 2),
+}
+_OPERATORS = {"QLinearConv": (3,), "QLinearMatMul": (3,), "QGemm": (3,), "QAttention": (1,)}
+_BLOCKS = ("MatMulNBits", "GatherBlockQuantized")
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+_ACCURACY_INT8 = 4
+_WORTH_TELLING = 0.01
+
+
+@dataclass(frozen=True)
+class FoundPrecision:
+    """The types of a model's numbers.
+
+    Attributes:
+        name: as a recipe would have it: ``w8a16``, ``w4a32``, ``dynamic``, ``fp16``; empty for a compiled model, whose
+            numbers are in its binary, and for one without any weights.
+        scheme: qdq, operators (QLinearConv and its like), dynamic, weights (only these), float or compiled.
+        weights: elements of what MatMul, Gemm and Conv multiply with, by integer type.
+        others: the same of other constants, such as embeddings and what Add adds; int32 biases are left out.
+        activations: quantized activations by integer type; of a compiled model, those at its edges.
+        floats: elements of constants by floating-point type, scales left out.
+        matrix_nodes: MatMul, Gemm, Conv and ConvTranspose nodes that compute with integers, and all of them.
+        accuracy_level: how MatMulNBits computes, where it says so: 4 is 8-bit activations inside the operator.
+    """
+
+    name: str
+    scheme: str
+    weights: Mapping[str, int] = field(default_factory=dict)
+    others: Mapping[str, int] = field(default_factory=dict)
+    activations: Mapping[str, int] = field(default_factory=dict)
+    floats: Mapping[str, int] = field(default_factory=dict)
+    matrix_nodes: tuple[int, int] = (0, 0)
+    accuracy_level: int = 0
+
+    @property
+    def text(self) -> str:
+        """All of it for people: ``w8a8, 36 of 205 activations are uint16``."""
+        return ", ".join(filter(None, (self._title(), *self._shares())))
+
+    def _title(self) -> str:
+        if self.scheme == "compiled":
+            return "inside the compiled binary"
+        if self.scheme == "dynamic":
+            return f"dynamic: {'/'.join(self.weights)} weights, activations quantized while it runs"
+        return self.name + {"operators": " in integer operators (QOperator)", "weights": " (weights only)"}.get(
+            self.scheme, ""
+        )
+
+    def _shares(self) -> Iterable[str]:
+        if self.scheme == "compiled":
+            types = " and ".join(self.activations)
+            yield f"quantized to {types} at its edges" if types else ""
+            return
+        yield _share(self.activations, "activations")
+        yield _share(self.weights, "weights' elements")
+        yield from self._other_types()
+        if self.scheme == "float":
+            yield _share(self.floats, "weights' elements")
+        if self.accuracy_level == _ACCURACY_INT8:
+            yield "activations rounded to 8 bits inside MatMulNBits (accuracy level 4)"
+        quantized, all_of_them = self.matrix_nodes
+        if self.scheme != "float" and quantized < all_of_them:
+            yield f"{quantized} of {all_of_them} MatMul, Gemm and Conv nodes"
+
+    def _other_types(self) -> Iterable[str]:
+        """Large constants of another width than the weights: an embedding table may be half of a model."""
+        total = sum(self.weights.values()) + sum(self.others.values())
+        widths = {bit_width(name) for name in self.weights}
+        for name, count in self.others.items():
+            if widths and bit_width(name) not in widths and count > _WORTH_TELLING * total:
+                yield f"{count / total:.0%} of all elements are {name}, outside of MatMul, Gemm and Conv"
+
+
+def _share(counts: Mapping[str, int], noun: str) -> str:
+    """What is not of the most frequent type: ``36 of 205 activations are uint16``."""
+    total = sum(counts.values())
+    others = list(counts.items())[1:]
+    return ", ".join(f"{count} of {total} {noun} are {name}" for name, count in others)
+
+
+def precision_of(model: Model) -> FoundPrecision:
+    """Look at all numbers of *model*."""
+    nodes = all_nodes(model)
+    constants = constants_of(all_tensors(model, nodes), nodes)
+    op_types = {node.op_type for node in nodes}
+    counts = _Counts()
+    counts.add_all(model, nodes, constants)
+    weights, others, activations = map(_most_first, (counts.weights, counts.others, counts.activations))
+    floats = _float_types(model, nodes, constants)
+    scheme = _scheme(op_types, activations)
+    return FoundPrecision(
+        _name(scheme, next(iter(weights or others), ""), next(iter(activations), ""), next(iter(floats), "")),
+        scheme,
+        weights,
+        others,
+        activations,
+        floats,
+        _matrix_nodes(nodes),
+        max((_integer(node, "accuracy_level") for node in nodes if node.op_type in _BLOCKS), default=0),
+    )
+
+
+def constants_of(tensors: Iterable[Tensor], nodes: Iterable[Node]) -> dict[str, Tensor]:
+    """All constants by the name under which nodes read them: that of a Constant node is that of its output."""
+    found = {tensor.name: tensor for tensor in tensors}
+    for node in nodes:
+        if node.op_type == "Constant" and node.outputs:
+            found.update((node.outputs[0], tensor) for attribute in node.attributes for tensor in attribute.tensors)
+    return found
+
+
+def _scheme(op_types: set[str], activations: Mapping[str, int]) -> str:
+    if "EPContext" in op_types:
+        return "compiled"
+    if any(name.startswith(("QLinear", "QAttention", "QGemm")) for name in op_types):
+        return "operators"
+    if "DynamicQuantizeLinear" in op_types or op_types & _DYNAMIC.keys():
+        return "dynamic"
+    if activations:
+        return "qdq"
+    return "weights" if op_types & {*_BLOCKS, "DequantizeLinear"} else "float"
+
+
+def _name(scheme: str, weight: str, activation: str, real: str) -> str:
+    if scheme in ("compiled", "dynamic"):
+        return "dynamic" if scheme == "dynamic" else ""
+    if scheme == "float":
+        return _SHORT.get(real, "")
+    # Without an integer type of their own, activations are what is left of the floats.
+    width = bit_width(activation or real or "float32")
+    return f"w{bit_width(weight) if weight else bit_width(real or 'float32')}a{width}"
+
+
+class _Counts:
+    """Integers of a model by type: elements of weights and other constants, and how many activations."""
+
+    def __init__(self) -> None:
+        self.weights: Counter[str] = Counter()
+        self.others: Counter[str] = Counter()
+        self.activations: Counter[str] = Counter()
+
+    def add_all(self, model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> None:
+        inputs = {value.name: dtype_name(value.data_type) for value in model.graph.inputs}
+        quantized = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.outputs}
+        multiplied = {name for node in nodes if node.op_type in _MATRIX_OPS for name in node.inputs[:2]}
+        # What quantizes a constant while the model runs: its dequantized output is what is multiplied.
+        multiplied |= {
+            node.inputs[0] for node in nodes if node.op_type == "DequantizeLinear" and node.outputs[0] in multiplied
+        }
+        for node in nodes:
+            if node.op_type == "QuantizeLinear":
+                self._add_quantize(node, constants, multiplied)
+            elif node.op_type in _BLOCKS:
+                self._add_blocks(node, constants)
+            else:
+                for place in {**_DYNAMIC, **_OPERATORS}.get(node.op_type, ()):
+                    if (weight := constants.get(_input(node, place))) is not None:
+                        self.weights[dtype_name(weight.data_type)] += prod(weight.dims)
+        for node in {_input(node, 0): node for node in nodes if node.op_type == "DequantizeLinear"}.values():
+            self._add_dequantize(node, constants, multiplied, inputs, quantized)
+
+    def _add_quantize(self, node: Node, constants: Mapping[str, Tensor], multiplied: set[str]) -> None:
+        source = constants.get(_input(node, 0))
+        name = _zero_point_type(node, constants)
+        if source is None:
+            self.activations[name] += 1
+        else:
+            (self.weights if node.outputs[0] in multiplied else self.others)[name] += prod(source.dims)
+
+    def _add_dequantize(
+        self,
+        node: Node,
+        constants: Mapping[str, Tensor],
+        multiplied: set[str],
+        inputs: Mapping[str, str],
+        quantized: set[str],
+    ) -> None:
+        first = _input(node, 0)
+        source = constants.get(first)
+        if source is not None:
+            name = dtype_name(source.data_type)
+            if name != _BIAS:
+                (self.weights if first in multiplied else self.others)[name] += prod(source.dims)
+        elif first not in quantized:  # made elsewhere: fed to the model, or by a compiled part of it
+            self.activations[inputs.get(first) or _zero_point_type(node, constants)] += 1
+
+    def _add_blocks(self, node: Node, constants: Mapping[str, Tensor]) -> None:
+        if node.op_type == "MatMulNBits":
+            self.weights[f"uint{_integer(node, 'bits') or 4}"] += _integer(node, "K") * _integer(node, "N")
+        elif (source := constants.get(_input(node, 0))) is not None:
+            stored = bit_width(dtype_name(source.data_type))
+            bits = _integer(node, "bits") or stored
+            self.others[f"uint{bits}"] += prod(source.dims) * stored // bits
+
+
+def _zero_point_type(node: Node, constants: Mapping[str, Tensor]) -> str:
+    zero_point = constants.get(_input(node, 2))
+    return dtype_name(zero_point.data_type if zero_point else _integer(node, "output_dtype") or _QUANTIZE_DEFAULT)
+
+
+def _input(node: Node, place: int) -> str:
+    return node.inputs[place] if place < len(node.inputs) else ""
+
+
+def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Tensor]) -> Mapping[str, int]:
+    """Elements of constants by floating-point type; without any, the types of what goes in and out."""
+    scales = {
+        name
+        for node in nodes
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear", *_BLOCKS, *_OPERATORS, *_DYNAMIC)
+        for name in node.inputs[1:]
+    }
+    names = {name for name in constants if name and name not in scales}
+    counts: Counter[str] = Counter()
+    for tensor in {id(constants[name]): constants[name] for name in names}.values():
+        counts[dtype_name(tensor.data_type)] += prod(tensor.dims)
+    if not any(counts[name] for name in _FLOATS):
+        counts.update(dtype_name(value.data_type) for value in (*model.graph.inputs, *model.graph.outputs))
+    return _most_first({name: counts[name] for name in _FLOATS if counts[name]})
+
+
+def _matrix_nodes(nodes: Sequence[Node]) -> tuple[int, int]:
+    dequantized = {node.outputs[0] for node in nodes if node.op_type == "DequantizeLinear" and node.outputs}
+    on_integers = sum(node.op_type in {*_DYNAMIC, *_OPERATORS, "MatMulNBits"} for node in nodes)
+    matrix = [node for node in nodes if node.op_type in _MATRIX_OPS]
+    quantized = sum(all(name in dequantized for name in node.inputs[:2]) for node in matrix)
+    return on_integers + quantized, on_integers + len(matrix)
+
+
+def _integer(node: Node, name: str) -> int:
+    return next((attribute.integer or 0 for attribute in node.attributes if attribute.name == name), 0)
+
+
+def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
