@@ -15,15 +15,16 @@ from winml_dag.canonical import JsonObject
 from winml_dag.ep.options import file_options
 from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, MODEL, OPTIMIZED, QUANTIZED
+from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED
 from winml_dag.pipeline.manifest import Manifest, read_manifest
+from winml_dag.pipeline.modelfile import GIVE, model_file
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
-_GIVE = "Give an .onnx file or the output folder of a build; a recipe is given with -c."
+_GIVE = f"{GIVE} A recipe is given with -c."
 # What a compiled model was made from: the last of these that the build left.
 _BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, EXPORTED)
 # What quality is measured against: the model before anything was done to it.
@@ -79,12 +80,9 @@ def find_subject(path: Path) -> Subject:
         InputError: when there is none, or it is damaged.
         UsageError: for a recipe, and for the output of a build that makes no model.
     """
-    if not path.exists():
-        advice = f"{_GIVE} A model on the hub is built first, with `winml-dag build -m`."
-        raise InputError(f"{path} does not exist.", advice=advice)
     if path.is_file() and path.suffix.casefold() in _RECIPE_SUFFIXES:
         raise UsageError(f"{path} is no model.", advice=f"If it is a recipe, give it with -c {path}.")
-    file = _model_in(path) if path.is_dir() else path
+    file = model_file(path, advice=_GIVE)
     manifest = read_manifest(file.parent)
     if manifest is not None and file.name not in {entry.name for entry in manifest.files}:
         manifest = None
@@ -119,24 +117,6 @@ def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
             advice="For another provider, give the ONNX model that it was compiled from.",
         )
     return target
-
-
-def _model_in(folder: Path) -> Path:
-    """The model that *folder* is about."""
-    if (folder / MODEL).is_file():
-        return folder / MODEL
-    found = sorted(folder.glob("*.onnx"))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(file.name for file in found)
-        raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
-    if read_manifest(folder) is not None:
-        raise UsageError(f"{folder} is of a build that makes no model.", advice=_GIVE)
-    if (folder / "config.json").is_file():
-        advice = f"Build it first: winml-dag build -m {folder} -o OUT."
-        raise InputError(f"{folder} is a PyTorch model, and has no ONNX model.", advice=advice)
-    raise InputError(f"{folder} has no ONNX model.", advice=_GIVE)
 
 
 def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:

@@ -1,0 +1,43 @@
+"""The one model file that a path means: that file itself, or the model of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.layout import MANIFEST, MODEL
+
+GIVE = "Give an .onnx file or the output folder of a build."
+
+
+def model_file(path: Path, *, advice: str = GIVE) -> Path:
+    """The file that *path* means: itself, ``model.onnx`` in a folder, or the only .onnx file there.
+
+    Raises:
+        InputError: when there is none, or more than one.
+        UsageError: for the folder of a build that makes no model.
+    """
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist.", advice=f"{advice} A model on the hub is built first, with `winml-dag build -m`."
+        )
+    return _model_in(path, advice) if path.is_dir() else path
+
+
+def _model_in(folder: Path, advice: str) -> Path:
+    if (folder / MODEL).is_file():
+        return folder / MODEL
+    found = sorted(folder.glob("*.onnx"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(file.name for file in found)
+        raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
+    if (folder / MANIFEST).is_file():
+        raise UsageError(f"{folder} is of a build that makes no model.", advice=advice)
+    if (folder / "config.json").is_file():
+        raise InputError(
+            f"{folder} is a PyTorch model, and has no ONNX model.",
+            advice=f"Build it first: winml-dag build -m {folder} -o OUT.",
+        )
+    raise InputError(f"{folder} has no ONNX model.", advice=advice)
