@@ -1,0 +1,98 @@
+"""How long one inference takes: the loop that measures, and what is told of its figures."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.progress import Tell, tell_nobody
+from winml_dag.stages.perf import PerfFields
+
+PERCENTILES = (50, 90, 99)
+PERCENTILE_DEFINITION = "nearest rank: the smallest measured value that at least p % of all do not exceed"
+
+_NS = 1_000_000_000
+NS_PER_MS = 1_000_000
+# Telling costs about as much as running the smallest models, so it is done now and then.
+_NS_BETWEEN_TELLING = _NS // 2
+_CLOCK_READINGS = 1000
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Nanoseconds of each inference in the order in which they ran, and of all together, what lies between included."""
+
+    each: tuple[int, ...]
+    together: int
+
+
+def measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell = tell_nobody) -> Latencies:
+    """Call *infer* with 0, 1, 2 ... to warm up, then as often or as long as *fields* say, with the clock at hand."""
+    for index in range(fields.warmup):
+        progress(index, fields.warmup, "warm-up inferences")
+        infer(index)
+    return _measure(infer, fields, progress)
+
+
+def _measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell) -> Latencies:
+    clock = time.perf_counter_ns
+    limit = math.inf if fields.duration is None else fields.duration * _NS
+    most = math.inf if fields.iterations is None else fields.iterations
+    each: list[int] = []
+    # Python's own collector would stop one inference or another for something that is none of the model's.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        started = told = clock()
+        now = started
+        while len(each) < most and now - started < limit:
+            if now - told >= _NS_BETWEEN_TELLING:
+                progress(len(each), fields.iterations, "inferences")
+                told = now
+            began = clock()
+            infer(len(each))
+            now = clock()
+            each.append(now - began)
+    finally:
+        if was_enabled:
+            gc.enable()
+    progress(len(each), len(each), "inferences")
+    return Latencies(tuple(each), now - started)
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """Of values in ascending order, one that was measured: see PERCENTILE_DEFINITION."""
+    return ordered[math.ceil(percent * len(ordered) / 100) - 1]
+
+
+def latency_json(latencies: Latencies) -> JsonObject:
+    """What is told of *latencies*, in milliseconds. ``std`` is of these inferences, and no estimate of others'."""
+    ordered = sorted(latencies.each)
+    mean = sum(ordered) / len(ordered)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in ordered) / len(ordered))
+    named = {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
+    values = {"mean": mean, **named, "min": ordered[0], "max": ordered[-1], "std": deviation}
+    return {
+        "inferences": len(ordered),
+        **{name: value / NS_PER_MS for name, value in values.items()},
+        "percentiles": PERCENTILE_DEFINITION,
+    }
+
+
+def throughput_json(latencies: Latencies, batch_size: int) -> JsonObject:
+    """One inference after the other; the time between them counts too."""
+    per_second = len(latencies.each) * _NS / max(latencies.together, 1)
+    return {"inferences_per_second": per_second, "samples_per_second": per_second * batch_size}
+
+
+def clock_resolution_ns() -> int:
+    """The smallest step that the clock was seen to make."""
+    clock = time.perf_counter_ns
+    readings = [clock() for _ in range(_CLOCK_READINGS)]
+    steps = [later - earlier for earlier, later in pairwise(readings) if later > earlier]
+    return min(steps, default=_NS)

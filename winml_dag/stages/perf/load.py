@@ -1,0 +1,112 @@
+"""Loading a model for the first time in a process: what an application waits for when it starts.
+
+A second load in one process finds libraries and drivers loaded already, so each figure comes from a fresh process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.engine.freshpython import fresh_python
+from winml_dag.ep.registry import Target, find_ep
+from winml_dag.errors import StageError, WinmlDagError
+from winml_dag.stages.perf.memory import Resident, resident
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, where it is to run, and how."""
+
+    path: Path
+    target: Target
+    options: Mapping[str, str]
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one load took, in seconds: importing onnxruntime, registering the execution provider, and what is called the
+    load, making a session of the model.
+    """
+
+    import_seconds: float
+    register_seconds: float
+    seconds: float
+    memory_before: Resident
+    memory_after: Resident
+
+
+def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
+    """Load *model* in this process, which should not have imported onnxruntime yet.
+
+    Raises:
+        StageError: when it does not load on its target.
+    """
+    began = time.perf_counter()
+    import onnxruntime  # noqa: F401 - its import is what is measured
+
+    from winml_dag.ep.session import create_session, register
+
+    imported = time.perf_counter()
+    register(model.target.ep)
+    registered = time.perf_counter()
+    before = resident()
+    started = time.perf_counter()
+    session = create_session(model.path, model.target, model.options, threads=model.threads)
+    ended = time.perf_counter()
+    return session, Load(imported - began, registered - imported, ended - started, before, resident())
+
+
+def load_in_fresh_process(model: Model) -> Load:
+    """Load *model* in a process of its own, which ends then.
+
+    Raises:
+        StageError: when it does not load there, or its process ends in another way.
+    """
+    request = {
+        "path": str(model.path),
+        "execution_provider": model.target.ep.name,
+        "device": model.target.device,
+        "options": dict(model.options),
+        "threads": model.threads,
+    }
+    answer = Path(f"{model.path.name}.load.json").absolute()
+    answer.unlink(missing_ok=True)
+    command = fresh_python(__name__, json.dumps(request), str(answer))
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    try:
+        told = json.loads(answer.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise StageError(f"The process that loads {model.path.name} ended with exit code {code}.") from None
+    if "error" in told:
+        raise StageError(told["error"], advice=told["advice"])
+    told["memory_before"], told["memory_after"] = Resident(**told["memory_before"]), Resident(**told["memory_after"])
+    return Load(**told)
+
+
+def main(request: str, answer: str) -> None:
+    """What the fresh process does; it leaves the answer in a file, since native libraries print at will."""
+    import os
+
+    given = json.loads(request)
+    target = Target(find_ep(given["execution_provider"]), given["device"])
+    try:
+        _session, found = load(Model(Path(given["path"]), target, given["options"], given["threads"]))
+        told: object = asdict(found)
+    except WinmlDagError as error:
+        told = {"error": error.message, "advice": error.advice}
+    Path(answer).write_text(json.dumps(told), encoding="utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not an ordinary end: native libraries have been seen to hang or crash in their exit handlers.
+    os._exit(0)

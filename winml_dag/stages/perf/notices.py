@@ -1,0 +1,67 @@
+"""What to know of a measurement before relying on its figures, one sentence each."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+
+from winml_dag.ep.registry import QNN, Target
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.perf.latency import Latencies, clock_resolution_ns, percentile
+
+# Below, Python's own part of a call is a good part of what is measured.
+_SHORT_NS = 50_000
+# A clock that ticks so often within one inference tells its duration to 1 %.
+_TICKS = 100
+# With fewer, p99 is the slowest of all.
+_ENOUGH_FOR_P99 = 100
+
+EMULATED = (
+    "QNN's NPU is emulated on this processor: the latencies are the emulator's, and say nothing about the device."
+)
+
+
+def is_emulated(target: Target) -> bool:
+    """Whether it is QNN's NPU on a processor that no machine with that NPU has."""
+    return target.ep == QNN and target.device == "npu" and platform.machine().lower() in ("x86_64", "amd64")
+
+
+def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[str]:
+    """*tick_ns*: the clock's smallest step; looked for when it is not given."""
+    tick = clock_resolution_ns() if tick_ns is None else tick_ns
+    median = percentile(sorted(latencies.each), 50)
+    if median < _TICKS * tick:
+        yield (
+            f"The clock ticks every {tick} ns, and one inference takes {median} ns, so its duration is known to"
+            f" {100 * tick / max(median, 1):.0f} % only. Measure larger inputs or a larger --batch-size."
+        )
+    elif median < _SHORT_NS:
+        yield (
+            f"One inference takes {median / 1000:.1f} µs, of which calling it from Python is some: an application in"
+            " another language may be faster."
+        )
+    if len(latencies.each) < _ENOUGH_FOR_P99:
+        yield (
+            f"p99 is the slowest of {len(latencies.each)} inferences: 100 or more tell what is usual"
+            " (--iterations, --duration)."
+        )
+
+
+def of_load_average(load_average: float | None) -> Iterator[str]:
+    """*load_average*: how many processes ran in the last minute, None where the system does not tell."""
+    processors = os.cpu_count() or 1
+    if load_average is not None and load_average > processors / 2:
+        yield (
+            f"The machine was busy before (load average {load_average:.1f} on {processors} processors): what else runs"
+            " makes figures worse, and differ from one time to the next."
+        )
+
+
+def of_open_sizes(inputs: tuple[InputSpec, ...]) -> Iterator[str]:
+    """For random inputs, which have a size of 1 where the model takes any; the first axis is the batch."""
+    free = [
+        f"{spec.name} {list(spec.shape)}" for spec in inputs if any(isinstance(size, str) for size in spec.shape[1:])
+    ]
+    if free:
+        yield f"Sizes that the model leaves open were 1: {', '.join(free)}. Give inputs of real size with --input-data."
