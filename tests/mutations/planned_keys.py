@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.known import Known
-from winml_dag.ep.registry import OPENVINO, QNN
+from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.onestage import build_of_one
@@ -69,10 +69,15 @@ def make_project(folder: Path) -> None:
         (folder / "data" / name).write_bytes(name.encode())
     make_onnx(folder / "onnx")
     for provider in (QNN, OPENVINO):
-        package = folder / "packages" / provider.plugin_module
+        package = folder / "packages" / plugin_of(provider)
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / LIBRARY).write_bytes(provider.name.encode())
+
+
+def plugin_of(provider: ExecutionProvider) -> str:
+    """The module of *provider* that has a library to register."""
+    return next(package.plugin for package in provider.packages if package.plugin)
 
 
 def make_onnx(folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from planned_keys import LIBRARY, Stages, Warm, ranked, reached, stages_of
+from planned_keys import LIBRARY, Stages, Warm, plugin_of, ranked, reached, stages_of
 from reach import BASES, edited
 from test_keys_of_configs import STAGES
 
@@ -55,6 +55,8 @@ SHAPES_NOTHING = {
     ("export", "onnxruntime"),  # runs the exported model for that
     # A digest is what it is in every version.
     *((stage, "xxhash") for stage in ("calibrate", "validate", "sensitivity")),
+    # Says where the user's configuration file is.
+    *((stage, "platformdirs") for stage in STAGES),
 }
 _IMPORTED_AS = {
     "onnx_ir": "onnx-ir",
@@ -222,7 +224,7 @@ def swap(one: Path, other: Path) -> None:
 @pytest.fixture
 def package(project: Path) -> Path:
     """QNN's package, with more libraries."""
-    folder = project / "packages" / QNN.plugin_module
+    folder = project / "packages" / plugin_of(QNN)
     for name in ("backend.dll", f"arm64/{LIBRARY}", f"x64/{LIBRARY}", "nothing yet/readme.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(name.encode())

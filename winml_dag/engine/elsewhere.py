@@ -9,7 +9,7 @@ import sys
 _OLDEST = (3, 11)
 
 
-def _refuse(folder, error, advice):  # type: ignore[no-untyped-def]
+def _refuse(folder: str, error: str, advice: str) -> None:
     """Say why nothing was done, in what the engine reads: a worker's result."""
     import json
     import os

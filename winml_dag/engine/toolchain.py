@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 
 ABSENT = "not installed"
 
@@ -20,8 +21,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@cache
-def _installed(path: tuple[str, ...]) -> dict[str, str]:
+def _listed(path: Iterable[str]) -> dict[str, str]:
     versions: dict[str, str] = {}
     for folder in path:
         try:
@@ -36,16 +36,24 @@ def _installed(path: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
-def installed_distributions() -> dict[str, str]:
-    """Every installed distribution with its version."""
-    return _installed(tuple(sys.path))
+@cache
+def _listed_here(path: tuple[str, ...]) -> dict[str, str]:
+    return _listed(path)
+
+
+def installed_distributions(path: Sequence[Path] | None = None) -> dict[str, str]:
+    """Every distribution that is installed in the folders *path*, with its version; by default in those of this Python,
+    where the first one wins, as it does for imports.
+    """
+    return _listed_here(tuple(sys.path)) if path is None else _listed(map(str, path))
 
 
 def distribution_version(name: str) -> str | None:
-    """The installed version, or None. The first folder on ``sys.path`` wins, as it does for imports."""
+    """The version that is installed here, or None."""
     return installed_distributions().get(normalised(name))
 
 
-def versions(names: Iterable[str]) -> dict[str, str]:
+def versions(names: Iterable[str], path: Sequence[Path] | None = None) -> dict[str, str]:
     """Name to version for a key; one that is missing is said to be, so that installing it changes the key."""
-    return {name: distribution_version(name) or ABSENT for name in names}
+    found = installed_distributions(path)
+    return {name: found.get(normalised(name), ABSENT) for name in names}

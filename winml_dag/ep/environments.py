@@ -19,6 +19,8 @@ from winml_dag.errors import UsageError
 
 CONFIG_VARIABLE = "WINML_DAG_CONFIG"
 ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
+# All that say where the configuration is, on one system or another.
+CONFIGURATION_VARIABLES = (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME", "LOCALAPPDATA")
 
 # The oldest Python that this package runs on: workers there import it.
 OLDEST_PYTHON = (3, 11)
@@ -31,10 +33,11 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class Named:
-    """An environment as the user names it: ``ep`` as written there, and ``where`` that is, for complaints."""
+    """An environment as the user names it: ``ep`` as written in ``source``, and ``where`` exactly, for complaints."""
 
     ep: str
     folder: Path
+    source: str
     where: str
 
 
@@ -93,7 +96,12 @@ def _of_variable(text: str) -> Iterator[Named]:
                 f"{ENVIRONMENTS_VARIABLE} has {part!r}, which names no environment.",
                 advice=f"Write EP=FOLDER, several with {os.pathsep!r} between them: openvino=/path/to/.venv-openvino",
             )
-        yield Named(ep.strip(), Path(folder.strip()).expanduser().absolute(), ENVIRONMENTS_VARIABLE)
+        yield Named(
+            ep.strip(),
+            Path(folder.strip()).expanduser().absolute(),
+            ENVIRONMENTS_VARIABLE,
+            f"{ep.strip()} in {ENVIRONMENTS_VARIABLE}",
+        )
 
 
 def _of_file() -> tuple[Named, ...]:
@@ -138,7 +146,7 @@ def _named(path: Path, name: str, table: object) -> Named:
     folder = table.get("environment")
     if not (isinstance(folder, str) and folder):
         raise UsageError(f"{path}: ep.{name} needs environment, the folder of a Python environment.", advice=_EXAMPLE)
-    return Named(name, path.parent / Path(folder).expanduser(), where)
+    return Named(name, path.parent / Path(folder).expanduser(), str(path), where)
 
 
 def look(named: Named) -> Environment | None:

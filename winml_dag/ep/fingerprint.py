@@ -6,28 +6,61 @@ replaced by hand when a driver team sends a fix.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.ep.registry import ExecutionProvider, package_folder
+from winml_dag.ep.environments import Environment
+from winml_dag.ep.registry import ExecutionProvider, package_folder, package_of, search_path
+from winml_dag.ep.windowsml import library_in_catalog
+from winml_dag.errors import UsageError
 
 _SHARED_LIBRARY = (".dll", ".so", ".dylib")
 _IN_NAME = ".so."  # libtensorrt_rtx.so.1.7.1
 
 
-def library_files(ep: ExecutionProvider) -> tuple[Path, ...]:
-    """Every shared library of the plugin package of *ep*, sorted by its path within it, without importing anything.
-
-    Empty when the plugin is not installed, and for providers that are part of their build of onnxruntime: there, its
-    version tells.
+@dataclass(frozen=True)
+class Libraries:
+    """``files``: every shared library of a provider, sorted by its path within the first of ``folders``, which are all
+    that may get another one.
     """
-    if not ep.plugin_module or (folder := package_folder(ep.plugin_module)) is None:
-        return ()
+
+    files: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+
+    def names(self) -> list[str]:
+        """With the folder, in which there may be one of the same name for each processor."""
+        return [path.relative_to(self.folders[0]).as_posix() for path in self.files]
+
+
+def libraries_of(ep: ExecutionProvider, environment: Environment | None) -> Libraries:
+    """Those by which *environment*, or this one, has *ep*, without importing anything that loads them.
+
+    Of a provider that is part of its build of onnxruntime, all libraries of that build. None when it is not there.
+
+    Raises:
+        UsageError: when only that environment could tell.
+    """
+    folder = _folder(ep, environment)
+    if folder is None or not folder.is_dir():
+        return Libraries()
     files = (path for path in folder.rglob("*") if path.suffix in _SHARED_LIBRARY or _IN_NAME in path.name)
-    return tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix()))
+    folders = sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__")
+    return Libraries(tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix())), (folder, *folders))
 
 
-def library_folders(ep: ExecutionProvider) -> tuple[Path, ...]:
-    """The folder of the plugin package of *ep*, first, and those in it: a library may be added to any of them."""
-    if not ep.plugin_module or (folder := package_folder(ep.plugin_module)) is None:
-        return ()
-    return (folder, *sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__"))
+def _folder(ep: ExecutionProvider, environment: Environment | None) -> Path | None:
+    package = package_of(ep, environment)
+    if package is None:
+        return None
+    if package.catalog:
+        library = library_in_catalog(ep.name)
+        if library is None and environment is not None:
+            raise UsageError(
+                f"{environment.where} has {ep.name} from the catalog of Windows ML, which cannot be asked from here.",
+                advice="Install windowsml here as well.",
+            )
+        return None if library is None else library.parent
+    if package.plugin:
+        return package_folder(package.plugin, search_path(environment))
+    runtime = package_folder("onnxruntime", search_path(environment))
+    return None if runtime is None else runtime / "capi"

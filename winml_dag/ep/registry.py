@@ -1,4 +1,4 @@
-"""The execution providers that a recipe may name, the devices each drives, and whether this environment has them.
+"""The execution providers that a recipe may name, the devices each drives, and which environment has them.
 
 Tables and file lookups only: onnxruntime is never imported here, because a plan needs these answers and must not wait
 for it.
@@ -13,10 +13,31 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.environments import Environment, look, named_environments
+from winml_dag.ep.environments import ENVIRONMENTS_VARIABLE, Environment, Named, look, named_environments
+from winml_dag.ep.windowsml import is_windows
 from winml_dag.errors import UsageError
 
 AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Package:
+    """One way in which an execution provider is installed.
+
+    Attributes:
+        distribution: what installers call it.
+        plugin: the module whose ``get_library_path()`` names a library to register with onnxruntime.
+        catalog: it asks the catalog of Windows ML where that library is. With neither, it is a build of onnxruntime
+            that has the provider in it, and is installed in place of ``onnxruntime``.
+    """
+
+    distribution: str
+    plugin: str = ""
+    catalog: bool = False
+
+    @property
+    def is_runtime(self) -> bool:
+        return not (self.plugin or self.catalog)
 
 
 @dataclass(frozen=True)
@@ -29,9 +50,9 @@ class ExecutionProvider:
         aliases: further spellings that are accepted.
         devices: what it can drive, the preferred one first.
         makes_ep_context: whether it can compile a model ahead of time into EPContext nodes.
-        distribution: the package that brings it; None when it is part of onnxruntime.
-        plugin_module: the module whose ``get_library_path()`` names a library to register; empty for a provider that
-            is built into its own build of onnxruntime.
+        takes_onnx: whether ONNX models are shipped for it as they are, to be compiled, if at all, when they are loaded;
+            not so where that takes minutes on the device.
+        packages: each brings it; the first that is found counts. None when it is part of every onnxruntime.
         how_to_get: what to do when it is missing, as one sentence.
         ihv_type: the hardware vendor, as analysis results spell it.
     """
@@ -41,8 +62,8 @@ class ExecutionProvider:
     aliases: tuple[str, ...]
     devices: tuple[str, ...]
     makes_ep_context: bool
-    distribution: str | None
-    plugin_module: str
+    takes_onnx: bool
+    packages: tuple[Package, ...]
     how_to_get: str
     ihv_type: str
 
@@ -55,14 +76,17 @@ class Target:
     device: str
 
 
+# The catalog has QNN, OpenVINO, VitisAI, NvTensorRTRTX and MIGraphX, for whoever has the hardware.
+_WINDOWS_ML = Package("windowsml", plugin="windowsml", catalog=True)
+
 CPU = ExecutionProvider(
     name="CPUExecutionProvider",
     alias="cpu",
     aliases=(),
     devices=("cpu",),
     makes_ep_context=False,
-    distribution=None,
-    plugin_module="",
+    takes_onnx=True,
+    packages=(),
     how_to_get="It is part of onnxruntime.",
     ihv_type="Microsoft",
 )
@@ -72,8 +96,8 @@ QNN = ExecutionProvider(
     aliases=(),
     devices=("npu", "gpu"),
     makes_ep_context=True,
-    distribution="onnxruntime-qnn",
-    plugin_module="onnxruntime_qnn",
+    takes_onnx=False,
+    packages=(Package("onnxruntime-qnn", plugin="onnxruntime_qnn"), _WINDOWS_ML),
     how_to_get="Install it with: pip install winml_dag[qnn]",
     ihv_type="QC",
 )
@@ -83,9 +107,14 @@ OPENVINO = ExecutionProvider(
     aliases=("ov",),
     devices=("npu", "gpu", "cpu"),
     makes_ep_context=True,
-    distribution="onnxruntime-ep-openvino",
-    plugin_module="onnxruntime_ep_openvino",
-    how_to_get="On a machine with Intel hardware, install it with: pip install onnxruntime-ep-openvino",
+    takes_onnx=True,
+    packages=(
+        Package("onnxruntime-openvino"),
+        Package("onnxruntime-ep-openvino", plugin="onnxruntime_ep_openvino"),
+        _WINDOWS_ML,
+    ),
+    how_to_get="Install onnxruntime-openvino in an environment of its own; on a machine with Intel hardware, "
+    "onnxruntime-ep-openvino can be installed here.",
     ihv_type="Intel",
 )
 VITISAI = ExecutionProvider(
@@ -94,9 +123,10 @@ VITISAI = ExecutionProvider(
     aliases=("vitis",),
     devices=("npu",),
     makes_ep_context=True,
-    distribution="onnxruntime-vitisai",
-    plugin_module="",
-    how_to_get="It comes with AMD's Ryzen AI software for Windows; run this target on such a machine.",
+    takes_onnx=False,
+    packages=(Package("onnxruntime-vitisai"), _WINDOWS_ML),
+    how_to_get="It comes with AMD's Ryzen AI software for Windows, and with Windows ML (pip install windowsml); run "
+    "this target on such a machine.",
     ihv_type="AMD",
 )
 CUDA = ExecutionProvider(
@@ -105,9 +135,10 @@ CUDA = ExecutionProvider(
     aliases=(),
     devices=("gpu",),
     makes_ep_context=False,
-    distribution="onnxruntime-gpu",
-    plugin_module="",
-    how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu in place of onnxruntime.",
+    takes_onnx=True,
+    packages=(Package("onnxruntime-gpu"),),
+    how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu in place of onnxruntime, or in an environment "
+    "of its own.",
     ihv_type="NVIDIA",
 )
 DML = ExecutionProvider(
@@ -116,9 +147,9 @@ DML = ExecutionProvider(
     aliases=("directml",),
     devices=("gpu",),
     makes_ep_context=False,
-    distribution="onnxruntime-directml",
-    plugin_module="",
-    how_to_get="DirectML needs Windows; there, install onnxruntime-directml in place of onnxruntime.",
+    takes_onnx=True,
+    packages=(Package("onnxruntime-windowsml"), Package("onnxruntime-directml")),
+    how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml in place of onnxruntime.",
     ihv_type="Microsoft",
 )
 NV_TENSORRT_RTX = ExecutionProvider(
@@ -127,8 +158,13 @@ NV_TENSORRT_RTX = ExecutionProvider(
     aliases=("nv_tensorrt_rtx",),
     devices=("gpu",),
     makes_ep_context=True,
-    distribution="onnxruntime-ep-nv-tensorrt-rtx",
-    plugin_module="onnxruntime_ep_nv_tensorrt_rtx",
+    takes_onnx=True,
+    packages=(
+        Package("onnxruntime-ep-nv-tensorrt-rtx-cu13", plugin="onnxruntime_ep_nv_tensorrt_rtx"),
+        Package("onnxruntime-ep-nv-tensorrt-rtx-cu12", plugin="onnxruntime_ep_nv_tensorrt_rtx"),
+        Package("onnxruntime-trt-rtx"),
+        _WINDOWS_ML,
+    ),
     how_to_get="On a machine with an NVIDIA RTX GPU, install it with: pip install onnxruntime-ep-nv-tensorrt-rtx",
     ihv_type="NVIDIA",
 )
@@ -138,9 +174,10 @@ MIGRAPHX = ExecutionProvider(
     aliases=(),
     devices=("gpu",),
     makes_ep_context=False,
-    distribution="onnxruntime-migraphx",
-    plugin_module="",
-    how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx in place of onnxruntime.",
+    takes_onnx=True,
+    packages=(Package("onnxruntime-migraphx"), _WINDOWS_ML),
+    how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx in place of onnxruntime, or in an "
+    "environment of its own.",
     ihv_type="AMD",
 )
 TENSORRT = ExecutionProvider(
@@ -149,9 +186,10 @@ TENSORRT = ExecutionProvider(
     aliases=("trt",),
     devices=("gpu",),
     makes_ep_context=False,
-    distribution="onnxruntime-gpu",
-    plugin_module="",
-    how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu in place of onnxruntime.",
+    takes_onnx=True,
+    packages=(Package("onnxruntime-gpu"),),
+    how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu in place of onnxruntime, or in "
+    "an environment of its own.",
     ihv_type="NVIDIA",
 )
 
@@ -159,7 +197,7 @@ EXECUTION_PROVIDERS = (QNN, OPENVINO, VITISAI, CPU, CUDA, DML, NV_TENSORRT_RTX, 
 
 # Distributions that are installed in place of ``onnxruntime``: then their version is that of the one runtime there is.
 RUNTIME_BUILDS = tuple(
-    sorted({ep.distribution for ep in EXECUTION_PROVIDERS if ep.distribution and not ep.plugin_module})
+    sorted({package.distribution for ep in EXECUTION_PROVIDERS for package in ep.packages if package.is_runtime})
 )
 
 # Who is asked first when a recipe names a device only.
@@ -244,55 +282,77 @@ def environment_of(ep: ExecutionProvider) -> Environment | None:
     Raises:
         UsageError: for a configuration that names an unknown provider, or for *ep* what is no environment.
     """
-    named = [(find_named_ep(each.ep, each.where), each) for each in named_environments()]
-    chosen = next((each for known, each in named if known == ep), None)
-    return None if chosen is None else look(chosen)
+    named = {each: _named_ep(each) for each in named_environments()}
+    chosen = [each for each, known in named.items() if known == ep]
+    if len(chosen) > 1 and chosen[0].source == chosen[1].source:
+        raise UsageError(f"{chosen[0].where} and {chosen[1].where} are both for {ep.name}.", advice="Keep one of them.")
+    return look(chosen[0]) if chosen else None
 
 
-def find_named_ep(text: str, where: str) -> ExecutionProvider:
-    """The provider that a configuration means by *text*; *where* it stands, for complaints.
-
-    Raises:
-        UsageError: when there is none, or when it is the CPU, which every environment has.
-    """
+def _named_ep(named: Named) -> ExecutionProvider:
     try:
-        ep = find_ep(text)
+        ep = find_ep(named.ep)
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}", advice=error.advice) from error
+        raise UsageError(f"{named.where}: {error.message}", advice=error.advice) from error
     if ep == CPU:
-        raise UsageError(f"{where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Leave it out.")
+        raise UsageError(
+            f"{named.where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Leave it out."
+        )
     return ep
 
 
+def search_path(environment: Environment | None) -> tuple[Path, ...]:
+    """Where packages are looked for in *environment*, or here."""
+    if environment is None:
+        return tuple(Path(entry or ".") for entry in sys.path)
+    return environment.site_packages
+
+
+def package_of(ep: ExecutionProvider, environment: Environment | None) -> Package | None:
+    """The package by which *environment*, or this one, has *ep*; None when it does not, or needs none."""
+    path = search_path(environment)
+    return next((package for package in ep.packages if _is_there(package, path)), None)
+
+
 def installed(ep: ExecutionProvider) -> bool:
-    """Whether this environment has *ep*, going by files alone; whether its device is there, only a session tells."""
-    if ep.plugin_module:
-        return package_folder(ep.plugin_module) is not None
-    return ep.distribution is None or _has_distribution(ep.distribution)
+    """Whether its environment has *ep*, going by files alone; whether its device is there, only a session tells.
+
+    Raises:
+        UsageError: as :func:`environment_of` does.
+    """
+    return not ep.packages or package_of(ep, environment_of(ep)) is not None
 
 
-def package_folder(module: str) -> Path | None:
-    """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
-    for entry in sys.path:
-        folder = Path(entry or ".") / module
-        if (folder / "__init__.py").is_file():
-            return folder
-    return None
-
-
-def _has_distribution(name: str) -> bool:
+def _is_there(package: Package, path: Iterable[Path]) -> bool:
+    if package.catalog and not is_windows():
+        return False
+    if package.plugin:
+        return package_folder(package.plugin, path) is not None
     # importlib.metadata would answer this too, but takes longer to import than a whole plan may take.
-    stem = re.sub(r"[-_.]+", "_", name)
-    return any(
-        next(Path(entry).glob(f"{stem}-*.dist-info"), None) is not None for entry in sys.path if Path(entry).is_dir()
-    )
+    stem = re.sub(r"[-_.]+", "_", package.distribution)
+    return any(next(folder.glob(f"{stem}-*.dist-info"), None) is not None for folder in path if folder.is_dir())
+
+
+def package_folder(module: str, path: Iterable[Path]) -> Path | None:
+    """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
+    return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
 
 
 def require_installed(ep: ExecutionProvider, *, otherwise: str = "") -> None:
-    """Refuse a target that this environment cannot serve.
+    """Refuse a target that can be served neither here nor in the environment that is named for it.
 
     Raises:
-        UsageError: with one sentence on how to get *ep*, or where else to run, and with what to do *otherwise*.
+        UsageError: with one sentence on how to get *ep*, or where else to run, and with what to do *otherwise*; and as
+            :func:`environment_of` does.
     """
-    if not installed(ep):
-        raise UsageError(f"{ep.name} is not installed here.", advice=f"{ep.how_to_get} {otherwise}".rstrip())
+    if installed(ep):
+        return
+    environment = environment_of(ep)
+    if environment is not None:
+        wanted = " or ".join(package.distribution for package in ep.packages)
+        raise UsageError(
+            f"{environment.where} names {environment.folder} for {ep.name}, and no package in it brings that provider.",
+            advice=f"Install {wanted} there. {otherwise}".rstrip(),
+        )
+    elsewhere = f"An environment that has it is named with {ENVIRONMENTS_VARIABLE}={ep.alias}=FOLDER."
+    raise UsageError(f"{ep.name} is not installed here.", advice=f"{ep.how_to_get} {elsewhere} {otherwise}".rstrip())

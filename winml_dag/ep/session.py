@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target
+from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target, package_of
+from winml_dag.ep.windowsml import ready_library
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
     import onnxruntime
 
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
-_ERROR_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_ERROR_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |^\S+\.(?:cc|cpp|h):\d+ [^)]*\) ")
 _LONGEST_REASON = 400
 
 _registered: set[str] = set()
@@ -33,19 +34,27 @@ def register(ep: ExecutionProvider) -> None:
     Raises:
         StageError: when *ep* is not installed, or its library does not load.
     """
-    if ep == CPU or ep.name in _registered:
+    if ep.name in _registered or _is_built_in(ep):
         return
     import onnxruntime
 
-    if ep.plugin_module:
-        try:
-            library = _plugin(ep).get_library_path()
-            onnxruntime.register_execution_provider_library(ep.name, library)
-        except Exception as error:
-            raise StageError(f"{ep.name} does not load here: {reason(error)}", advice=ep.how_to_get) from error
-    elif ep.name not in onnxruntime.get_available_providers():
+    package = package_of(ep, None)
+    if package is None or package.is_runtime:
         raise StageError(f"{ep.name} is not part of the installed onnxruntime.", advice=ep.how_to_get)
+    try:
+        library = ready_library(ep.name) if package.catalog else _module(package.plugin).get_library_path()
+        onnxruntime.register_execution_provider_library(ep.name, str(library))
+    except StageError:
+        raise
+    except Exception as error:
+        raise StageError(f"{ep.name} does not load here: {reason(error)}", advice=ep.how_to_get) from error
     _registered.add(ep.name)
+
+
+def _is_built_in(ep: ExecutionProvider) -> bool:
+    import onnxruntime
+
+    return ep.name in onnxruntime.get_available_providers()
 
 
 def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.SessionOptions:
@@ -61,10 +70,16 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
     settings = onnxruntime.SessionOptions()
     if target.ep == CPU:
         return settings
-    if target.ep.plugin_module:
+    if target.ep.name in _registered:
         settings.add_provider_for_devices([_device(target)], {**options, **_backend(target)})
-    else:
+        return settings
+    try:
         settings.add_provider(target.ep.name, dict(options))
+    except Exception as error:
+        raise StageError(
+            f"{target.ep.name} cannot be set up for device {target.device!r} here: {reason(error)}",
+            advice=f"Check that this machine has that device, and the provider options. {SEE_LOG}",
+        ) from error
     return settings
 
 
@@ -116,8 +131,8 @@ def reason(error: Exception) -> str:
     return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
 
 
-def _plugin(ep: ExecutionProvider) -> Any:
-    return importlib.import_module(ep.plugin_module)
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
 
 
 def _device(target: Target) -> onnxruntime.OrtEpDevice:
@@ -140,9 +155,12 @@ def _device(target: Target) -> onnxruntime.OrtEpDevice:
 
 
 def _backend(target: Target) -> dict[str, str]:
-    """Where QNN's own library for the device lies: different on every machine, so never part of a key."""
-    if target.ep != QNN:
+    """QNN's own library for the device. Where it lies is different on every machine, so never part of a key."""
+    package = package_of(QNN, None)
+    if target.ep != QNN or package is None:
         return {}
-    module = _plugin(QNN)
+    if package.catalog:
+        return {"backend_type": "htp" if target.device == "npu" else "gpu"}
+    module = _module(package.plugin)
     path = module.get_qnn_htp_path() if target.device == "npu" else module.get_qnn_gpu_path()
     return {"backend_path": path}

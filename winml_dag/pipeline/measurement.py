@@ -19,11 +19,10 @@ from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import foresee
 from winml_dag.engine.stage import Node, Source, Stage
-from winml_dag.engine.toolchain import distribution_version, versions
-from winml_dag.ep.fingerprint import library_files, library_folders
-from winml_dag.ep.registry import RUNTIME_BUILDS, Target
+from winml_dag.ep.registry import Target
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
+from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised
@@ -102,15 +101,20 @@ def measuring_node(
     fingerprints: Fingerprints,
     tools: Mapping[str, str] | None = None,
 ) -> Node:
-    """The node that measures on *target*: with what its provider is installed with in its key, besides the packages of
-    *stage* and *tools*. Slots without a source are left out.
+    """The node that measures on *target*, where that is installed: with what its provider is installed with in its key,
+    besides the packages of *stage* and *tools*. Slots without a source are left out.
+
+    Raises:
+        UsageError: when the configuration names what is no environment for *target*.
     """
+    place = ep_place(target, fingerprints)
     return Node(
         id=stage.name,
         stage=stage,
         config=config,
         inputs={slot: source.name for slot, source in inputs.items() if source is not None},
-        toolchain={**_packages(stage), **_provider(target, fingerprints), **(tools or {})},
+        toolchain={**place.toolchain(stage.packages), **(tools or {})},
+        interpreter=place.interpreter,
     )
 
 
@@ -214,18 +218,3 @@ def _put(
 ) -> Materialised:
     read = (file.path for source in planned.graph.sources.values() for file in source.files)
     return OutputFile(folder, files[0].name, read, store, overwrite=overwrite).materialise(files)
-
-
-def _packages(stage: Stage) -> dict[str, str]:
-    found = versions(stage.packages)
-    if "onnxruntime" in found:
-        found |= versions(build for build in RUNTIME_BUILDS if distribution_version(build))
-    return found
-
-
-def _provider(target: Target, fingerprints: Fingerprints) -> dict[str, str]:
-    package = versions([target.ep.distribution]) if target.ep.distribution else {}
-    libraries, folders = library_files(target.ep), library_folders(target.ep)
-    names = [path.relative_to(folders[0]).as_posix() for path in libraries]
-    found = fingerprints.entries(list(zip(libraries, names, strict=True)))
-    return {**package, **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in found}}

@@ -17,11 +17,10 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source, Stage
-from winml_dag.engine.toolchain import distribution_version, versions
-from winml_dag.ep.fingerprint import library_files, library_folders
-from winml_dag.ep.registry import RUNTIME_BUILDS, Target, find_ep
+from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.epplace import HERE, EpPlace, configuration, ep_place
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
@@ -69,14 +68,15 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     given = (roles.model, roles.processor, roles.calibration_data, roles.ranges, roles.option_files)
     sources = [*(source for source in given if source is not None), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
+    configured = tuple(path for path in configuration() if path.exists())
     return BuildGraph(
         summary=build.summary,
         graph=graph,
         steps=tuple(_steps(build, graph)),
         sources=_digested(sources, fingerprints),
         final=nodes[-1].id,
-        looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at),
-        absent=own.absent,
+        looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at, *configured),
+        absent=(*own.absent, *(path for path in configuration() if path not in configured)),
     )
 
 
@@ -161,14 +161,6 @@ def _skipped(build: Build, stage: str) -> Step:
     return Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")
 
 
-def _packages(stage: Stage) -> dict[str, str]:
-    """The versions of what *stage* works with; of onnxruntime, also those of its builds that go by other names."""
-    found = versions(stage.packages)
-    if "onnxruntime" in found:
-        found |= versions(build for build in RUNTIME_BUILDS if distribution_version(build))
-    return found
-
-
 class _Line:
     """Makes the nodes of one build, from the source to the final model."""
 
@@ -178,6 +170,7 @@ class _Line:
         self._fingerprints = fingerprints
         self._rewired = rewired
         self.looked_at: list[Path] = []
+        self._places: dict[Target, EpPlace] = {}
         source = build.inputs.model
         self._model = "" if source is None else source.name
         self._kind = kinds.FLOAT_MODEL if source is None else source.kind
@@ -196,7 +189,7 @@ class _Line:
                 "calibrate",
                 CALIBRATE,
                 config_json(calibrate),
-                tools=self._data_tools(),
+                data_packages=self._data_packages(),
                 # Ranges are of one model: what quantize reads.
                 model=self._rewired.get("quantize", {}).get("model", self._model),
                 data=data,
@@ -211,7 +204,7 @@ class _Line:
                 "sensitivity",
                 SENSITIVITY,
                 config_json(build.sensitivity),
-                tools=self._data_tools(),
+                data_packages=self._data_packages(),
                 model=self._model,
                 ranges=ranges,
                 data=build.inputs.calibration_data,
@@ -226,7 +219,7 @@ class _Line:
                     "compile",
                     COMPILE,
                     config_json(compile_),
-                    tools=self._ep_tools(build.target),
+                    place=self._place(build.target),
                     model=self._model,
                     option_files=build.inputs.option_files,
                 )
@@ -238,7 +231,8 @@ class _Line:
                 "validate",
                 VALIDATE,
                 config_json(validate),
-                tools={**self._ep_tools(target), **self._data_tools()},
+                place=self._place(target),
+                data_packages=self._data_packages(),
                 model=self._model,
                 reference=reference,
                 data=build.inputs.calibration_data,
@@ -268,7 +262,8 @@ class _Line:
         config: JsonObject,
         *,
         kind: str | None = None,
-        tools: Mapping[str, str] | None = None,
+        place: EpPlace = HERE,
+        data_packages: Sequence[str] = (),
         **inputs: Source | str | None,
     ) -> Node:
         given = {
@@ -281,19 +276,17 @@ class _Line:
             # A second one of a stage reads what the first gives.
             inputs={**given, **(self._rewired.get(stage.name, {}) if node_id in _FIRST else {})},
             kinds={} if kind is None else {"model": kind},
-            toolchain={**_packages(stage), **(tools or {})},
+            toolchain=place.toolchain((*stage.packages, *data_packages)),
+            interpreter=place.interpreter,
         )
 
-    def _data_tools(self) -> dict[str, str]:
+    def _data_packages(self) -> tuple[str, ...]:
         """What turns texts, images and tables into numbers; nobody's concern where there are none."""
-        return versions(packages_of(self._build.inputs.calibration_data, self._build.inputs.processor))
+        return tuple(packages_of(self._build.inputs.calibration_data, self._build.inputs.processor))
 
-    def _ep_tools(self, target: Target) -> dict[str, str]:
-        """What makes one installation of an execution provider differ from another: its package and its libraries."""
-        package = versions([target.ep.distribution]) if target.ep.distribution else {}
-        libraries, folders = library_files(target.ep), library_folders(target.ep)
-        self.looked_at += [*libraries, *folders]
-        # With the folder: there may be one of the same name for each processor.
-        names = [path.relative_to(folders[0]).as_posix() for path in libraries]
-        found = self._fingerprints.entries(list(zip(libraries, names, strict=True)))
-        return {**package, **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in found}}
+    def _place(self, target: Target) -> EpPlace:
+        """Where work on *target* is done; found once, though compile and validate ask."""
+        if target not in self._places:
+            self._places[target] = ep_place(target, self._fingerprints)
+            self.looked_at += self._places[target].looked_at
+        return self._places[target]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.ep.fingerprint import library_files
+from winml_dag.ep.fingerprint import Libraries, libraries_of
 from winml_dag.ep.registry import (
     CPU,
     EXECUTION_PROVIDERS,
@@ -84,23 +84,31 @@ def test_a_provider_that_is_not_here_is_refused_with_what_to_do(monkeypatch, tmp
             assert not installed(ep)
             with pytest.raises(UsageError) as caught:
                 require_installed(ep)
-            assert caught.value.advice == ep.how_to_get
+            assert caught.value.advice.startswith(ep.how_to_get)
+            assert f"{ep.alias}=FOLDER" in caught.value.advice
 
 
 def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monkeypatch, tmp_path):
     package = tmp_path / "onnxruntime_qnn"
-    (package / "libs").mkdir(parents=True)
+    runtime = tmp_path / "onnxruntime" / "capi"
+    for folder in (package / "libs", runtime):
+        folder.mkdir(parents=True)
+    (tmp_path / "onnxruntime" / "__init__.py").touch()
     for name in ("__init__.py", "libQnnHtp.so", "QnnHtp.dll", "libs/libA.so.1.7", "LICENSE"):
         (package / name).write_bytes(b"")
+    for name in ("libonnxruntime.so.1.31.1", "onnxruntime_providers_cuda.dll", "build_info.py"):
+        (runtime / name).write_bytes(b"")
     (tmp_path / "onnxruntime_gpu-1.31.1.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", ["", str(tmp_path / "missing"), str(tmp_path)])
 
     assert installed(QNN)
     assert installed(find_ep("cuda"))
     assert not installed(find_ep("dml"))
-    names = [path.relative_to(package).as_posix() for path in library_files(QNN)]
-    assert names == ["QnnHtp.dll", "libQnnHtp.so", "libs/libA.so.1.7"]
-    assert library_files(find_ep("cuda")) == ()
+    assert libraries_of(QNN, None).names() == ["QnnHtp.dll", "libQnnHtp.so", "libs/libA.so.1.7"]
+    assert libraries_of(QNN, None).folders == (package, package / "libs")
+    # One that is part of its build of onnxruntime comes with that build's libraries.
+    assert libraries_of(find_ep("cuda"), None).names() == ["libonnxruntime.so.1.31.1", "onnxruntime_providers_cuda.dll"]
+    assert libraries_of(find_ep("dml"), None) == Libraries()
 
 
 def test_asking_for_targets_imports_no_runtime():
@@ -110,8 +118,9 @@ def test_asking_for_targets_imports_no_runtime():
         "import winml_dag.stages.compile, winml_dag.stages.validate\n"
         "target = registry.resolve_target('qnn', None)\n"
         "options.complete_options(target, {})\n"
-        "registry.installed(target.ep), fingerprint.library_files(target.ep)\n"
-        "heavy = {'onnxruntime', 'onnxruntime_qnn', 'onnx', 'numpy', 'importlib.metadata'} & set(sys.modules)\n"
+        "registry.installed(target.ep), fingerprint.libraries_of(target.ep, registry.environment_of(target.ep))\n"
+        "heavy = {'onnxruntime', 'onnxruntime_qnn', 'onnx', 'numpy', 'importlib.metadata', 'tomllib', 'platformdirs'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path.cwd(), capture_output=True, text=True, check=False)

@@ -12,11 +12,13 @@ from typing import TypeAlias
 import xxhash
 
 from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.ep.environments import CONFIGURATION_VARIABLES
 from winml_dag.store import changetime
 
 Surroundings: TypeAlias = dict[str, JsonValue]
 
-# Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are.
+# Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are; which
+# environments there are for execution providers.
 _VARIABLES = (
     "HF_HUB_CACHE",
     "HUGGINGFACE_HUB_CACHE",
@@ -26,6 +28,7 @@ _VARIABLES = (
     "TRANSFORMERS_OFFLINE",
     "PATH",
     "PATHEXT",
+    *CONFIGURATION_VARIABLES,
 )
 
 

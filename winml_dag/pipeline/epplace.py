@@ -1,0 +1,77 @@
+"""Where work with an execution provider is done, and what there shapes its bytes.
+
+Providers come in packages that exclude each other, so one may live in an environment that the user names. What is
+installed there, and not here, belongs in the keys of its stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.engine.toolchain import installed_distributions, normalised, versions
+from winml_dag.ep.environments import config_file
+from winml_dag.ep.fingerprint import libraries_of
+from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of
+from winml_dag.store.fingerprints import Fingerprints
+
+
+@dataclass(frozen=True)
+class EpPlace:
+    """An environment for the work of a stage; by default the one that we run in, for work on the CPU.
+
+    Attributes:
+        interpreter: its Python; None for ours.
+        site_packages: where its packages are; None for ours.
+        tools: versions of the packages that bring a provider, and the digests of its libraries, for keys.
+        looked_at: files and folders that decided all this, for whoever remembers a plan.
+    """
+
+    interpreter: Path | None = None
+    site_packages: tuple[Path, ...] | None = None
+    tools: dict[str, str] = field(default_factory=dict)
+    looked_at: tuple[Path, ...] = ()
+
+    def toolchain(self, packages: Iterable[str]) -> dict[str, str]:
+        """What shapes the bytes of work that uses *packages* there: their versions, and what brings the provider. Of
+        onnxruntime, also those of its builds that go by other names.
+        """
+        found = versions(packages, self.site_packages)
+        if "onnxruntime" in found:
+            present = installed_distributions(self.site_packages)
+            found |= {build: present[normalised(build)] for build in RUNTIME_BUILDS if normalised(build) in present}
+        return {**found, **self.tools}
+
+
+HERE = EpPlace()
+
+
+def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
+    """Where work on *target* is done; *fingerprints* remember the digests of its libraries.
+
+    Raises:
+        UsageError: for a configuration that names what is no environment.
+    """
+    if target.ep == CPU:
+        return HERE
+    environment = environment_of(target.ep)
+    path = None if environment is None else environment.site_packages
+    present = installed_distributions(path)
+    packages = {package.distribution for package in target.ep.packages}
+    libraries = libraries_of(target.ep, environment)
+    entries = fingerprints.entries(list(zip(libraries.files, libraries.names(), strict=True)))
+    return EpPlace(
+        interpreter=None if environment is None else environment.python,
+        site_packages=path,
+        tools={
+            **{name: present[normalised(name)] for name in sorted(packages) if normalised(name) in present},
+            **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in entries},
+        },
+        looked_at=(*libraries.files, *libraries.folders, *(() if environment is None else environment.looked_at)),
+    )
+
+
+def configuration() -> tuple[Path, ...]:
+    """The files that say which environments there are, whether or not they are there."""
+    return (config_file().absolute(),)
