@@ -7,12 +7,12 @@ read never is.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.commit import change_folder, finish_change, is_changing
+from winml_dag.pipeline.knownfiles import KnownFiles
 from winml_dag.pipeline.outputs import Materialised, folder_key
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
@@ -26,6 +26,7 @@ class OutputFile:
         self._name = name
         self._read = {path.resolve() for path in read}
         self._store = store
+        self._known = KnownFiles(store, store.fingerprints)
         self._overwrite = overwrite
 
     def refuse_foreign(self, names: Iterable[str] = ()) -> None:
@@ -36,7 +37,7 @@ class OutputFile:
                 raise UsageError(f"{path} is the model that is read.", advice="Choose another file with -o.")
             if path.is_dir() and not path.is_symlink():
                 raise UsageError(f"{path} is a folder.", advice="Choose another file with -o.")
-            if not (self._overwrite or self._may_replace(path)):
+            if not (self._overwrite or self._known.may_replace(path)):
                 raise UsageError(
                     f"{path} is in the way: the cache knows of no stage that made it, so it is not overwritten.",
                     advice="Give --overwrite, or choose another file with -o.",
@@ -78,29 +79,17 @@ class OutputFile:
         except FileNotFoundError:
             return False
 
-    def _may_replace(self, path: Path) -> bool:
-        try:
-            mode = path.lstat().st_mode
-        except OSError:
-            return True
-        if not stat.S_ISREG(mode):
-            return False
-        try:
-            return not self._store.missing([self._store.fingerprints.entry(path, path.name)])
-        except InputError:  # it cannot be read
-            return False
-
     def _left_over(self) -> set[str]:
         """The weights of the model of ours that is there now, as far as they are ours too."""
         # Imported here: only a model that takes the place of another needs it.
         from winml_dag.onnxmodel.inspect import inspect_model
 
         path = self._folder / self._name
-        if not path.exists() or not self._may_replace(path):
+        if not path.exists() or not self._known.may_replace(path):
             return set()
         try:
             names = inspect_model(path).external_data
         except InputError:
             return set()
         own = f"{self._name}.data"
-        return {own} if own in names and self._may_replace(self._folder / own) else set()
+        return {own} if own in names and self._known.may_replace(self._folder / own) else set()

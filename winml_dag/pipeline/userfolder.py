@@ -7,7 +7,6 @@ killed or failed has put files and written no manifest. All else is somebody's, 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,9 @@ from pathlib import Path
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_files
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.knownfiles import KnownFiles
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.outputs import Materialised
 from winml_dag.store.artifact import FileEntry
@@ -42,8 +42,7 @@ class UserFolder:
     ) -> None:
         self.folder = folder
         self._nodes = [node for node in planned.graph.nodes if node.folder is not None]
-        self._store = store
-        self._fingerprints = fingerprints
+        self._known = KnownFiles(store, fingerprints)
         self.in_place = InPlace(
             store,
             fingerprints,
@@ -75,32 +74,14 @@ class UserFolder:
 
     def may_replace(self, name: str, entry: FileEntry | None = None) -> bool:
         """Whether nothing is lost when *name* is overwritten: it is not there, it is ours, or it is *entry* already."""
-        path = self.folder / name
-        try:
-            mode = path.lstat().st_mode
-        except OSError:
-            return True
-        if not stat.S_ISREG(mode):
-            return False
-        if name in self._owned:
-            return True
-        try:
-            found = self._fingerprints.entry(path, name)
-        except InputError:  # it cannot be read
-            return False
-        return found == entry or not self._store.missing([found])
+        return self._known.may_replace(self.folder / name, owned=name in self._owned, expected=entry)
 
     def _may_remove(self, name: str) -> bool:
         """Whether nothing is lost when *name* goes: it is as a build has put it there, of which the cache knows."""
         path, owned = self.folder / name, self._owned.get(name)
         if str(path) in self._read or not self._is_inside(name) or path.is_symlink():
             return False
-        if owned is not None and self.in_place.is_right(str(path), owned):
-            return True
-        try:
-            return not self._store.missing([self._fingerprints.entry(path, name)])
-        except InputError:
-            return False
+        return (owned is not None and self.in_place.is_right(str(path), owned)) or self._known.has(path)
 
     def materialise(self, results: Iterable[StageResult]) -> Materialised:
         """Make the folder hold what the stages have put out, and nothing of ours beside it.
