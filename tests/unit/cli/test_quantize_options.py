@@ -50,6 +50,10 @@ def test_every_option_of_winml_cli_is_there() -> None:
         (("--reduce-range",), {"reduce_range": True}),
         (("--task", "fill-mask", "--model-id", "org/name"), {"task": "fill-mask", "model_id": "org/name"}),
         (("--dataset", "org/data"), {"dataset_name": "org/data"}),
+        (
+            ("--dataset", "org/data", "--dataset-subset", "en", "--dataset-split", "test"),
+            {"dataset_name": "org/data", "dataset_subset": "en", "dataset_split": "test"},
+        ),
         (("--seed", "3", "--distribution", "normal"), {"seed": 3, "distribution": "normal"}),
         (("--exclude-node", "a", "--exclude-node", "b*"), {"nodes_to_exclude": ["a", "b*"]}),
         (("--exclude-op-type", "Softmax"), {"op_types_to_exclude": ["Softmax"]}),
