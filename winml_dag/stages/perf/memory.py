@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def _windows() -> Resident:
         )
 
     counters = Counters(cb=ctypes.sizeof(Counters))
-    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
+    library: Any = ctypes
+    kernel = library.WinDLL("kernel32")
     kernel.GetCurrentProcess.restype = wintypes.HANDLE
     kernel.K32GetProcessMemoryInfo.argtypes = (wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD)
     if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb):
@@ -64,7 +66,10 @@ def _windows() -> Resident:
 
 
 def _other() -> Resident:
-    import resource
+    peak = None
+    if sys.platform != "win32":
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Resident(None, peak if sys.platform == "darwin" else peak * 1024)
+        # Bytes on macOS, KiB elsewhere.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Resident(None, peak)

@@ -1,0 +1,172 @@
+"""What tells one machine from another where it matters for speed: part of the key of a measurement.
+
+No name of the host: two machines of one kind share what was measured, and a renamed one keeps it. Only the system is
+asked, in ways that take no time and start nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_GIB = 1 << 30
+# On Windows, the classes of devices for graphics and for neural networks, each device a key with a number.
+_DEVICE_CLASSES = (
+    r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}",
+    r"SYSTEM\CurrentControlSet\Control\Class\{f01a9d53-3ff6-48d2-9f97-c8a7004be10c}",
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine.
+
+    Attributes:
+        system: of the operating system, and the architecture: ``linux x86_64``.
+        processor: its model as it calls itself.
+        logical_cores: how many there are, and how many of them this process may use.
+        memory_gib: rounded, since a system keeps some of it for itself, and not always the same.
+        accelerators: GPUs and NPUs with their drivers, as the system names them.
+    """
+
+    system: str
+    processor: str
+    logical_cores: int
+    usable_cores: int
+    memory_gib: int
+    accelerators: tuple[str, ...] = ()
+
+    def identity(self, *, device: str) -> dict[str, str]:
+        """What is in the key of a measurement on *device*: accelerators only where it is none of the processor."""
+        named = {f"{device} device {at}": name for at, name in enumerate(self.accelerators) if device != "cpu"}
+        return {
+            "system": self.system,
+            "processor": self.processor,
+            "logical cores": str(self.logical_cores),
+            "usable cores": str(self.usable_cores),
+            "memory": f"{self.memory_gib} GiB",
+            **named,
+        }
+
+
+def this_host() -> Host:
+    """The machine that we run on. What it does not tell is ``unknown``, or 0."""
+    return Host(
+        system=f"{sys.platform} {platform.machine().lower()}",
+        processor=_processor() or "unknown",
+        logical_cores=os.cpu_count() or 0,
+        usable_cores=_usable_cores(),
+        memory_gib=round(_memory_bytes() / _GIB),
+        accelerators=tuple(sorted(_accelerators())),
+    )
+
+
+def _usable_cores() -> int:
+    if sys.platform == "linux":
+        found = len(os.sched_getaffinity(0))
+    else:
+        found = os.cpu_count() or 0
+    return found
+
+
+def _processor() -> str:
+    name = ""
+    with suppress(OSError, ValueError):
+        if sys.platform == "linux":
+            name = _linux_processor(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+        elif sys.platform == "win32":
+            winreg: Any = importlib.import_module("winreg")
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+                name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+        elif sys.platform == "darwin":
+            name = _sysctl("machdep.cpu.brand_string")
+    return name
+
+
+def _linux_processor(cpuinfo: str) -> str:
+    """On ARM there is no name, but numbers that say who made it and which part it is."""
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        field, _, value = line.partition(":")
+        fields.setdefault(field.strip(), value.strip())
+    if name := fields.get("model name"):
+        return " ".join(name.split())
+    numbers = [
+        fields[field] for field in ("CPU implementer", "CPU part", "CPU variant", "CPU revision") if field in fields
+    ]
+    return " ".join(["arm", *numbers]) if numbers else ""
+
+
+def _sysctl(name: str) -> str:
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    buffer, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    if libc.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, 0):
+        return ""
+    return buffer.value.decode("utf-8", "replace")
+
+
+def _memory_bytes() -> int:
+    if sys.platform == "win32":
+        found = _windows_memory_bytes()
+    else:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def _windows_memory_bytes() -> int:
+    import ctypes
+
+    class Status(ctypes.Structure):
+        _fields_ = (
+            ("dwLength", ctypes.c_ulong),
+            ("dwMemoryLoad", ctypes.c_ulong),
+            ("ullTotalPhys", ctypes.c_ulonglong),
+            ("ullAvailPhys", ctypes.c_ulonglong),
+            ("ullTotalPageFile", ctypes.c_ulonglong),
+            ("ullAvailPageFile", ctypes.c_ulonglong),
+            ("ullTotalVirtual", ctypes.c_ulonglong),
+            ("ullAvailVirtual", ctypes.c_ulonglong),
+            ("ullAvailExtendedVirtual", ctypes.c_ulonglong),
+        )
+
+    status = Status(dwLength=ctypes.sizeof(Status))
+    library: Any = ctypes
+    kernel = library.WinDLL("kernel32")
+    return int(status.ullTotalPhys) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+
+
+def _accelerators() -> Iterator[str]:
+    yield from _linux_accelerators(Path("/sys/class"))  # elsewhere there is no such folder
+    for path in _DEVICE_CLASSES if sys.platform == "win32" else ():
+        with suppress(OSError):
+            yield from _windows_devices(path)
+
+
+def _linux_accelerators(classes: Path) -> Iterator[str]:
+    """Vendor and device as PCI numbers them, and the driver: ``0x1002:0x744c amdgpu``."""
+    found = set()
+    for entry in (*classes.glob("drm/card*/device"), *classes.glob("accel/accel*/device")):
+        with suppress(OSError):
+            numbers = ":".join((entry / name).read_text(encoding="ascii").strip() for name in ("vendor", "device"))
+            driver = (entry / "driver").resolve().name if (entry / "driver").exists() else ""
+            # A card has one entry for itself and one for each of its outputs.
+            found.add((entry.resolve(), f"{numbers} {driver}".rstrip()))
+    yield from (name for _, name in sorted(found))
+
+
+def _windows_devices(path: str) -> Iterator[str]:
+    winreg: Any = importlib.import_module("winreg")
+    with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as devices:
+        for at in range(winreg.QueryInfoKey(devices)[0]):
+            with suppress(OSError), winreg.OpenKey(devices, winreg.EnumKey(devices, at)) as device:
+                name = winreg.QueryValueEx(device, "DriverDesc")[0]
+                yield f"{name} {winreg.QueryValueEx(device, 'DriverVersion')[0]}"
