@@ -20,7 +20,11 @@ from winml_dag.errors import Interrupted, WinmlDagError
 # name -> (module, the line in the list of commands); a command's module is imported only to run it or to show its help.
 COMMANDS = {
     "build": ("winml_dag.cli.build", "Bring a model's output folder up to date."),
+    "export": ("winml_dag.cli.export", "Export a PyTorch model into one ONNX file."),
+    "optimize": ("winml_dag.cli.optimize", "Optimize an ONNX model into one file."),
+    "calibrate": ("winml_dag.cli.calibrate", "Write down the ranges of a model's activations."),
     "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
+    "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
     "why": ("winml_dag.cli.why", "Explain one stage of a build."),
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
