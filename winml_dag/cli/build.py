@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +103,11 @@ def carry_out(
     verbose: bool,
     quiet: bool,
     format_: str,
+    lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
 ) -> BuildResult:
-    """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr."""
+    """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr. *lines*: what
+    there is to tell besides of work that was done.
+    """
     from winml_dag.cli.progress import progress
     from winml_dag.cli.report import print_result
     from winml_dag.pipeline.build import build
@@ -118,7 +122,7 @@ def carry_out(
         quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes) + planned.others
     ) as observer:
         result = build(planned, store, how, observer=observer)
-    print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose)
+    print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose, lines=lines)
     return result
 
 

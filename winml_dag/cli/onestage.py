@@ -63,12 +63,13 @@ class How:
 class Telling:
     """What a command tells besides what every build does.
 
-    ``value``: the JSON object of a finished build, stages excepted. ``lines``: for people, also when all was known and
-    nothing is imported.
+    ``value``: the JSON object of a finished build, stages excepted. ``done``: lines for people on what ran. ``always``:
+    lines for people also when all was known and nothing is imported.
     """
 
     value: Callable[[BuildResult, Request], JsonObject]
-    lines: Callable[[Request], Iterator[str]] = lambda _: iter(())
+    done: Callable[[BuildResult, Request], Iterator[str]] = lambda *_: iter(())
+    always: Callable[[Request], Iterator[str]] = lambda _: iter(())
 
 
 def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]], Request], telling: Telling) -> int:
@@ -83,7 +84,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
         request = request_of(options)
     standing = look(request, cache_dir)
     if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, cache_dir, started):
-        _print_lines(request, how, telling)
+        _print(telling.always(request), how)
         return 0
 
     from winml_dag.pipeline.build import BuildOptions
@@ -98,9 +99,10 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
             verbose=how.verbose,
             quiet=how.quiet,
             format_=how.format_,
+            lines=lambda done: telling.done(done, request),
         )
     if not result.failed:
-        _print_lines(request, how, telling)
+        _print(telling.always(request), how)
     if how.as_json:
         from winml_dag.cli.report import stages_json
 
@@ -108,9 +110,9 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     return StageError.exit_code if result.failed else 0
 
 
-def _print_lines(request: Request, how: How, telling: Telling) -> None:
+def _print(lines: Iterator[str], how: How) -> None:
     if not how.quiet:
-        for line in telling.lines(request):
+        for line in lines:
             click.echo(line, err=how.as_json)
 
 

@@ -40,7 +40,7 @@ def command(**options: Any) -> int:
     winml-dag quantize -m model.onnx -p w8a16 --calibration-data samples.npz
     winml-dag quantize -m model.onnx -p int4 -p fp16 -o small.onnx
     """
-    return run_one(options, request_of, Telling(_value, _sensitivity))
+    return run_one(options, request_of, Telling(_value, always=_sensitivity))
 
 
 def request_of(options: Mapping[str, Any]) -> Request:

@@ -111,6 +111,93 @@ CALIBRATION = Settings(
     },
 )
 
+EXPORT = Settings(
+    (
+        click.option("--batch-size", type=click.IntRange(min=1), help="The first dimension of every input [1]."),
+        click.option("--dynamo/--no-dynamo", default=None, help="PyTorch's newer exporter, or the older one."),
+        click.option("--opset", type=click.IntRange(min=1), help="The version of the ONNX operators [21]."),
+        click.option(
+            "--hierarchy/--no-hierarchy",
+            default=None,
+            help="Tag nodes with their module, and put the modules into a file beside the model [on].",
+        ),
+    ),
+    {
+        "batch_size": "batch_size",
+        "dynamo": "dynamo",
+        "opset_version": "opset",
+        "enable_hierarchy_tags": "hierarchy",
+    },
+)
+
+
+def _pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
+    """``NAME=VALUE`` several times, as a mapping."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE.", param=parameter)
+        if found.setdefault(name, value) != value:
+            raise click.BadParameter(f"{name} is given twice, as {found[name]} and {value}.", param=parameter)
+    return found or None
+
+
+COMPILE = Settings(
+    (
+        click.option(
+            "--ep-option",
+            "--ep-options",
+            "ep_option",
+            type=TEXT,
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=_pairs,
+            help="An option of the execution provider; again for another.",
+        ),
+        click.option("--embed/--no-embed", default=None, help="The binary inside the model, or in a file beside it."),
+        click.option("--compiler", type=click.Choice(["ort", "ort_session", "qairt"]), help="What compiles [ort]."),
+        click.option("--qnn-sdk-root", type=FILE, help="The folder of the QAIRT SDK, for --compiler qairt."),
+        click.option("--soc-model", type=TEXT, help="QNN: the chip, by number or name."),
+        click.option("--htp-arch", type=int, help="QNN: the architecture of the chip's NPU, such as 73."),
+        click.option(
+            "--htp-optimization-level",
+            type=click.IntRange(0, 3),
+            help="QNN: how hard the compiler tries; 3 takes longest.",
+        ),
+        click.option(
+            "--require-full-offload", is_flag=True, default=None, help="Fail when an operator is left to the CPU."
+        ),
+    ),
+    {
+        "provider_options": "ep_option",
+        "embed_context": "embed",
+        "compiler": "compiler",
+        "qnn_sdk_root": "qnn_sdk_root",
+        "soc_model": "soc_model",
+        "htp_arch": "htp_arch",
+        "htp_optimization_level": "htp_optimization_level",
+        "require_full_offload": "require_full_offload",
+    },
+)
+
+VALIDATION = Settings(
+    (
+        click.option(
+            "--min-cosine",
+            type=click.FloatRange(-1, 1),
+            help="The cosine to the reference below which an output is wrong [the precision's].",
+        ),
+    ),
+    {"min_cosine": "min_cosine"},
+)
+
+
+def no_validate_option(function: F) -> F:
+    text = "Do not run the result and hold it against what it was made from."
+    return click.option("--no-validate", is_flag=True, help=text)(function)
+
+
 RANGES = Settings(
     (click.option("--load-calibration", type=FILE, help="Ranges from an earlier calibration of this model."),),
     {"calibration_load_path": "load_calibration"},

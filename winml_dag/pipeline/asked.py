@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.canonical import JsonValue
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile
-from winml_dag.recipe.schema import RandomWeights, Recipe
+from winml_dag.recipe.schema import Export, RandomWeights, Recipe, Validate, section_of
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,31 @@ class Asked:
     @property
     def trusts_code(self) -> bool:
         return self.recipe.loader.trust_remote_code or self.overrides.trust_remote_code
+
+
+def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]] | None) -> Recipe:
+    """*recipe* with the fields of ``export``, ``optim`` and ``validate`` that this run asks for otherwise, by section.
+    Paths among them are absolute.
+
+    Raises:
+        RecipeError: for a field or value that is none.
+    """
+    update: dict[str, object] = {}
+    for name, given in (settings or {}).items():
+        if name == "optim":
+            update["optim"] = {**recipe.optim, **given}
+        elif name == "export":
+            update["export"] = section_of(Export, {**_written(recipe.export), **given}, name)
+        else:
+            update["validation"] = section_of(Validate, {**_written(recipe.validation), **given}, name)
+    return recipe.model_copy(update=update) if update else recipe
+
+
+def _written(section: Export | Validate | None) -> dict[str, JsonValue]:
+    if section is None:
+        return {}
+    plain: dict[str, JsonValue] = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return plain
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from winml_dag.pipeline.commit import finish_change, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
-    REPORTS,
+    RANGES,
     beside_output,
     is_carried_on,
     is_ours,
+    reports,
     reserved,
     visible_outputs,
 )
@@ -35,9 +36,10 @@ def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -
     """Raise UsageError when a file of somebody else's is where a build will write, whatever it comes to."""
     if planned.summary.output_file is not None:
         name = planned.summary.output_file
-        reports = REPORTS if any(node.id == "sensitivity" for node in planned.graph.nodes) else ()
         file = _output_file(planned, name, store, overwrite=overwrite)
-        file.refuse_foreign(beside_output(name, report) for report in reports)
+        file.refuse_foreign(
+            beside_output(name, report) for node in planned.graph.nodes if is_ours(node) for report in reports(node)
+        )
     elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
         names = reserved(planned.summary.settings) if planned.final else (MANIFEST,)
         output_folder(planned, store).refuse_foreign(names)
@@ -183,27 +185,41 @@ def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
 
 def visible_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
     """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
-    for one file, that one and its weights, and reports under names like its own.
+    for one file, that one and what belongs to it, and reports under names like its own.
 
     Raises:
         StoreError: when two stages put out different files of one name.
     """
     found: dict[str, FileEntry] = {}
+    if planned.summary.output_file is not None:
+        entries = _files_of_one(planned, results, planned.summary.output_file)
+    else:
+        entries = _files_of_all(planned, results)
+    for entry in entries:
+        if found.setdefault(entry.name, entry) != entry:
+            raise StoreError(f"Two stages put out different files named {entry.name}.")
+    return tuple(sorted(found.values()))
+
+
+def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
     ours = [result for result in results.values() if is_ours(result.node)]
-    output_file = planned.summary.output_file
-    if output_file is not None:
-        ours = [result for result in ours if result.node.id in (planned.final, "sensitivity")]
     for result in ours:
         assert result.record is not None
-        if any(is_carried_on(result.node, other.node) for other in ours):
-            continue
-        for slot in visible_outputs(result.node, planned.summary.settings):
-            for entry in result.record.outputs[slot].files:
-                if output_file is not None and result.node.id != planned.final:
-                    entry = replace(entry, name=beside_output(output_file, entry.name))
-                if found.setdefault(entry.name, entry) != entry:
-                    raise StoreError(f"Two stages put out different files named {entry.name}.")
-    return tuple(sorted(found.values()))
+        if not any(is_carried_on(result.node, other.node) for other in ours):
+            for slot in visible_outputs(result.node, planned.summary.settings):
+                yield from result.record.outputs[slot].files
+
+
+def _files_of_one(planned: BuildGraph, results: Mapping[str, StageResult], name: str) -> Iterator[FileEntry]:
+    for node_id, result in results.items():
+        assert result.record is not None
+        files = [entry for artifact in result.record.outputs.values() for entry in artifact.files]
+        if node_id == planned.final:
+            # finalize has named the model, and what belongs to it refers to it by name. Ranges are one file.
+            yield from (replace(entry, name=name) if entry.name == RANGES else entry for entry in files)
+        else:
+            named = reports(result.node)
+            yield from (replace(entry, name=beside_output(name, entry.name)) for entry in files if entry.name in named)
 
 
 def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:

@@ -56,7 +56,20 @@ def is_ours(node: Node) -> bool:
 
 def beside_output(output_file: str, name: str) -> str:
     """What the file *name* of a report is called beside the one file that a build is for."""
-    return f"{output_file[: -len('.onnx')]}_{name}"
+    return f"{output_file[: -len('.onnx')]}_{name.removeprefix('export_')}"
+
+
+def reports(node: Node) -> tuple[str, ...]:
+    """The names of files that *node* gives beside the one file that a build is for, by its reports."""
+    if node.stage.name == "sensitivity":
+        return REPORTS
+    tagged = node.stage.name == "export" and _hierarchy_is_wanted(node)
+    return (HIERARCHY,) if tagged else ()
+
+
+def _hierarchy_is_wanted(node: Node) -> bool:
+    export = node.config["export"]
+    return isinstance(export, Mapping) and bool(export["enable_hierarchy_tags"])
 
 
 def visible_outputs(node: Node, settings: JsonObject) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, SavePath, Skip
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
+from winml_dag.stages.finalize import FinalizeConfig
 
 T = TypeVar("T")
 
@@ -48,10 +49,26 @@ class _Command:
 
 
 _COMMANDS: Mapping[str, _Command] = {
+    "export": _Command(stages=frozenset({"export", "finalize"}), done="exported"),
+    # What follows decides which operators optimize may make.
+    "optimize": _Command(stages=frozenset({"optimize", "validate", "finalize"}), done="optimized", compiles=None),
+    "calibrate": _Command(
+        stages=frozenset({"calibrate"}),
+        done="calibrated",
+        suffix=".json",
+        advice="Ranges are for static quantization, such as quant.mode: static.",
+    ),
     "quantize": _Command(
         stages=frozenset({"calibrate", "quantize", "validate", "finalize"}),
         done="quantized",
         advice="Name a precision, such as -p w8a16.",
+    ),
+    "compile": _Command(
+        stages=frozenset({"compile", "validate", "finalize"}),
+        done="compiled again",
+        compiles=True,
+        float_only=False,
+        advice="Name a provider that compiles ahead of time, such as --ep qnn.",
     ),
 }
 
@@ -70,7 +87,8 @@ def build_of_one(request: Request, *, download: bool) -> Build:
     command, output = _COMMANDS[request.command], request.output_file
     loaded = load_recipe(request.recipe) if isinstance(request.recipe, Path) else request.recipe
     _refuse_name(output, command.suffix)
-    _refuse_model(request, command)
+    if request.overrides.onnx is not None:
+        _refuse_model(request.overrides.onnx, request.command, command)
     asked = replace(
         request.overrides,
         quant="calibrate" in command.stages,
@@ -84,6 +102,8 @@ def build_of_one(request: Request, *, download: bool) -> Build:
     if request.overrides.sensitivity:
         build = _ranking(build)
     summary = replace(build.summary, output_file=output.name, declared=0)
+    if "finalize" not in command.stages:
+        summary = replace(summary, precision="activation ranges")
     saved = build.save_ranges if request.save_ranges is None else _save_path(build, request.save_ranges)
 
     def kept(stage: str, config: T | Skip) -> T | Skip:
@@ -98,10 +118,17 @@ def build_of_one(request: Request, *, download: bool) -> Build:
         quantize=kept("quantize", build.quantize),
         compile=kept("compile", build.compile),
         validate=kept("validate", build.validate),
-        finalize=kept("finalize", replace(build.finalize, file=output.name)),
+        finalize=kept("finalize", _finalize(build, output.name)),
         save_ranges=saved,
         declared=None,
     )
+
+
+def _finalize(build: Build, name: str) -> FinalizeConfig:
+    """The model gets the *name* of the output; what is asked of a compiled one is for a command that compiles."""
+    if isinstance(build.compile, Skip) or isinstance(build.finalize, Skip):
+        return FinalizeConfig(name)
+    return replace(build.finalize, file=name)
 
 
 def _ranking(build: Build) -> Build:
@@ -130,13 +157,11 @@ def _refuse_name(output: Path, suffix: str) -> None:
         raise UsageError(f"{output.name!r} is no name of a file on every system.", advice="Give -o another name.")
 
 
-def _refuse_model(request: Request, command: _Command) -> None:
+def _refuse_model(path: Path, name: str, command: _Command) -> None:
     """What the stages themselves would refuse, before anything runs."""
-    path = request.overrides.onnx
-    assert path is not None
     if path.is_dir():
         raise UsageError(
-            f"{path} is a folder, and `{request.command}` takes an ONNX model.",
+            f"{path} is a folder, and `{name}` takes an ONNX model.",
             advice="For a PyTorch model there is `winml-dag build`, which exports it first.",
         )
     model = OnnxFile.at(path)

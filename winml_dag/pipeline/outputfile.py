@@ -1,4 +1,5 @@
-"""The one model file that a command puts where its user says, with its weights beside it.
+"""The one file that a command puts where its user says, with what belongs to a model beside it: weights, and the
+binaries of a compiled one.
 
 No manifest lies there to tell whose a file is. Ours is what the cache knows as a result, byte for byte: nothing is lost
 when that is overwritten. All else is somebody's, and is only overwritten when that was asked for; the model that is
@@ -44,7 +45,8 @@ class OutputFile:
                 )
 
     def materialise(self, wanted: Sequence[FileEntry]) -> Materialised:
-        """Make the file be as in *wanted*, and its weights; those of the one that it takes the place of go.
+        """Make the file be as in *wanted*, and what belongs to it; what belonged to the one that it takes the place of
+        goes.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
@@ -80,16 +82,17 @@ class OutputFile:
             return False
 
     def _left_over(self) -> set[str]:
-        """The weights of the model of ours that is there now, as far as they are ours too."""
+        """The weights or binaries of the model of ours that is there now, as far as they are ours too."""
         # Imported here: only a model that takes the place of another needs it.
         from winml_dag.onnxmodel.inspect import inspect_model
 
         path = self._folder / self._name
-        if not path.exists() or not self._known.may_replace(path):
+        if path.suffix != ".onnx" or not path.exists() or not self._known.may_replace(path):
             return set()
         try:
-            names = inspect_model(path).external_data
+            names = inspect_model(path).files[1:]
         except InputError:
             return set()
-        own = f"{self._name}.data"
-        return {own} if own in names and self._known.may_replace(self._folder / own) else set()
+        # Only what has its name: a file of another name may be another model's as well.
+        own = [name for name in names if name.startswith(path.stem)]
+        return {name for name in own if self._known.may_replace(self._folder / name)}

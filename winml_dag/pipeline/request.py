@@ -27,6 +27,7 @@ class Overrides:
 
     ``quant_settings``: fields of ``quant``, by which those of the recipe and of the precision are replaced.
     ``compile_settings``: fields of ``compile``, in the same way; its ``provider_options`` are added to the recipe's.
+    ``settings``: by section, fields of ``export``, ``optim`` and ``validate``, whose paths are absolute.
     ``sensitivity``: rank the nodes besides.
     """
 
@@ -38,6 +39,7 @@ class Overrides:
     precision: str | None = None
     quant_settings: Mapping[str, JsonValue] | None = None
     compile_settings: Mapping[str, JsonValue] | None = None
+    settings: Mapping[str, Mapping[str, JsonValue]] | None = None
     quant: bool | None = None
     compile: bool | None = None
     optimize: bool | None = None
@@ -88,7 +90,12 @@ class Request:
 
 # What is put behind the name of a model for what a command makes of it, when nobody says where that goes. For optimize
 # and quantize it is as with winml-cli.
-_ENDINGS = {"quantize": "_quantized.onnx"}
+_ENDINGS = {
+    "optimize": "_opt.onnx",
+    "calibrate": "_ranges.json",
+    "quantize": "_quantized.onnx",
+    "compile": "_compiled.onnx",
+}
 
 
 def beside(model: Path, command: str) -> Path:

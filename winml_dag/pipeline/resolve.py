@@ -19,7 +19,7 @@ from winml_dag.engine.toolchain import distribution_version
 from winml_dag.ep.registry import Target, installed, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline import sections
-from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.asked import Asked, Model, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, with_compile_settings
@@ -149,7 +149,7 @@ def resolve(
         InputError: for a model or data file that is missing or damaged; *download* allows fetching a model from the
             hub.
     """
-    recipe = Recipe() if loaded is None else loaded.recipe
+    recipe = with_settings(Recipe() if loaded is None else loaded.recipe, overrides.settings)
     base = Path.cwd() if loaded is None else loaded.path.parent
     asked = Asked(recipe, base, loaded is not None, overrides)
     sections.refuse_unavailable(recipe)
@@ -160,8 +160,9 @@ def resolve(
     task = _task(asked, model)
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
-    compile_ = compile_config(asked, target)
-    if not isinstance(compile_, Skip) and "compile" in only:
+    would_compile = compile_config(asked, target)
+    compile_ = would_compile if "compile" in only else Skip("this command does not compile")
+    if not isinstance(compile_, Skip):
         require_installed(target.ep, otherwise="Or leave compiling to such a machine: --no-compile.")
     if onnx is None:
         _require_exporter()
@@ -188,13 +189,13 @@ def resolve(
         target=target,
         inputs=_inputs(asked, model, target, calibration),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
-        optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(compile_, Skip)),
+        optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(would_compile, Skip)),
         analyze=Skip("no operator-support tables in this version"),
         calibrate=sections.calibrate_config(quant, validate, calibration),
         quantize=sections.quantize_configs(quant, target),
         compile=compile_,
         validate=validate,
-        finalize=finalize_config(asked, compile_),
+        finalize=finalize_config(asked, would_compile),
         save_ranges=_save_ranges(asked, calibration),
         declared=_declared(loaded),
     )

@@ -167,7 +167,7 @@ class Quant(Section):
         Raises:
             RecipeError: with one line in ``problems`` for everything that is wrong.
         """
-        return _section_of(cls, values, "quant")
+        return section_of(cls, values, "quant")
 
     def to_dict(self) -> dict[str, JsonValue]:
         """What was set, as a recipe has it; from that, :meth:`from_dict` makes an equal section."""
@@ -175,7 +175,12 @@ class Quant(Section):
         return plain
 
 
-def _section_of(kind: type[S], values: Mapping[str, object], name: str) -> S:
+def section_of(kind: type[S], values: Mapping[str, object], name: str) -> S:
+    """The section *name* of a recipe with the fields *values*, as a recipe has them.
+
+    Raises:
+        RecipeError: with one line in ``problems`` for everything that is wrong.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -240,7 +245,7 @@ class Compile(EpSettings):
         Raises:
             RecipeError: with one line in ``problems`` for everything that is wrong.
         """
-        return _section_of(cls, values, "compile")
+        return section_of(cls, values, "compile")
 
     @model_validator(mode="after")
     def _flatten(self) -> Self:

@@ -1,0 +1,58 @@
+"""``winml-dag compile``: let an execution provider turn an ONNX model into its own binary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from winml_dag.cli.onestage import how_options, run_one
+from winml_dag.cli.options import FILE
+from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.settings import COMPILE, VALIDATION, target_options
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.request import Overrides, Request, beside
+
+
+@click.command(name="compile")
+@click.option("-m", "--model", type=FILE, required=True, help="The ONNX model, quantized or not.")
+@click.option("-o", "--output", type=FILE, help="Where the result goes [MODEL_compiled.onnx beside the model].")
+@click.option("--output-dir", type=FILE, help="The folder for MODEL_compiled.onnx, in place of -o.")
+@click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which compile, validate and the target count.")
+@target_options
+@COMPILE
+@click.option("--validate/--no-validate", default=None, help="Run the result and hold it against the model [on].")
+@VALIDATION
+@how_options
+def command(**options: Any) -> int:
+    """Compile an ONNX model ahead of time: one file, with the provider's binary beside it or (`--embed`) inside. It is
+    loaded, run and held against the model that it was made from.
+
+    \b
+    winml-dag compile -m quantized.onnx --ep qnn --soc-model 60
+    """
+    return run_one(options, request_of, OUTCOME)
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    model: Path = options["model"]
+    overrides = Overrides(
+        onnx=model,
+        ep=options["ep"],
+        device=options["device"],
+        compile_settings=COMPILE.given(options),
+        settings={"validate": VALIDATION.given(options)},
+        validate=options["validate"],
+    )
+    return Request(options["recipe"], overrides, command="compile", output_file=_output(model, options))
+
+
+def _output(model: Path, options: Mapping[str, Any]) -> Path:
+    output, folder = options["output"], options["output_dir"]
+    if output is not None and folder is not None:
+        raise UsageError("-o and --output-dir say both where the result goes.", advice="Give one of them.")
+    usual = beside(model, "compile")
+    return output or (usual if folder is None else folder / usual.name)

@@ -1,0 +1,44 @@
+"""``winml-dag export``: turn a PyTorch model into one ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from winml_dag.cli.onestage import how_options, run_one
+from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.settings import EXPORT
+from winml_dag.pipeline.request import Overrides, Request
+
+
+@click.command(name="export")
+@click.option("-m", "--model", type=TEXT, help="A hub id or a model folder [the recipe's].")
+@click.option("-o", "--output", type=FILE, required=True, help="Where the ONNX model goes.")
+@click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which model, loader and export count.")
+@click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification.")
+@EXPORT
+@click.option("--random-weights", is_flag=True, help="Make the weights up; no model files are needed.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model.")
+@how_options
+def command(**options: Any) -> int:
+    """Export a PyTorch model into one ONNX file, held against PyTorch, with its modules in a file beside it.
+
+    \b
+    winml-dag export -m ./bert -t text-classification -o bert.onnx
+    """
+    return run_one(options, request_of, OUTCOME)
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    overrides = Overrides(
+        model=options["model"],
+        task=options["task"],
+        settings={"export": EXPORT.given(options)},
+        random_weights=options["random_weights"],
+        trust_remote_code=options["trust_remote_code"],
+    )
+    return Request(options["recipe"], overrides, command="export", output_file=options["output"])

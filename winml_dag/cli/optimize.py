@@ -1,0 +1,107 @@
+"""``winml-dag optimize``: optimize an ONNX model into one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from winml_dag.canonical import JsonValue
+from winml_dag.cli.onestage import how_options, run_one
+from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.request import Overrides, Request, beside
+from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.spelling import known_instead
+
+
+def _print_flags(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """The table of flags, in the format that the rest of the call asks for."""
+    if not wanted or context.resilient_parsing:
+        return
+    from winml_dag.stages.optimize.flags import FLAGS
+
+    if context.params.get("format_") == "json":
+        import json
+
+        flags = [
+            {"name": name, "description": flag.description, "always_on": flag.always_on} for name, flag in FLAGS.items()
+        ]
+        click.echo(json.dumps({"flags": flags}, ensure_ascii=False))
+    else:
+        width = max(map(len, FLAGS))
+        for name, flag in FLAGS.items():
+            click.echo(f"{name:<{width}}  {flag.description}")
+    context.exit()
+
+
+def _winml_cli_flags(function: Any) -> Any:
+    """``--enable-gelu-fusion`` and ``--disable-gelu-fusion``, as winml-cli spells them; help has the short form."""
+    for name in OPTIM_FLAGS:
+        word = name.replace("_", "-")
+        function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)
+    return function
+
+
+@click.command(name="optimize")
+@click.option("-m", "--model", type=FILE, required=True, help="The ONNX model.")
+@click.option("-o", "--output", type=FILE, help="Where the result goes [MODEL_opt.onnx beside the model].")
+@click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which optim, validate and the target count.")
+@click.option("--enable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to switch on.")
+@click.option("--disable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to leave out.")
+@click.option(
+    "--list-capabilities",
+    is_flag=True,
+    expose_value=False,
+    callback=_print_flags,
+    help="Print the optimizations that there are, and nothing else.",
+)
+@_winml_cli_flags
+@target_options
+@VALIDATION
+@no_validate_option
+@how_options
+def command(**options: Any) -> int:
+    """Optimize an ONNX model into one file: make its graph smaller, and hold it against the model as it was.
+
+    \b
+    winml-dag optimize -m model.onnx --enable gelu_fusion
+    winml-dag optimize --list-capabilities
+    """
+    return run_one(options, request_of, OUTCOME)
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """What the *options* of one call, by the names of the command's parameters, ask for."""
+    model: Path = options["model"]
+    overrides = Overrides(
+        onnx=model,
+        ep=options["ep"],
+        device=options["device"],
+        settings={"optim": flags_of(options), "validate": VALIDATION.given(options)},
+        validate=False if options["no_validate"] else None,
+    )
+    return Request(
+        options["recipe"], overrides, command="optimize", output_file=options["output"] or beside(model, "optimize")
+    )
+
+
+def flags_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Every flag that is switched on or off by name.
+
+    Raises:
+        UsageError: for a name that is none, and for a flag that is switched both on and off.
+    """
+    found: dict[str, JsonValue] = {name: options[name] for name in OPTIM_FLAGS if options[name] is not None}
+    for option, on in (("enable", True), ("disable", False)):
+        for given in options[option]:
+            name = given.replace("-", "_")
+            if name not in OPTIM_FLAGS:
+                raise UsageError(f"--{option}: {given!r} is no optimization{known_instead(name, OPTIM_FLAGS)}.")
+            if found.setdefault(name, on) is not on:
+                raise UsageError(f"{name} is switched on and off.", advice="Keep one of the two.")
+    return found

@@ -1,0 +1,64 @@
+"""What the commands for one stage tell of what they did: a line or two for people, one object for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.onestage import Telling
+from winml_dag.store.quantities import counted
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.request import Request
+
+
+def _value(result: BuildResult, request: Request) -> JsonObject:
+    from winml_dag.pipeline.outcome import outcome_of
+
+    assert request.command is not None
+    return outcome_of(result, request.command).to_json()
+
+
+def _lines(result: BuildResult, request: Request) -> Iterator[str]:
+    from winml_dag.pipeline.outcome import outcome_of
+
+    assert request.command is not None
+    outcome = outcome_of(result, request.command)
+    if line := _LINES.get(request.command):
+        yield f"{line(outcome.metrics)}, {outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
+    if outcome.quality is not None:
+        yield f"held against the model that was given: {outcome.quality.sentence()}"
+
+
+OUTCOME = Telling(_value, done=_lines)
+
+
+def _optimized(metrics: Mapping[str, Any]) -> str:
+    applied = [f"{name} in {counted(count, 'place')}" for name, count in metrics["applied"].items()]
+    left = [f"{name}: {why}" for name, why in metrics["left"].items()]
+    parts = [f"optimized {metrics['nodes_before']} -> {metrics['nodes_after']} nodes", *applied, *left]
+    return ", ".join(parts)
+
+
+def _exported(metrics: Mapping[str, Any]) -> str:
+    return (
+        f"exported {counted(metrics['nodes'], 'node')} in opset {metrics['opset_version']}"
+        f" ({metrics['exporter']}), {metrics['parameters'] / 1e6:.1f} M parameters,"
+        f" largest difference to PyTorch {metrics['max_abs_difference']:.2g}"
+    )
+
+
+def _calibrated(metrics: Mapping[str, Any]) -> str:
+    return (
+        f"ranges of {counted(metrics['tensors'], 'tensor')}"
+        f" from {counted(metrics['samples'], 'sample')} ({metrics['data']})"
+    )
+
+
+_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "optimize": _optimized,
+    "export": _exported,
+    "calibrate": _calibrated,
+}

@@ -1,0 +1,77 @@
+"""What became of a command for one stage, put together from the records of its stages; quantize says more of itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import Status
+from winml_dag.stages.quality import Quality
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildResult, StageView
+
+_NO_METRICS: JsonObject = {}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a command.
+
+    Attributes:
+        success: whether it ended well.
+        output_path: the file that it made; None when it failed.
+        total_time_seconds: of this call as a whole.
+        elapsed_seconds: of the command's stage, when its work was done.
+        cached: whether its stage did not run, because its result was known.
+        metrics: what its stage measured.
+        validation: what validate measured of the result; None when it did not run.
+        errors: why it failed, one sentence each.
+        warnings: what to know before relying on the result, one sentence each.
+    """
+
+    success: bool
+    output_path: Path | None
+    total_time_seconds: float
+    elapsed_seconds: float
+    cached: bool
+    metrics: JsonObject
+    validation: JsonObject | None
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def quality(self) -> Quality | None:
+        """How far the result is from what it was made from; None where nothing was measured against something."""
+        return None if self.validation is None else Quality.from_json(self.validation.get("quality"))
+
+    def to_json(self) -> JsonObject:
+        value = asdict(self)
+        value["output_path"] = None if self.output_path is None else str(self.output_path)
+        return value
+
+
+def outcome_of(result: BuildResult, command: str) -> Outcome:
+    """What became of *command*, whose stage has its name, in *result*."""
+    main = next(view for view in result.stages if view.stage == command)
+    validation = next((view for view in result.stages if view.stage == "validate"), None)
+    done = [view.result for view in result.stages if view.result is not None]
+    return Outcome(
+        success=not result.failed,
+        output_path=result.final_artifact,
+        total_time_seconds=result.elapsed_seconds,
+        elapsed_seconds=0.0
+        if main.result is None or main.result.record is None
+        else main.result.record.elapsed_seconds,
+        cached=main.status is Status.REUSED,
+        metrics=_metrics(main) or _NO_METRICS,
+        validation=None if validation is None else _metrics(validation),
+        errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
+        warnings=result.build.notices,
+    )
+
+
+def _metrics(view: StageView) -> JsonObject | None:
+    return None if view.result is None or view.result.record is None else view.result.record.metrics
