@@ -1,8 +1,10 @@
-"""What is done about the few huge values of a model before Q and DQ are inserted, so that integers hold the rest."""
+"""What is done to a model before Q and DQ are inserted: additions of zero are taken out, and the few huge values are
+tamed, so that integers hold the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from onnx import GraphProto, NodeProto
@@ -12,6 +14,7 @@ from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.quantize.selection import override_types, select
 from winml_dag.stages.quantize.wide import wide_nodes, with_large_bias
+from winml_dag.stages.quantize.zeros import take_out_zero_additions
 from winml_dag.stages.ranges import Ranges
 
 _FOUR_BITS = ("uint4", "int4")
@@ -26,31 +29,45 @@ class Tamed:
         fields: with the types of single nodes.
         equalized_tensors: how many were equalized.
         activations_kept_at_16_bits: how many are made by nodes that compute with 16 bits.
+        zero_additions: how many of them were taken out.
     """
 
     ranges: Ranges
     fields: QuantizeFields
     equalized_tensors: int = 0
     activations_kept_at_16_bits: int = 0
+    zero_additions: int = 0
 
 
 def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields, *, mixes_widths: bool) -> Tamed:
-    """Change *graphs* (see :func:`equalize`), whose nodes must have names, and decide types of single nodes, where
-    *fields* ask for 8 bits.
+    """Take additions of zero out of *graphs* (see :func:`take_out_zero_additions`), whose nodes must have names; where
+    *fields* ask for 8 bits, equalize them and decide types of single nodes.
 
     ``fields.equalize`` false leaves all as it is, *mixes_widths* false the types of nodes. Types that the config gives
     to a node stay.
     """
-    wide = SIXTEEN_BITS.get(str(fields.activation_type))
-    if wide is None:
-        return Tamed(ranges, _with_room_for_biases(graphs, ranges, fields))
-    if not fields.equalize or not ranges.typical:
-        return Tamed(ranges, fields)
     selection = select(graphs[0], fields)
 
     def taken(node: NodeProto) -> bool:
         return selection.takes(node.op_type) and node.name not in selection.nodes
 
+    theirs = override_types(graphs[0], fields.node_overrides or ())
+    zeros = take_out_zero_additions(graphs, ranges, taken, keep=frozenset(theirs))
+    return replace(_tame(graphs, ranges, fields, taken, mixes_widths), zero_additions=zeros)
+
+
+def _tame(
+    graphs: Sequence[GraphProto],
+    ranges: Ranges,
+    fields: QuantizeFields,
+    taken: Callable[[NodeProto], bool],
+    mixes_widths: bool,
+) -> Tamed:
+    wide = SIXTEEN_BITS.get(str(fields.activation_type))
+    if wide is None:
+        return Tamed(ranges, _with_room_for_biases(graphs, ranges, fields))
+    if not fields.equalize or not ranges.typical:
+        return Tamed(ranges, fields)
     # What equalizing takes from activations it puts into weights, and 4 bits have no room for it: the lowest cosine of
     # all-MiniLM-L6-v2 in w4a8 is 0.37 with it, and 0.85 without.
     narrow = fields.weight_type in _FOUR_BITS

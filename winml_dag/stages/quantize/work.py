@@ -43,7 +43,8 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     Metrics: ``nodes_quantized`` and ``nodes_skipped``, nodes that compute with floats, the latter also by operator;
     ``quantize_linear`` and ``dequantize_linear``, nodes that were added; ``weights_by_type``, ``activations_by_type``,
     tensors; ``size_before_bytes``, ``size_after_bytes``, with weights; for static ``qdq_insertion_time_seconds``,
-    and of 8-bit activations ``equalized_tensors`` and ``activations_kept_at_16_bits``, to spare them outliers;
+    ``zero_additions_taken_out``, and of 8-bit activations ``equalized_tensors`` and ``activations_kept_at_16_bits``,
+    to spare them outliers;
     ``postproc_time_seconds``, of writing the model and loading it to see that it can be.
 
     Raises:
@@ -105,6 +106,7 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
             "qdq_insertion_time_seconds": insertion.seconds,
             "equalized_tensors": insertion.tamed.equalized_tensors,
             "activations_kept_at_16_bits": insertion.tamed.activations_kept_at_16_bits,
+            "zero_additions_taken_out": insertion.tamed.zero_additions,
         }
         return Quantized(insertion.model, insertion.census, str(fields.weight_type), str(fields.activation_type), more)
     if fields.mode == "fp16":

@@ -53,7 +53,7 @@ class SensitivityConfig:
 
 SENSITIVITY = Stage(
     name="sensitivity",
-    version=1,
+    version=2,
     work="winml_dag.stages.sensitivity.work:run",
     config="winml_dag.stages.sensitivity:SensitivityConfig",
     inputs={
