@@ -78,15 +78,17 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
     except Exception as error:
         raise StageError(
             f"{target.ep.name} cannot be set up for device {target.device!r} here: {reason(error)}",
-            advice=f"Check that this machine has that device, and the provider options. {SEE_LOG}",
+            advice=f"Check the provider options, and that this machine has that device; this provider drives "
+            f"{', '.join(target.ep.devices)}. {SEE_LOG}",
         ) from error
     return settings
 
 
 def create_session(
-    model: Path, target: Target, options: Mapping[str, str], *, threads: int | None = None
+    model: Path, target: Target, options: Mapping[str, str], *, threads: int | None = None, compiled: bool = False
 ) -> onnxruntime.InferenceSession:
     """Load *model* for *target*; *threads* are those of one operator, None as many as onnxruntime thinks fit.
+    *compiled*: whether it was compiled for *target*.
 
     Raises:
         StageError: when it does not load there, or would run entirely on the CPU instead.
@@ -101,7 +103,7 @@ def create_session(
     try:
         session = onnxruntime.InferenceSession(str(model), settings, providers, enable_fallback=0)
     except Exception as error:
-        raise StageError(f"{target.ep.name} cannot load {model.name}: {reason(error)}", advice=SEE_LOG) from error
+        raise _load_error(model, target, reason(error), compiled=compiled) from error
     session.disable_fallback()
     if target.ep != CPU and target.ep.name not in assigned_nodes(session):
         raise StageError(
@@ -109,6 +111,17 @@ def create_session(
             advice=f"Check the provider options. {SEE_LOG}",
         )
     return session
+
+
+def _load_error(model: Path, target: Target, why: str, *, compiled: bool) -> StageError:
+    name = target.ep.name
+    if not (compiled and target.ep.makes_ep_context):
+        return StageError(f"{name} cannot load {model.name}: {why}", advice=SEE_LOG)
+    as_onnx = f"--no-compile ships the ONNX model, which {name} compiles when it is loaded. {SEE_LOG}"
+    return StageError(
+        f"{name} compiled this model and cannot load it back: {why.rstrip('.')}.",
+        advice=as_onnx if target.ep.takes_onnx else SEE_LOG,
+    )
 
 
 SEE_LOG = "The log of this stage has the execution provider's own words."

@@ -7,7 +7,7 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 
 from winml_dag.ep.quantization import integers_of
-from winml_dag.ep.registry import Target
+from winml_dag.ep.registry import Target, installed
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.calibration import Calibration
@@ -227,9 +227,8 @@ def validate_config(
     classifies = task is not None and task.endswith(CLASSIFYING_TASKS)
     fields = ValidateFields(bound, wanted.samples, None if given.data is not None else wanted.seed, classifies)
     columns = None if given.columns is None else Columns(given.columns)
-    if isinstance(compiled, Skip):
-        # A model that is not compiled runs on the CPU as it is; compiling it on load for another target is not our
-        # result.
+    if isinstance(compiled, Skip) and not (target.ep.takes_onnx and installed(target.ep)):
+        # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
         return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"), columns)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
     named = file_option_names(asked, target)

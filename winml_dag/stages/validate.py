@@ -123,6 +123,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     """
     from winml_dag.ep.session import assigned_nodes, create_session
     from winml_dag.onnxmodel.feeds import model_inputs
+    from winml_dag.onnxmodel.inspect import inspect_model
     from winml_dag.onnxmodel.top1 import class_scores
     from winml_dag.stages.figures import quality
     from winml_dag.stages.samples.read import samples_to_validate
@@ -130,7 +131,9 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     fields = config.validate
     target = resolve_target(config.target.execution_provider, config.target.device)
     reference_path = workspace.input_file("reference", ".onnx")
-    candidate = create_session(workspace.input_file("model", ".onnx"), target, _session_options(target, config.target))
+    model_path = workspace.input_file("model", ".onnx")
+    options, compiled = _session_options(target, config.target), inspect_model(model_path).is_compiled
+    candidate = create_session(model_path, target, options, compiled=compiled)
     reference = create_session(reference_path, Target(CPU, "cpu"), {})
     inputs = model_inputs(reference_path)
     names = _output_names(reference, candidate)
