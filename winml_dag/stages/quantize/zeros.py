@@ -57,7 +57,8 @@ def _unchanged(
 ) -> str | None:
     """What *node* puts out as it is; None when it does more than that."""
     for position in {"Add": (1, 0), "Sub": (1,)}.get(node.op_type, ()):
-        zero, data = constants.get(node.input[position]), node.input[1 - position]
+        data: str = node.input[1 - position]
+        zero = constants.get(node.input[position])
         if zero is None or zero.data_type != TensorProto.FLOAT or data not in shapes:
             continue
         if _fits(tuple(zero.dims), shapes[data]) and _is_nothing(zero, ranges.bounds.get(node.output[0])):
