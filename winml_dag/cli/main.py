@@ -25,6 +25,8 @@ COMMANDS = {
     "calibrate": ("winml_dag.cli.calibrate", "Write down the ranges of a model's activations."),
     "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
     "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),
+    "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
+    "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
     "why": ("winml_dag.cli.why", "Explain one stage of a build."),
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),

@@ -76,7 +76,7 @@ def rebuild_option(function: F) -> F:
 
 def format_option(function: F) -> F:
     choice = click.Choice(["text", "json"])
-    return click.option("--format", "format_", type=choice, default="text", help="text or json.")(function)
+    return click.option("-f", "--format", "format_", type=choice, default="text", help="text or json.")(function)
 
 
 def request_from(options: dict[str, Any]) -> tuple[Request, Path]:

@@ -1,0 +1,256 @@
+"""``winml-dag inspect`` and ``winml-dag verify``: what a file is, and whether a folder is as it was built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.main import run
+from winml_dag.engine.memory import MemoryExecutor
+from winml_dag.engine.stage import Node, Workspace
+from winml_dag.pipeline.build import build
+from winml_dag.pipeline.layout import STAGE_FILE
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.store.digest import digest_file
+from winml_dag.store.local import LocalStore
+
+Says = Callable[..., str]
+
+
+def tiny(path: Path, **changes: Any) -> Path:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], **changes), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``out``, that a build has filled whose stages pass the model on."""
+    folder = tmp_path_factory.mktemp("built")
+    content = tiny(folder / "tiny.onnx").read_bytes()
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        for slot, place in workspace.outputs.items():
+            name = STAGE_FILE.get(node.stage.name)
+            (place / (name or f"{slot}.json")).write_bytes(content if name else b"{}")
+        return {}
+
+    recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out"}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    store = LocalStore(folder / "cache")
+    planned = plan_request(Request(folder / "recipe.yaml", Overrides()), store, download=False)
+    assert not build(planned, store, executor=MemoryExecutor(work)).failed
+    store.close()
+    return folder / "out"
+
+
+@pytest.fixture
+def out(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(built, tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    return Path("out")
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Says:
+    def says(*arguments: str, code: int = 0, errors: bool = False) -> str:
+        capsys.readouterr()
+        assert run([*arguments]) == code
+        out, messages = capsys.readouterr()
+        return messages if errors else out
+
+    return says
+
+
+def value(text: str) -> dict[str, Any]:
+    (line,) = text.splitlines()
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed
+
+
+def test_an_output_folder_tells_its_model_and_where_it_comes_from(out: Path, says: Says) -> None:
+    text = says("inspect", "out")
+    assert text.startswith(f"{out / 'model.onnx'}: ")
+    for words in (
+        "x  float32[1, 4]",
+        "1: Relu 1",
+        "opset ai.onnx 17",
+        "finalize, as it was built",
+        "tiny.onnx in fp32 for CPUExecutionProvider (cpu)",
+        "all models of out:",
+        "optimized.onnx",
+    ):
+        assert words in text
+    found = value(says("inspect", "-m", "out", "-f", "json"))
+    assert found["precision"]["name"] == "fp32"
+    assert found["provenance"]["made_by"] == "finalize"
+    assert found["provenance"]["matches"] is True
+    assert [other["name"] for other in found["folder"]] == ["model.onnx", "optimized.onnx"]
+    assert found["errors"] == found["warnings"] == []
+
+
+def test_a_model_that_was_changed_since_its_build_is_told(out: Path, says: Says) -> None:
+    tiny(out / "optimized.onnx", producer_name="somebody")
+    found = value(says("inspect", "out/optimized.onnx", "--format", "json"))
+    assert found["provenance"]["matches"] is False
+    assert "It is not the file that its build made" in found["warnings"][0]
+    assert "optimize.0, changed since" in says("inspect", "out/optimized.onnx")
+    shutil.copy(out / "optimized.onnx", out / "mine.onnx")
+    assert "nobody: build_manifest.json beside it does not list it" in says("inspect", "out/mine.onnx")
+    (out / "build_manifest.json").write_text("{")
+    assert "warning: out/build_manifest.json is damaged" in says("inspect", "out").replace("\\", "/")
+
+
+def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says: Says) -> None:
+    assert "There is nothing to inspect" in says("inspect", code=2, errors=True)
+    assert "does not exist" in says("inspect", "none.onnx", code=3, errors=True)
+    (out / "model.onnx").write_bytes((out / "model.onnx").read_bytes()[:-9])
+    assert "cut short or damaged" in says("inspect", "out/model.onnx", code=3, errors=True)
+    assert "cut short or damaged" in value(says("inspect", "out", "--format", "json", code=3))["errors"][0]
+    Path("empty").mkdir()
+    assert "has no ONNX model" in says("inspect", "empty", code=3, errors=True)
+    for name in ("a.onnx", "b.onnx"):
+        tiny(Path("empty") / name)
+    assert "several models: a.onnx, b.onnx" in says("inspect", "empty", code=3, errors=True)
+
+
+def test_a_missing_binary_is_told_and_the_rest_too(tmp_path: Path, says: Says) -> None:
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="a.bin")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets), model)
+    assert "a.bin, missing" in says("inspect", str(model), code=3)
+    found = value(says("inspect", str(model), "--format", "json", code=3))
+    assert found["files"] == [
+        {"name": "a.bin", "holds": "binary", "present": False, "size_bytes": None, "needed_bytes": 1}
+    ]
+    assert "a.bin, which m.onnx needs, does not exist" in found["errors"][0]
+
+
+def test_a_folder_as_it_was_built_is_sound(out: Path, says: Says) -> None:
+    (out / "notes.txt").write_text("mine")
+    text = says("verify", "out")
+    assert f"not of the build: {out / 'notes.txt'}" in text
+    assert "Sound: out, 3 of 3 files as built" in text
+    found = value(says("verify", "out", "--format", "json"))
+    assert found["sound"] is True
+    assert found["folders"][0]["extra"] == ["notes.txt"]
+    assert [Path(file["path"]).name for file in found["folders"][0]["files"]] == [
+        "model.onnx",
+        "optimized.onnx",
+        "winml_build_config.json",
+    ]
+
+
+def test_every_file_that_is_not_as_built_is_named(out: Path, says: Says) -> None:
+    content = bytearray((out / "model.onnx").read_bytes())
+    content[-1] ^= 1
+    (out / "model.onnx").write_bytes(content)
+    (out / "optimized.onnx").unlink()
+    settings = json.loads((out / "winml_build_config.json").read_text())
+    (out / "winml_build_config.json").write_text(json.dumps({**settings, "precision": "fp16"}))
+    text = says("verify", "out", code=1)
+    assert f"changed: {out / 'model.onnx'} (xxh3-128:" in text
+    assert f"missing: {out / 'optimized.onnx'}" in text
+    assert f"changed: {out / 'winml_build_config.json'} (other settings than those of the build)" in text
+    assert "Not sound: out, 0 of 3 files as built" in text
+    (out / "model.onnx").write_bytes(content + b"!")
+    assert f"{len(content) + 1} bytes instead of {len(content)}" in says("verify", "out", code=1)
+
+
+def test_one_file_is_checked_alone(out: Path, says: Says) -> None:
+    (out / "optimized.onnx").write_bytes(b"other")
+    assert "1 of 1 file as built" in says("verify", "out/model.onnx")
+    assert "changed: " in says("verify", "out/optimized.onnx", code=1)
+    tiny(out / "mine.onnx")
+    assert "does not list mine.onnx" in says("verify", "out/mine.onnx", code=3, errors=True)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda stage: stage["outputs"]["model"].update(digest="sha256:" + "0" * 64), "another digest than its files"),
+        (lambda stage: stage["config"].update(more=1), "another config_hash than its config makes"),
+        (lambda stage: stage["inputs"]["model"].update(digest="sha256:" + "1" * 64), "reads other bytes as model"),
+    ],
+)
+def test_a_manifest_that_was_edited_contradicts_itself(
+    out: Path, says: Says, edit: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    path = out / "build_manifest.json"
+    manifest = json.loads(path.read_text())
+    edit(next(stage for stage in manifest["stages"] if stage.get("id") == "optimize.0"))
+    path.write_text(json.dumps(manifest))
+    assert words in says("verify", "out", code=1)
+
+
+def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says: Says) -> None:
+    """Somebody swaps a model and its line among the files, and forgets what finalize has put out."""
+    tiny(out / "model.onnx", producer_name="somebody")
+    path = out / "build_manifest.json"
+    manifest = json.loads(path.read_text())
+    entry = next(entry for entry in manifest["files"] if entry["name"] == "model.onnx")
+    entry.update(digest=digest_file(out / "model.onnx"), size=(out / "model.onnx").stat().st_size)
+    path.write_text(json.dumps(manifest))
+    assert "model.onnx has another digest among the files than finalize put out" in says("verify", "out", code=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is damaged: it is no JSON"),
+        ("{}", "is not of this program: it has no schema_version"),
+        ('{"schema_version": 2}', "has schema_version 2, and this version of winml-dag reads 1 only"),
+        ('{"schema_version": 1}', "is damaged"),
+        ('{"schema_version": 1, "stages": [], "files": [{"name": "../a"}]}', "is damaged: A file in a record"),
+    ],
+)
+def test_a_manifest_that_is_none_of_ours_is_refused(out: Path, says: Says, text: str, words: str) -> None:
+    (out / "build_manifest.json").write_text(text)
+    assert words in says("verify", "out", code=3, errors=True)
+    assert words in value(says("verify", "out", "--format", "json", code=3))["errors"][0]
+
+
+def test_a_folder_without_a_manifest_is_refused(out: Path, says: Says) -> None:
+    (out / "build_manifest.json").unlink()
+    assert "nothing says what should be in it" in says("verify", "out", code=3, errors=True)
+    assert "nothing says what model.onnx should be" in says("verify", "out/model.onnx", code=3, errors=True)
+
+
+def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says: Says) -> None:
+    (tmp_path / "a.txt").write_text("source")
+    recipe = {
+        "stages": {"copy": {"command": ["cp", "{inputs.text}", "{outputs.copy}"],
+                            "inputs": {"text": "a.txt"}, "outputs": {"copy": "sub/b.txt"}}}
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["build", "-q", "-c", str(tmp_path / "recipe.yaml"), "--cache-dir", str(tmp_path / "cache")]
+    says(*arguments)
+    assert "1 of 1 file as built" in says("verify", str(tmp_path))
+    (tmp_path / "sub" / "b.txt").write_text("edited")
+    assert f"changed: {tmp_path / 'sub' / 'b.txt'}" in says("verify", str(tmp_path), code=1)
+
+
+@pytest.mark.usefixtures("out")
+def test_neither_command_imports_anything_heavy() -> None:
+    code = (
+        "import sys\nfrom winml_dag.cli.main import run\n"
+        "assert run(['inspect', 'out']) == 0 and run(['verify', 'out']) == 0\n"
+        "heavy = ('onnx', 'numpy', 'onnxruntime', 'torch', 'pydantic', 'networkx', 'rich', 'diskcache')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,141 @@
+"""What a model file tells of itself, the files that belong to it, and what is surely wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.description import Sidecar, TensorSize, describe_model
+from winml_dag.onnxmodel.files import save_model
+
+ModelMaker = Callable[..., onnx.ModelProto]
+
+
+def written(
+    path: Path, nodes: list[NodeProto], opset: int = 21, shape: tuple[object, ...] = (4,), **numbers: object
+) -> Path:
+    """A model from ``x`` to ``y`` with the constants *numbers*."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)) for name in "xy")
+    constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in numbers.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    return path
+
+
+def qdq(scale: float, zero_point: object = np.uint8(0), **kwargs: object) -> Callable[[Path], Path]:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    return lambda path: written(path, nodes, scale=np.float32(scale), zero=zero_point, **kwargs)
+
+
+def warnings(path: Path, *, for_npu: bool = False) -> str:
+    return " ".join(describe_model(path, for_npu=for_npu).warnings)
+
+
+def test_tensors_are_listed_the_largest_first(linear: ModelMaker, branching: onnx.ModelProto, tmp_path: Path) -> None:
+    save_model(linear(), tmp_path / "m.onnx")
+    assert describe_model(tmp_path / "m.onnx").tensors == (
+        TensorSize("weight", "float32", (64, 64), 16384, ""),
+        TensorSize("bias", "float32", (64,), 256, ""),
+    )
+    onnx.save(branching, tmp_path / "b.onnx")
+    found = describe_model(tmp_path / "b.onnx")
+    assert [tensor.name for tensor in found.tensors] == ["big", "sparse_at", "sparse", "condition"]
+    assert sum(tensor.size for tensor in found.tensors) == found.summary.weight_size
+
+
+@pytest.mark.usefixtures("low_threshold")
+def test_weights_beside_the_model_are_told_as_what_they_are(linear: ModelMaker, tmp_path: Path) -> None:
+    save_model(linear(), tmp_path / "m.onnx")
+    data = tmp_path / "m.onnx.data"
+    size = data.stat().st_size
+    found = describe_model(tmp_path / "m.onnx")
+    assert found.sidecars == (Sidecar("m.onnx.data", "weights", size, 16384, ""),)
+    assert found.total_size == found.size + size
+    assert found.tensors[0].file == "m.onnx.data"
+    assert not found.problems
+
+    data.write_bytes(bytes(16383))
+    (problem,) = describe_model(tmp_path / "m.onnx").problems
+    assert "m.onnx.data is cut short: m.onnx needs 16384 bytes of it, and it has 16383." in problem
+    data.unlink()
+    found = describe_model(tmp_path / "m.onnx")
+    assert found.sidecars[0].size is None
+    assert "m.onnx.data, which m.onnx needs, does not exist." in found.problems[0]
+    assert found.summary.op_counts == {"Add": 1, "MatMul": 1}
+
+
+def test_a_compiled_model_without_its_binary_is_still_described(tmp_path: Path) -> None:
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="a.bin")
+    written(tmp_path / "m.onnx", [node])
+    model = onnx.load(tmp_path / "m.onnx")
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    model.metadata_props.add(key="ep_compatibility_info.QNNExecutionProvider", value="v2:73")
+    onnx.save(model, tmp_path / "m.onnx")
+    found = describe_model(tmp_path / "m.onnx")
+    assert found.compatibility == {"QNNExecutionProvider": "v2:73"}
+    assert (found.sidecars[0].name, found.sidecars[0].holds, found.sidecars[0].size) == ("a.bin", "binary", None)
+    assert "a.bin, which m.onnx needs, does not exist" in found.problems[0]
+    (tmp_path / "a.bin").touch()
+    assert "a.bin is cut short" in describe_model(tmp_path / "m.onnx").problems[0]
+    (tmp_path / "a.bin").write_bytes(b"binary")
+    assert not describe_model(tmp_path / "m.onnx").problems
+
+
+def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="../a")
+    with pytest.raises(InputError, match="not a plain name"):
+        describe_model(written(tmp_path / "m.onnx", [node]))
+
+
+@pytest.mark.parametrize(
+    ("make", "warning"),
+    [
+        (qdq(0.0), "A scale that is zero, negative or no number makes nonsense of what it scales: scale."),
+        (qdq(-1.0), "A scale that is zero"),
+        (qdq(float("nan")), "A scale that is zero"),
+        (qdq(1.0, np.uint16(0), opset=19), "have no uint16 in opset 19: export with opset 21"),
+        (lambda path: written(path, [helper.make_node("Relu", ["x"], ["z"])]), "No node makes y"),
+        (
+            lambda path: written(path, [helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")]),
+            "operators of com.microsoft, of which it declares no version",
+        ),
+    ],
+)
+def test_what_no_runtime_can_use_is_told(make: Callable[[Path], Path], warning: str, tmp_path: Path) -> None:
+    assert warning in warnings(make(tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        qdq(1.0),
+        qdq(1e-30),
+        qdq(1.0, np.uint16(0)),
+        qdq(1.0, opset=13),
+        lambda path: written(path, [helper.make_node("Relu", ["x"], ["y"])], shape=("batch",)),
+    ],
+)
+def test_sound_models_are_not_complained_about(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    assert warnings(make(tmp_path / "m.onnx")) == ""
+
+
+def test_open_shapes_are_a_complaint_for_an_npu_only(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], shape=("batch", 4))
+    assert warnings(path) == ""
+    assert warnings(path, for_npu=True) == ("x has no fixed shape, and an NPU needs one: export with fixed dimensions.")
+    written(path, [helper.make_node("Relu", ["x"], ["y"])])
+    assert warnings(path, for_npu=True) == ""
+
+
+def test_no_model_of_the_onnx_package_is_called_wrong(onnx_test_models: list[Path]) -> None:
+    told = {path.parent.name: warnings(path) for path in onnx_test_models}
+    assert {name: text for name, text in told.items() if text} == {}

@@ -1,0 +1,159 @@
+"""Everything that a model file tells about itself, for people: what ``winml-dag inspect`` shows.
+
+Other than :mod:`winml_dag.onnxmodel.inspect`, which refuses an incomplete model, this tells what is missing, too. No
+tensor data is read, so the size of the model does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel import lint
+from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors, read_model
+from winml_dag.onnxmodel.inspect import ModelSummary, summarize
+from winml_dag.onnxmodel.precision import FoundPrecision, constants_of, precision_of
+from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
+
+_COMPATIBILITY = "ep_compatibility_info."
+
+
+@dataclass(frozen=True)
+class TensorSize:
+    """A constant: ``size`` in bytes, ``file`` with its data, empty when it is in the model itself."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    file: str
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A file that belongs to the model.
+
+    Attributes:
+        holds: ``weights``, or ``binary`` of EPContext nodes.
+        size: in bytes; None when it is missing.
+        needed: so many bytes it must have at least, as far as the model tells.
+        problem: why it cannot be used, as a sentence; empty when it can.
+    """
+
+    name: str
+    holds: str
+    size: int | None
+    needed: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What :func:`describe_model` found.
+
+    Attributes:
+        size: of the model file itself, in bytes.
+        tensors: all constants, the largest first.
+        compatibility: what each execution provider left for its runtime to check, by its name.
+        warnings: what is surely wrong, as sentences.
+    """
+
+    path: Path
+    size: int
+    summary: ModelSummary
+    precision: FoundPrecision
+    tensors: tuple[TensorSize, ...]
+    sidecars: tuple[Sidecar, ...]
+    compatibility: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of the model and of all its files that are there."""
+        return self.size + sum(sidecar.size or 0 for sidecar in self.sidecars)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the model cannot be used at all, as sentences."""
+        return tuple(sidecar.problem for sidecar in self.sidecars if sidecar.problem)
+
+
+def describe_model(path: Path, *, for_npu: bool = False) -> Description:
+    """Look at the model *path*, which is *for_npu* when that is known.
+
+    Raises:
+        InputError: when it is not a readable ONNX model, or refers to a file outside of its folder. A missing file is a
+            problem in the description.
+    """
+    model = read_model(path)
+    summary = summarize(path, model)
+    sidecars = tuple(_sidecars(path, model, summary))
+    warnings = [*lint.findings(path, model)]
+    if for_npu or summary.is_compiled:
+        warnings += lint.dynamic_inputs(model)
+    return Description(
+        path=path,
+        size=path.stat().st_size,
+        summary=summary,
+        precision=precision_of(model),
+        tensors=tuple(_tensors(path, model)),
+        sidecars=sidecars,
+        compatibility={
+            name.removeprefix(_COMPATIBILITY): value
+            for name, value in sorted(summary.metadata.items())
+            if name.startswith(_COMPATIBILITY)
+        },
+        warnings=tuple(warnings),
+    )
+
+
+def _tensors(path: Path, model: Model) -> Sequence[TensorSize]:
+    nodes = all_nodes(model)
+    constants = constants_of(all_tensors(model, nodes), nodes)
+    # A Constant's tensor may have two names, its own and that of the output under which nodes read it.
+    last = {id(tensor): name for name, tensor in constants.items()}
+    found = [_tensor(path, name, constants[name]) for name in last.values()]
+    return sorted(found, key=lambda tensor: (-tensor.size, tensor.name))
+
+
+def _tensor(path: Path, name: str, tensor: Tensor) -> TensorSize:
+    size = byte_size(tensor.data_type, tensor.dims) or tensor.stored_bytes
+    file = "" if tensor.external is None else sidecar_name(path, tensor.external.get("location", ""))
+    return TensorSize(name, dtype_name(tensor.data_type), tensor.dims, size, file)
+
+
+def _sidecars(path: Path, model: Model, summary: ModelSummary) -> Iterator[Sidecar]:
+    needed: dict[str, int] = {}
+    for tensor in all_tensors(model, all_nodes(model)):
+        if tensor.external is not None:
+            name = sidecar_name(path, tensor.external.get("location", ""))
+            needed[name] = max(needed.get(name, 0), _end(tensor, tensor.external))
+    binaries = {context.sidecar for context in summary.ep_context}
+    for name in summary.files[1:]:
+        yield _sidecar(path, name, "binary" if name in binaries else "weights", needed.get(name, 1))
+
+
+def _end(tensor: Tensor, external: Mapping[str, str]) -> int:
+    """Where in its file the data of *tensor* ends."""
+    try:
+        length = int(external.get("length", "")) if "length" in external else byte_size(tensor.data_type, tensor.dims)
+        return int(external.get("offset", "0")) + length
+    except ValueError:
+        return 0  # onnx says in its own words what is wrong with such a number
+
+
+def _sidecar(model: Path, name: str, holds: str, needed: int) -> Sidecar:
+    try:
+        size = sidecar_path(model, name).stat().st_size
+    except InputError as error:
+        return Sidecar(name, holds, None, needed, str(error))
+    problem = ""
+    if size < needed:
+        problem = (
+            f"{model.parent / name} is cut short: {model.name} needs {needed} bytes of it, and it has {size}. "
+            "Copy it again."
+        )
+    return Sidecar(name, holds, size, needed, problem)

@@ -1,0 +1,106 @@
+"""What is surely wrong with a model: each finding is a reason why some runtime will refuse it or compute nonsense.
+
+Nothing is here that only might be a mistake; a warning that is wrong once is not read the second time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+
+from winml_dag.onnxmodel.dtypes import bit_width, byte_size, dtype_name
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, all_tensors
+from winml_dag.onnxmodel.precision import constants_of
+from winml_dag.onnxmodel.wire import File
+
+_LARGEST_PROTOBUF = 2**31 - 1
+_WIDE_TYPES_OPSET = 21  # before it, Q and DQ of the standard are for 8 bits only
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
+_LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
+_STANDARD = ("", "ai.onnx")
+_MOST_NAMES = 3
+
+
+def findings(path: Path, model: Model) -> Iterator[str]:
+    """Sentences about *model*, as read from *path*; none for a sound one."""
+    nodes = all_nodes(model)
+    constants = constants_of(all_tensors(model, nodes), nodes)
+    yield from _undeclared_domains(model, nodes)
+    yield from _unmade_outputs(model.graph)
+    yield from _wide_types_too_early(model, nodes, constants)
+    yield from _bad_scales(path, nodes, constants)
+    if (size := path.stat().st_size) > _LARGEST_PROTOBUF:
+        yield f"The file has {size} bytes, and onnx reads none above 2 GiB: its weights belong into a file beside it."
+
+
+def dynamic_inputs(model: Model) -> Iterator[str]:
+    """A sentence when the shape of an input is open, which no compiler for an NPU takes."""
+    constants = {tensor.name for tensor in model.graph.initializers}
+    names = [
+        value.name
+        for value in model.graph.inputs
+        if value.name not in constants and (value.dims is None or not all(isinstance(dim, int) for dim in value.dims))
+    ]
+    if names:
+        verb = "has no fixed shape" if len(names) == 1 else "have no fixed shapes"
+        yield f"{_few(names)} {verb}, and an NPU needs one: export with fixed dimensions."
+
+
+def _undeclared_domains(model: Model, nodes: Sequence[Node]) -> Iterator[str]:
+    declared = {domain for domain in model.opsets if domain not in _STANDARD}
+    for domain in sorted({node.domain for node in nodes if node.domain not in _STANDARD} - declared):
+        yield f"Its nodes use operators of {domain}, of which it declares no version: onnxruntime does not load it."
+
+
+def _unmade_outputs(graph: Graph) -> Iterator[str]:
+    made = {name for node in graph.nodes for name in node.outputs}
+    made |= {tensor.name for tensor in graph.initializers} | {value.name for value in graph.inputs}
+    if names := [value.name for value in graph.outputs if value.name not in made]:
+        yield f"No node makes {_few(names)}, which it lists as output: it was cut wrongly."
+
+
+def _wide_types_too_early(model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:
+    opset = max((model.opsets.get(domain, 0) for domain in _STANDARD), default=0)
+    if opset >= _WIDE_TYPES_OPSET:
+        return
+    types = set()
+    for node in nodes:
+        if node.op_type in _QDQ and node.domain in _STANDARD and len(node.inputs) > 2:
+            zero_point = constants.get(node.inputs[2])
+            if zero_point is not None and dtype_name(zero_point.data_type) != "int32":
+                types.add(dtype_name(zero_point.data_type))
+    if wide := sorted(name for name in types if bit_width(name) != 8):
+        yield (
+            f"{' and '.join(_QDQ)} have no {' or '.join(wide)} in opset {opset}: export with opset {_WIDE_TYPES_OPSET} "
+            "or later."
+        )
+
+
+def _bad_scales(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:
+    names = {node.inputs[1] for node in nodes if node.op_type in _QDQ and len(node.inputs) > 1}
+    scales = [constants[name] for name in sorted(names) if name in constants]
+    with path.open("rb") as handle:
+        file = File(handle, handle.seek(0, 2))
+        bad = [tensor.name for tensor in scales if any(not _is_scale(value) for value in _values(file, tensor))]
+    if bad:
+        yield f"A scale that is zero, negative or no number makes nonsense of what it scales: {_few(bad)}."
+
+
+def _is_scale(value: float) -> bool:
+    return isfinite(value) and value > 0
+
+
+def _values(file: File, tensor: Tensor) -> tuple[float, ...]:
+    """The numbers of a small tensor; none when they lie elsewhere or are of another type."""
+    letter = _LETTERS.get(dtype_name(tensor.data_type), "")
+    size = byte_size(tensor.data_type, tensor.dims)
+    if not letter or tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
+        return ()
+    return struct.unpack(f"<{size // struct.calcsize(letter)}{letter}", file.read(*tensor.values_at))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
