@@ -40,10 +40,10 @@ def main(output: Path) -> None:
     first = build(output)
     second = build(output)
     manifest = json.loads((output / "build_manifest.json").read_text(encoding="utf-8"))
-    metrics = {stage["name"]: stage.get("metrics", {}) for stage in manifest["stages"]}
+    stages = {stage["name"]: stage for stage in manifest["stages"]}
     print(f"\nFirst build {first:.1f} s, second {second:.2f} s.")
-    print(f"EPContext partitions: {metrics['compile'].get('ep_context_partitions')}")
-    for name, measured in metrics["validate"].get("outputs", {}).items():
+    print(f"EPContext partitions: {stages['compile'].get('ep_context_partitions')}")
+    for name, measured in stages["validate"]["metrics"]["outputs"].items():
         print(f"Cosine of {name} to the float model, on sentences not calibrated on: {measured['cosine']:.4f}")
     print(f"\nThe model to ship:    {output / manifest['final_artifact']} and the .bin file beside it")
     print(f"Where it comes from:  {output / 'build_manifest.json'}")

@@ -114,16 +114,16 @@ def row(manifest: dict[str, Any]) -> dict[str, Any]:
     if "error" in manifest:
         return manifest
     stages = {stage.get("id", stage["name"]): stage for stage in manifest["stages"]}
-    of = {name: stage.get("metrics", {}) for name, stage in stages.items()}
+    compiled = stages.get("compile", {})
     ran = {name: round(stages[name]["elapsed_seconds"], 1) for name in _OWN_STAGES if name in stages}
     shipped = [file for file in manifest["files"] if not file["name"].endswith(("json", "export.onnx"))]
     final = next(file["size"] for file in shipped if file["name"] == manifest["final_artifact"])
     return {
         "seconds": ran,
-        "model_bytes": of.get("compile", {}).get("binary_size_bytes") or final,
+        "model_bytes": compiled.get("binary_size_bytes") or final,
         "quality": manifest.get("quality"),
-        "partitions": of.get("compile", {}).get("ep_context_partitions"),
-        "nodes_on_cpu": of.get("compile", {}).get("nodes_on_cpu"),
+        "partitions": compiled.get("ep_context_partitions"),
+        "nodes_on_cpu": compiled.get("nodes_on_cpu"),
         "nodes_quantized": stages.get("quantize", {}).get("nodes_quantized"),
         "nodes_skipped": stages.get("quantize", {}).get("nodes_skipped"),
     }

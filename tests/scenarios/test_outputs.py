@@ -78,7 +78,11 @@ def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte
     assert stages["quantize"]["qdq_insertion_time_seconds"] > 0
     assert stages["calibrate"]["calibration_time_seconds"] > 0
     assert stages["calibrate"]["metrics"]["data"] == "random"
-    assert stages["compile"]["metrics"]["ep_context_partitions"] == 1
+    assert stages["compile"]["ep_context_partitions"] == 1
+    assert stages["compile"]["cpu_nodes"] == []
+    assert stages["compile"]["ep_sdk_version"].startswith("v2.")
+    assert stages["compile"]["binary_size_bytes"] > 0
+    assert stages["compile"]["compile_time_seconds"] > 0
     completed = [stage for stage in stages.values() if stage["status"] == "completed"]
     for stage in completed:
         assert stage.keys() >= {

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.compiled import compiled_lines
 from winml_dag.cli.quantized import quantized_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.compiled import compile_result
 from winml_dag.pipeline.quantized import quantize_result
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 def print_json(
     results: Sequence[BuildResult], elapsed_seconds: float, *, error: str = "", foreseen: bool = False
 ) -> None:
-    """Print exactly one JSON object to stdout. Of what is only *foreseen*, nothing is said of quantization."""
+    """Print exactly one JSON object to stdout. Of what is only *foreseen*, nothing is said of quantization
+    and compilation.
+    """
     value: dict[str, object] = {
         "builds": [_build_json(result, foreseen=foreseen) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
@@ -45,11 +49,12 @@ def errors_as_json(format_: str) -> Iterator[None]:
 
 
 def _build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
-    done = None if foreseen else quantize_result(result)
+    done, compiled = (None, None) if foreseen else (quantize_result(result), compile_result(result))
     return {
         "output_dir": str(result.build.output_dir),
         "final_artifact": None if result.final_artifact is None else str(result.final_artifact),
         **({} if foreseen else {"quantization": None if done is None else done.to_json()}),
+        **({} if foreseen else {"compilation": None if compiled is None else compiled.to_json()}),
         "stages": stages_json(result),
     }
 
@@ -88,17 +93,8 @@ def _failure_json(view: StageView) -> JsonObject:
     return {"error": result.error, "advice": result.advice, "log": None if result.log is None else str(result.log)}
 
 
-def print_result(
-    result: BuildResult,
-    *,
-    to_stderr: bool,
-    quiet: bool,
-    verbose: bool,
-    lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
-) -> None:
-    """The end of a build in a few lines: notices, failures with the end of their log, *lines* on what ran, and one line
-    that sums up.
-    """
+def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:
+    """The end of a build in a few lines: notices, failures with the end of their log, and one line that sums up."""
     ran = any(view.status is Status.RAN for view in result.stages)
     if ran and not quiet:
         for notice in result.build.notices:
@@ -115,7 +111,7 @@ def print_result(
             for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
     if ran and not quiet and not result.failed:
-        for line in (*quantized_lines(result), *lines(result)):
+        for line in (*quantized_lines(result), *compiled_lines(result)):
             click.echo(line, err=to_stderr)
     click.echo(summary(result), err=to_stderr)
 

@@ -48,6 +48,14 @@ _PROMOTED = (
     "activation_type",
     "size_before_bytes",
     "size_after_bytes",
+    "ep_context_partitions",
+    "nodes_on_cpu",
+    "cpu_nodes",
+    "edge_quantization_nodes",
+    "ep_sdk_version",
+    "ep_compatibility_info",
+    "binary_size_bytes",
+    "compile_time_seconds",
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +67,7 @@ COMPILE = Stage(
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     """Compile ``model`` into ``compiled.onnx`` with its binary inside or in a file beside it.
 
-    The metrics are those of :class:`~winml_dag.stages.compiled.CompiledModel`.
+    The metrics are those of :class:`~winml_dag.stages.compiled.CompiledModel`, and the time that compiling took.
 
     Raises:
         StageError: when the provider is not here, cannot compile the model, or left nothing that it would run.
@@ -90,8 +91,11 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     _place(source, summary.files)
     options = {**fields.provider_options, **_option_files(workspace)}
     output = workspace.outputs["model"] / COMPILED_NAME
+    started = time.monotonic()
     _compile(fields.compiler, target, options, output, embed=fields.embed_context)
-    return read_compiled(output, target.ep, embedded=fields.embed_context).metrics()
+    seconds = round(time.monotonic() - started, 3)
+    compiled = read_compiled(output, target.ep, embedded=fields.embed_context)
+    return {**compiled.metrics(), "compile_time_seconds": seconds}
 
 
 def _require_fixed_shapes(summary: ModelSummary, target: Target) -> None:

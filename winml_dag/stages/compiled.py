@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import ExecutionProvider
 from winml_dag.errors import InputError, StageError
-from winml_dag.onnxmodel.graph import Attribute, Graph, Node, read_model
-from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes, read_model
+from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 
 _COMPATIBILITY = "ep_compatibility_info."
+# As many as a sentence can hold; the metrics of compile have all of them.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class CpuNode:
+    """An operator that was left to the CPU; ``op_type`` has the domain in front of it, unless it is ONNX's own."""
+
+    name: str
+    op_type: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.op_type})"
 
 
 @dataclass(frozen=True)
@@ -21,7 +35,7 @@ class CompiledModel:
 
     Attributes:
         partitions: the EPContext nodes; one is best, since data is copied between the devices from part to part.
-        nodes_on_cpu: the operators that the provider did not take, by name.
+        cpu_nodes: the operators that the provider did not take.
         edge_quantization_nodes: conversions of the model's inputs and outputs, left to the CPU on purpose.
         sdk_version: of the compiler, as it wrote it; empty when it does not.
         compatibility_info: what onnxruntime asks a device's provider before it loads the model; empty when not there.
@@ -29,7 +43,7 @@ class CompiledModel:
     """
 
     partitions: int
-    nodes_on_cpu: dict[str, int]
+    cpu_nodes: tuple[CpuNode, ...]
     edge_quantization_nodes: int
     sdk_version: str
     compatibility_info: str
@@ -38,7 +52,8 @@ class CompiledModel:
     def metrics(self) -> JsonObject:
         return {
             "ep_context_partitions": self.partitions,
-            "nodes_on_cpu": self.nodes_on_cpu,
+            "nodes_on_cpu": counted_types(self.cpu_nodes),
+            "cpu_nodes": [{"name": node.name, "op_type": node.op_type} for node in self.cpu_nodes],
             "edge_quantization_nodes": self.edge_quantization_nodes,
             "ep_sdk_version": self.sdk_version,
             "ep_compatibility_info": self.compatibility_info,
@@ -64,21 +79,41 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> Compi
         raise StageError(f"{ep.name} compiled no part of the model: all of it would run on the CPU.")
     if any(bool(context.embed_mode) != embedded for context in summary.ep_context):
         raise StageError(f"{ep.name} put its binary {'beside' if embedded else 'into'} the model, unlike asked.")
-
-    contexts = [node for node in model.graph.nodes if node.op_type == "EPContext"]
-    edge = _edge_quantization_nodes(model.graph)
-    left = Counter(summary.op_counts) - Counter(_key(node) for node in (*contexts, *edge))
     return CompiledModel(
-        partitions=len(contexts),
-        nodes_on_cpu=dict(sorted(left.items())),
-        edge_quantization_nodes=len(edge),
-        sdk_version=", ".join(sorted({_text(node, "ep_sdk_version") for node in contexts})),
+        partitions=len(summary.ep_context),
+        cpu_nodes=cpu_nodes(model),
+        edge_quantization_nodes=len(_conversions_at_the_edge(model.graph)),
+        sdk_version=", ".join(sorted({context.sdk_version for context in summary.ep_context})),
         compatibility_info=summary.metadata.get(_COMPATIBILITY + ep.name, ""),
-        binary_size=_binary_size(path, contexts, ep, embedded=embedded),
+        binary_size=_binary_size(path, summary, ep),
     )
 
 
-def _edge_quantization_nodes(graph: Graph) -> list[Node]:
+def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
+    """The operators of the compiled *model* that are left to the CPU, in its order; conversions of its inputs and
+    outputs do not count.
+    """
+    edge = {id(node) for node in _conversions_at_the_edge(model.graph)}
+    return tuple(
+        CpuNode(
+            node.name or next(iter(node.outputs), ""), f"{node.domain}/{node.op_type}" if node.domain else node.op_type
+        )
+        for node in all_nodes(model)
+        if node.op_type != "EPContext" and id(node) not in edge
+    )
+
+
+def counted_types(nodes: Iterable[CpuNode]) -> dict[str, int]:
+    return dict(sorted(Counter(node.op_type for node in nodes).items()))
+
+
+def first_names(nodes: tuple[CpuNode, ...]) -> str:
+    """``/a (Gather), /b (Cast), /c (Cast) and 4 more``."""
+    more = len(nodes) - _MOST_NAMED
+    return ", ".join(map(str, nodes[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _conversions_at_the_edge(graph: Graph) -> list[Node]:
     inputs = {value.name for value in graph.inputs}
     outputs = {value.name for value in graph.outputs}
     return [
@@ -89,26 +124,10 @@ def _edge_quantization_nodes(graph: Graph) -> list[Node]:
     ]
 
 
-def _binary_size(path: Path, contexts: list[Node], ep: ExecutionProvider, *, embedded: bool) -> int:
-    binaries = [binary for node in contexts if (binary := _attribute(node, "ep_cache_context")) is not None]
-    if embedded:
-        size = sum(binary.content_bytes for binary in binaries)
-    else:
-        names = {binary.content.decode() for binary in binaries if binary.content}
-        size = sum((path.parent / name).stat().st_size for name in names)
+def _binary_size(path: Path, summary: ModelSummary, ep: ExecutionProvider) -> int:
+    sidecars = {context.sidecar for context in summary.ep_context if context.sidecar is not None}
+    size = sum(context.embedded_bytes for context in summary.ep_context)
+    size += sum((path.parent / name).stat().st_size for name in sidecars)
     if not size:
         raise StageError(f"{ep.name} wrote an empty binary.")
     return size
-
-
-def _key(node: Node) -> str:
-    return f"{node.domain}/{node.op_type}" if node.domain else node.op_type
-
-
-def _attribute(node: Node, name: str) -> Attribute | None:
-    return next((attribute for attribute in node.attributes if attribute.name == name), None)
-
-
-def _text(node: Node, name: str) -> str:
-    attribute = _attribute(node, name)
-    return attribute.content.decode() if attribute is not None and attribute.content else ""

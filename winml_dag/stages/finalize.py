@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
@@ -23,15 +24,18 @@ class OffloadFields:
 
 @dataclass(frozen=True)
 class FinalizeConfig:
-    """``file``: what the model is called. The external-data rule is the same for every model."""
+    """``file``: what the model is called; ``shared``: what the names of its binaries begin with, when several models
+    have them in common, and not with the model's own name. The external-data rule is the same for every model.
+    """
 
     file: str = MODEL_FILE
+    shared: str | None = None
     compile: OffloadFields = OffloadFields()
 
 
 FINALIZE = Stage(
     name="finalize",
-    version=1,
+    version=2,
     work="winml_dag.stages.finalize:run",
     config="winml_dag.stages.finalize:FinalizeConfig",
     inputs={
@@ -44,32 +48,89 @@ FINALIZE = Stage(
 
 
 def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
-    """Put the model under its final name, its weights beside it as ``<name>.data`` where they are large."""
+    """Put the model under its final name, and what lies beside it under names that begin with that: weights as
+    ``<name>.data`` where they are large, binaries of a compiled model as ``<stem>_<rest of their name>``.
+
+    Raises:
+        StageError: when the result is not the model that it was made from, or *config* requires full offload of a
+            model of which an operator is left to the CPU.
+    """
     source = workspace.input_file("model", ".onnx")
     destination = workspace.outputs["model"] / config.file
     before = inspect_model(source)
     if before.is_compiled:
-        # Its nodes refer to the binaries by name and its provider may check them: nothing inside may change.
-        _move(source, before, destination)
+        if config.compile.require_full_offload:
+            _require_full_offload(source)
+        expected = _rename(source, before, destination, config.shared)
     elif not before.external_data and before.weight_size < EXTERNAL_DATA_THRESHOLD:
         # The input is this run's own copy: it is moved, and so not written once more.
         source.replace(destination)
+        expected = replace(before, files=(destination.name,))
     else:
         from winml_dag.onnxmodel.files import resave
 
         resave(source, destination)
+        expected = None
     after = inspect_model(destination)
-    if after.op_counts != before.op_counts or after.tensor_bytes != before.tensor_bytes:
+    same_graph = after.op_counts == before.op_counts and after.tensor_bytes == before.tensor_bytes
+    if not same_graph or (expected is not None and after != expected):
         raise StageError(f"The final model is not the one it was made from, {source.name}.")
     size = sum((destination.parent / name).stat().st_size for name in after.files)
     return {"size_bytes": size, "external_data": bool(after.external_data)}
 
 
-def _move(source: Path, summary: ModelSummary, destination: Path) -> None:
-    source.replace(destination)
+def _require_full_offload(model: Path) -> None:
+    from winml_dag.onnxmodel.graph import read_model
+    from winml_dag.stages.compiled import cpu_nodes, first_names
+
+    if left := cpu_nodes(read_model(model)):
+        raise StageError(
+            f"compile.require_full_offload is set, but {len(left)} of the operators stay on the CPU:"
+            f" {first_names(left)}.",
+            advice="Change or leave out these operators, try another precision, or do without full offload.",
+        )
+
+
+def _rename(source: Path, summary: ModelSummary, destination: Path, shared: str | None) -> ModelSummary:
+    """Give a compiled model and its files their final names, of which the nodes know those of the files, and say what
+    is expected of the result.
+
+    Nothing else inside may change: its provider may check that.
+    """
+    names = _final_names(summary, source, destination, shared)
+    if names:
+        from winml_dag.onnxmodel.renamed import write_renamed
+
+        write_renamed(source, destination, names)
+    else:
+        source.replace(destination)
+    for name, final in names.items():
+        (source.parent / name).replace(destination.parent / final)
+    return replace(
+        summary,
+        external_data=tuple(sorted({names[name] for name in summary.external_data})),
+        ep_context=tuple(
+            context if context.sidecar is None else replace(context, sidecar=names[context.sidecar])
+            for context in summary.ep_context
+        ),
+        files=(destination.name, *sorted(names.values())),
+    )
+
+
+def _final_names(summary: ModelSummary, source: Path, destination: Path, shared: str | None) -> Mapping[str, str]:
+    """What each file beside the model is called in the end: two models in one folder must not have one name for two
+    binaries, so it begins with the model's name (or with *shared*).
+    """
+    stem = destination.stem if shared is None else shared
+    taken = {destination.name.casefold()}
+    names = {}
     for name in summary.files[1:]:
-        target = destination.parent / name
-        if target == destination:
-            raise StageError(f"{source.name} refers to a file {name!r}, the name that the model itself must get.")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (source.parent / name).replace(target)
+        base = PurePosixPath(name).name
+        rest = base.removeprefix(source.stem) if base.startswith(source.stem) else f"_{base}"
+        final, number = stem + rest, 1
+        while final.casefold() in taken:
+            number += 1
+            final = f"{stem}_{number}{rest}"
+        taken.add(final.casefold())
+        names[name] = final
+    return names

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
-from winml_dag.errors import InputError
+from winml_dag.errors import InputError, StageError
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.stages.finalize import FinalizeConfig, run
+from winml_dag.stages.finalize import FinalizeConfig, OffloadFields, run
 
 
 @pytest.fixture
@@ -94,23 +94,90 @@ def test_large_weights_inside_move_out(workspace: Workspace) -> None:
     assert metrics["external_data"] is True
 
 
-def test_a_compiled_model_keeps_its_bytes_and_the_names_of_its_binaries(workspace: Workspace) -> None:
-    node = helper.make_node(
-        "EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="parts/compiled_qnn.bin"
+def _compiled(sidecar: str, *, left: bool = False) -> onnx.ModelProto:
+    """An EPContext node and its binary in *sidecar*; *left*: an operator stays on the CPU."""
+    context = helper.make_node(
+        "EPContext", ["x"], ["c"], "part", domain="com.microsoft", embed_mode=0, ep_cache_context=sidecar, source="QNN"
     )
     model = _linear()
     del model.graph.node[:]
-    model.graph.node.append(node)
+    last = helper.make_node("MatMul", ["c", "w"], ["y"], "left") if left else helper.make_node("Identity", ["c"], ["y"])
+    model.graph.node.extend([context, last] if left else [context])
+    if not left:
+        context.output[0] = "y"
+        del model.graph.initializer[:]
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    onnx.save(model, "in/compiled.onnx", save_as_external_data=True, location="rest.data")
+    return model
+
+
+def _pair(sidecar: str = "compiled_qnn.bin", *, left: bool = False) -> onnx.ModelProto:
+    model = _compiled(sidecar, left=left)
+    path = Path("in", sidecar)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"binary")
+    Path("in/compiled.onnx").write_bytes(model.SerializeToString())
+    return model
+
+
+def test_a_binary_gets_the_name_of_its_model_and_the_node_says_so_and_nothing_else_changes(
+    workspace: Workspace,
+) -> None:
+    model = _pair()
+    run(FinalizeConfig("a much longer name than the one before.onnx"), workspace)
+    names = ["a much longer name than the one before.onnx", "a much longer name than the one before_qnn.bin"]
+    assert sorted(path.name for path in Path("out").iterdir()) == names
+    assert Path("out", names[1]).read_bytes() == b"binary"
+    (attribute,) = (each for each in model.graph.node[0].attribute if each.name == "ep_cache_context")
+    attribute.s = names[1].encode()
+    assert Path("out", names[0]).read_bytes() == model.SerializeToString()
+
+
+def test_models_that_share_a_binary_keep_one_name_for_it(workspace: Workspace) -> None:
+    _pair()
+    run(FinalizeConfig("second.onnx", shared="first_shared"), workspace)
+    assert inspect_model(Path("out/second.onnx")).files == ("second.onnx", "first_shared_qnn.bin")
+
+
+def test_files_of_a_compiled_model_from_elsewhere_come_beside_it_under_its_name(workspace: Workspace) -> None:
+    onnx.save(
+        _compiled("parts/context.bin", left=True),
+        "in/compiled.onnx",
+        save_as_external_data=True,
+        location="context.bin",
+        size_threshold=0,
+    )
     Path("in/parts").mkdir()
-    Path("in/parts/compiled_qnn.bin").write_bytes(b"binary")
-    Path("in/unrelated.bin").write_bytes(b"nobody refers to this")
-    given = {name: Path("in", name).read_bytes() for name in ("compiled.onnx", "parts/compiled_qnn.bin", "rest.data")}
+    Path("in/parts/context.bin").write_bytes(b"binary")
+    weights = Path("in/context.bin").read_bytes()
     metrics, names = _finalize(workspace)
-    assert names == ["model.onnx", "parts/compiled_qnn.bin", "rest.data"]
-    assert [Path("out", name).read_bytes() for name in names] == list(given.values())
+    assert names == ["model.onnx", "model_2_context.bin", "model_context.bin"]
+    assert [Path("out", name).read_bytes() for name in names[1:]] == [b"binary", weights]
+    after = inspect_model(Path("out/model.onnx"))
+    assert (after.external_data, after.ep_context[0].sidecar) == (("model_context.bin",), "model_2_context.bin")
     assert metrics["external_data"] is True
+
+
+@pytest.mark.parametrize("name", ["../compiled_qnn.bin", "/tmp/compiled_qnn.bin", "nul.bin", "a:b.bin"])
+def test_a_binary_with_an_unsafe_name_is_refused(workspace: Workspace, name: str) -> None:
+    Path("in/compiled.onnx").write_bytes(_compiled(name).SerializeToString())
+    with pytest.raises(InputError, match="not a plain name inside"):
+        _finalize(workspace)
+
+
+def test_full_offload_is_required_of_all_but_conversions_at_the_edges(workspace: Workspace) -> None:
+    _pair(left=True)
+    with pytest.raises(StageError, match=r"1 of the operators stay on the CPU: left \(MatMul\)"):
+        run(FinalizeConfig(compile=OffloadFields(require_full_offload=True)), workspace)
+    assert not any(Path("out").iterdir())
+    model = _compiled("compiled_qnn.bin")
+    nodes = model.graph.node
+    nodes[0].input[0], nodes[0].output[0] = "qx", "qy"
+    nodes.insert(0, helper.make_node("QuantizeLinear", ["x", "scale"], ["qx"], "in"))
+    nodes.append(helper.make_node("DequantizeLinear", ["qy", "scale"], ["y"], "out"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "scale"))
+    Path("in/compiled.onnx").write_bytes(model.SerializeToString())
+    run(FinalizeConfig(compile=OffloadFields(require_full_offload=True)), workspace)
+    assert Path("out/model.onnx").is_file()
 
 
 def test_a_missing_binary_is_named(workspace: Workspace) -> None:
@@ -140,7 +207,7 @@ if sys.argv[1] == "compile":
     compiler = ort.ModelCompiler(options, "qdq.onnx", embed_compiled_data_into_model=False, flags=flags)
     compiler.compile_to_file("in/compiled.onnx")
 else:
-    session = ort.InferenceSession("out/model.onnx", options)
+    session = ort.InferenceSession("moved/other name.onnx", options)
     print(session.run(None, Samples.left[0])[0].shape)
 """
 
@@ -158,6 +225,10 @@ def test_a_model_compiled_for_an_npu_loads_under_its_final_name(workspace: Works
     assert before.ep_context[0].embed_mode == 0
     assert before.ep_context[0].source in ("QNN", "QNNExecutionProvider")
     _, names = _finalize(workspace)
-    assert names == sorted(["model.onnx", str(before.ep_context[0].sidecar)])
+    assert names == ["model.onnx", "model_qnn.bin"]
+    # Moved together, and the model under another name: the pair still is one.
+    Path("moved").mkdir()
+    Path("out/model.onnx").rename("moved/other name.onnx")
+    Path("out/model_qnn.bin").rename("moved/model_qnn.bin")
     loaded = subprocess.run([sys.executable, "-c", _COMPILE, "load"], capture_output=True, text=True)
     assert "(1, 64)" in loaded.stdout, loaded.stderr
