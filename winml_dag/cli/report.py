@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -93,8 +93,17 @@ def _failure_json(view: StageView) -> JsonObject:
     return {"error": result.error, "advice": result.advice, "log": None if result.log is None else str(result.log)}
 
 
-def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: bool) -> None:
-    """The end of a build in a few lines: notices, failures with the end of their log, and one line that sums up."""
+def print_result(
+    result: BuildResult,
+    *,
+    to_stderr: bool,
+    quiet: bool,
+    verbose: bool,
+    lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
+) -> None:
+    """The end of a build in a few lines: notices, failures with the end of their log, *lines* on what ran, and one line
+    that sums up.
+    """
     ran = any(view.status is Status.RAN for view in result.stages)
     if ran and not quiet:
         for notice in result.build.notices:
@@ -111,7 +120,7 @@ def print_result(result: BuildResult, *, to_stderr: bool, quiet: bool, verbose: 
             for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
     if ran and not quiet and not result.failed:
-        for line in (*quantized_lines(result), *compiled_lines(result)):
+        for line in (*quantized_lines(result), *compiled_lines(result), *lines(result)):
             click.echo(line, err=to_stderr)
     click.echo(summary(result), err=to_stderr)
 
