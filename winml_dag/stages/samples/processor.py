@@ -18,6 +18,29 @@ from winml_dag.stages.samples.samples import Array
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Of a text that does not fit at once: so many tokens are in two windows, so that no answer is cut in both.
+_OVERLAP = 128
+# Tokenizers that know of no limit say 1e30.
+_LONGEST = 512
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words as a model takes them; ``word_of`` says of each position, which of them it is a part of, if of any."""
+
+    arrays: Mapping[str, Array]
+    word_of: Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question, and as much of its text as a model takes at once; ``spans`` says of each position, which characters
+    of the text it is, if any.
+    """
+
+    arrays: Mapping[str, Array]
+    spans: Sequence[tuple[int, int] | None]
+
 
 @dataclass(frozen=True)
 class Processor:
@@ -35,18 +58,72 @@ class Processor:
         Raises:
             StageError: when there is no tokenizer.
         """
-        wanted = {spec.name: spec for spec in self.inputs}
-        ids = wanted.get("input_ids")
-        length = ids.shape[-1] if ids is not None and isinstance(ids.shape[-1], int) else None
-        encoded = self._tokenizer(
-            text,
-            pair,
-            return_tensors="np",
-            padding="max_length" if length is not None else False,
-            truncation=length is not None,
-            max_length=length,
-            return_token_type_ids="token_type_ids" in wanted,
+        length = self._length
+        encoded = self._tokenizer(text, pair, **self._options, truncation=length is not None, max_length=length)
+        return self._wanted(encoded)
+
+    def of_words(self, words: Sequence[str]) -> Words:
+        """*words* of one text, padded or cut likewise.
+
+        Raises:
+            StageError: when there is no tokenizer, or it cannot tell words apart.
+        """
+        length = self._length
+        encoded = self._fast_tokenizer(
+            list(words), is_split_into_words=True, **self._options, truncation=length is not None, max_length=length
         )
+        return Words(self._wanted(encoded), encoded.word_ids(0))
+
+    def of_question(self, question: str, context: str) -> Sequence[Window]:
+        """*question* with all of *context*, in as many overlapping windows as that takes.
+
+        Raises:
+            StageError: when there is no tokenizer, or it cannot tell characters apart, or the question is too long.
+        """
+        length = self._length or min(self._fast_tokenizer.model_max_length, _LONGEST)
+        left = length - len(self._fast_tokenizer(question, "")["input_ids"])
+        if left < 1:
+            raise StageError(f"The question {question[:40]!r} is longer than the model's {length} tokens.")
+        encoded = self._fast_tokenizer(
+            question,
+            context,
+            **{**self._options, "padding": True if self._length is None else "max_length"},
+            truncation="only_second",
+            max_length=length,
+            stride=min(_OVERLAP, left // 2),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        return [
+            Window(
+                {name: array[at : at + 1] for name, array in self._wanted(encoded).items()},
+                [
+                    (int(begin), int(end)) if sequence == 1 else None
+                    for (begin, end), sequence in zip(
+                        encoded["offset_mapping"][at], encoded.sequence_ids(at), strict=True
+                    )
+                ],
+            )
+            for at in range(len(encoded["offset_mapping"]))
+        ]
+
+    @property
+    def _length(self) -> int | None:
+        """That of the model's texts, when it is fixed."""
+        ids = next((spec for spec in self.inputs if spec.name == "input_ids"), None)
+        return ids.shape[-1] if ids is not None and isinstance(ids.shape[-1], int) else None
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        wanted = {spec.name for spec in self.inputs}
+        return {
+            "return_tensors": "np",
+            "padding": "max_length" if self._length is not None else False,
+            "return_token_type_ids": "token_type_ids" in wanted,
+        }
+
+    def _wanted(self, encoded: Mapping[str, Any]) -> dict[str, Array]:
+        wanted = {spec.name for spec in self.inputs}
         return {name: np.asarray(array) for name, array in encoded.items() if name in wanted}
 
     def of_image(self, image: Image) -> Mapping[str, Array]:
@@ -70,6 +147,15 @@ class Processor:
                 "The tokenizer has no token to pad with.", advice="Give arrays (.npz) as calibration data."
             )
         return tokenizer
+
+    @cached_property
+    def _fast_tokenizer(self) -> Any:
+        if not self._tokenizer.is_fast:
+            raise StageError(
+                "The tokenizer does not tell which words its tokens are of.",
+                advice="Give a model folder with a tokenizer.json (save_pretrained of a fast tokenizer writes it).",
+            )
+        return self._tokenizer
 
     @cached_property
     def _image_processor(self) -> Any:

@@ -1,0 +1,88 @@
+"""evaluate: how good a model is, on labelled samples, or beside another model on the same inputs.
+
+This is the declaration; the work is in :mod:`winml_dag.stages.evaluate.work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.stages import kinds
+
+REPORT_FILE = "evaluation.json"
+
+# By task, what of a row of data is needed, and the names that its column usually has; the first is the role's own.
+TASKS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "text-classification": {"text": ("text", "sentence"), "label": ("label", "labels")},
+    "image-classification": {"image": ("image", "img"), "label": ("label", "labels", "fine_label")},
+    "token-classification": {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")},
+    "question-answering": {"question": ("question",), "context": ("context",), "answers": ("answers", "answer")},
+    "feature-similarity": {
+        "sentence1": ("sentence1", "text1", "sentence_A", "set1"),
+        "sentence2": ("sentence2", "text2", "sentence_B", "set2"),
+        "score": ("score", "similarity_score", "label", "relatedness_score"),
+    },
+}
+# What models of these tasks are usually evaluated as.
+EVALUATED_AS: Mapping[str, str] = {
+    "feature-extraction": "feature-similarity",
+    "sentence-similarity": "feature-similarity",
+}
+
+
+@dataclass(frozen=True)
+class EvaluateFields:
+    """What evaluate reads.
+
+    Attributes:
+        mode: ``onnx`` for a task on labelled data, ``compare`` for the outputs beside a reference's.
+        task: a key of :data:`TASKS`; None in compare, where it is of no use.
+        samples: how many at most.
+        seed: of the choice of samples, or of random inputs; None for the first ones.
+        columns_mapping: which column of a table is what; empty for columns of usual names.
+        label_mapping: the model's class by the label in the data; None to go by the names that the model has.
+        batch_size: how many samples go into a model at once whose batch axis is free.
+        pooling: how the embedding of a text is made of those of its tokens (mean, cls).
+        classifies: in compare, whether the first output has scores of classes, whatever it is called.
+    """
+
+    mode: str
+    task: str | None = None
+    samples: int = 100
+    seed: int | None = None
+    columns_mapping: Mapping[str, str] = field(default_factory=dict)
+    label_mapping: Mapping[str, int] | None = None
+    batch_size: int = 1
+    pooling: str | None = None
+    classifies: bool = False
+
+
+@dataclass(frozen=True)
+class EvaluateTarget:
+    execution_provider: str
+    device: str
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    eval: EvaluateFields
+    target: EvaluateTarget
+
+
+EVALUATE = Stage(
+    name="evaluate",
+    version=1,
+    work="winml_dag.stages.evaluate.work:run",
+    config="winml_dag.stages.evaluate:EvaluateConfig",
+    inputs={
+        "model": InputSlot(kinds.ANY_MODEL),
+        "reference": InputSlot(kinds.ANY_MODEL - {kinds.COMPILED_MODEL}, required=False),
+        "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
+        "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+    },
+    outputs={"report": kinds.EVALUATION},
+    packages=("onnxruntime", "onnx", "numpy"),
+)

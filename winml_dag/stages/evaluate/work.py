@@ -1,0 +1,143 @@
+"""The work of the evaluate stage: both models on the same samples, and what is to be said of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.stage import Workspace
+from winml_dag.ep.registry import CPU, Target, resolve_target
+from winml_dag.ep.session import assigned_nodes
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
+from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
+from winml_dag.stages.evaluate.answers import QuestionAnswering
+from winml_dag.stages.evaluate.cases import Case, Given, Task
+from winml_dag.stages.evaluate.certainty import difference, estimate
+from winml_dag.stages.evaluate.classes import Classification
+from winml_dag.stages.evaluate.compared import compare_models
+from winml_dag.stages.evaluate.labels import Labels
+from winml_dag.stages.evaluate.metrics import Metric, Outcomes
+from winml_dag.stages.evaluate.model import Model
+from winml_dag.stages.evaluate.similarity import FeatureSimilarity
+from winml_dag.stages.evaluate.tokens import TokenClassification
+from winml_dag.stages.samples.processor import Processor
+
+_TASKS: dict[str, type[Any]] = {
+    "text-classification": Classification,
+    "image-classification": Classification,
+    "token-classification": TokenClassification,
+    "question-answering": QuestionAnswering,
+    "feature-similarity": FeatureSimilarity,
+}
+
+
+def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
+    """Run ``model`` on its target and ``reference``, if there is one, on the CPU; write ``evaluation.json``.
+
+    Raises:
+        StageError: when a model does not load or run, when the data does not fit it or lacks a column, and for a label
+            that is not known.
+    """
+    fields = config.eval
+    target = resolve_target(config.target.execution_provider, config.target.device)
+    candidate = Model.load(workspace.input_file("model", ".onnx"), target, config.target.provider_options, fields)
+    reference = None
+    if workspace.has("reference"):
+        file = workspace.input_file("reference", ".onnx")
+        reference = Model.load(file, Target(CPU, "cpu"), {}, fields)
+    inputs = model_inputs(reference.session if fields.mode == "compare" and reference else candidate.session)
+    if fields.mode == "compare":
+        if reference is None:
+            raise StageError("There is no reference to compare with.", advice="Give one (--reference FLOAT.onnx).")
+        found = compare_models(fields, workspace, candidate, reference, inputs)
+    else:
+        found = _evaluate(fields, workspace, candidate, reference, inputs)
+    report: JsonObject = {
+        "format": 1,
+        "mode": fields.mode,
+        "execution_provider": target.ep.name,
+        "device": target.device,
+        # For the CPU there is nothing to tell, and the names of its fused operators depend on the processor.
+        "assigned_nodes": assigned_nodes(candidate.session) if target.ep != CPU else {},
+        "seed": fields.seed,
+        **found,
+    }
+    (workspace.outputs["report"] / REPORT_FILE).write_text(
+        canonical_json(report) + "\n", encoding="utf-8", newline="\n"
+    )
+    return report
+
+
+def _evaluate(
+    fields: EvaluateFields,
+    workspace: Workspace,
+    candidate: Model,
+    reference: Model | None,
+    inputs: Sequence[InputSpec],
+) -> JsonObject:
+    """The metrics of a task, of both models on the same samples."""
+    task = _task(fields, workspace, candidate, inputs)
+    models = [candidate] if reference is None else [candidate, reference]
+    outcomes: list[list[Sequence[float]]] = [[] for _ in models]
+    of, cases = len(task.chosen), task.cases()
+    while chunk := list(islice(cases, max(model.batching.size for model in models))):
+        workspace.progress(len(outcomes[0]), of, "samples")
+        for model, into in zip(models, outcomes, strict=True):
+            into.extend(_outcomes(task, model, chunk))
+    workspace.progress(of, of, "samples")
+    return {
+        "task": fields.task,
+        "data": task.kind,
+        "samples": of,
+        "of": task.count,
+        "metrics": _judged(task.metrics, [np.asarray(rows, np.float64) for rows in outcomes]),
+    }
+
+
+def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Sequence[InputSpec]) -> Task[Any]:
+    assert fields.task is not None
+    processor = workspace.inputs["processor"] if workspace.has("processor") else None
+    single = model.batching.of_one(inputs)
+    task: Task[Any] = _TASKS[fields.task](
+        Given(
+            task=fields.task,
+            data=workspace.inputs["data"],
+            processor=Processor(processor, single),
+            inputs=single,
+            outputs=model.outputs,
+            columns=fields.columns_mapping,
+            labels=Labels.of(fields.label_mapping, processor),
+            most=fields.samples,
+            seed=fields.seed,
+            pooling=fields.pooling,
+        )
+    )
+    if not task.chosen:
+        raise StageError("There is no sample in the data.")
+    return task
+
+
+def _outcomes(task: Task[Any], model: Model, cases: Sequence[Case[Any]]) -> Iterator[Sequence[float]]:
+    outputs = model.run(task.outputs, [feed for case in cases for feed in case.feeds])
+    for case in cases:
+        found = [dict(zip(task.outputs, values, strict=True)) for values in islice(outputs, len(case.feeds))]
+        yield task.outcome(case, found)
+
+
+def _judged(metrics: Sequence[Metric], outcomes: Sequence[Outcomes]) -> JsonObject:
+    """Each metric of the candidate, of the reference, and how the two differ; null without a reference."""
+    candidate, *others = outcomes
+    reference = others[0] if others else None
+    return {
+        metric.name: {
+            "candidate": estimate(metric, candidate).to_json(),
+            "reference": None if reference is None else estimate(metric, reference).to_json(),
+            "difference": None if reference is None else difference(metric, candidate, reference).to_json(),
+        }
+        for metric in metrics
+    }
