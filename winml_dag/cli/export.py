@@ -11,6 +11,7 @@ from winml_dag.cli.onestage import how_options, run_one
 from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.outcome import OUTCOME
 from winml_dag.cli.settings import EXPORT
+from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request
 
 
@@ -34,6 +35,8 @@ def command(**options: Any) -> int:
 
 def request_of(options: Mapping[str, Any]) -> Request:
     """What the *options* of one call, by the names of the command's parameters, ask for."""
+    if options["model"] is None and options["recipe"] is None:
+        raise UsageError("No model is named.", advice="Give -m, or a recipe with -c.")
     overrides = Overrides(
         model=options["model"],
         task=options["task"],

@@ -101,7 +101,7 @@ def flags_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
         for given in options[option]:
             name = given.replace("-", "_")
             if name not in OPTIM_FLAGS:
-                raise UsageError(f"--{option}: {given!r} is no optimization{known_instead(name, OPTIM_FLAGS)}.")
+                raise UsageError(f"--{option}: {given!r} is no optimization{known_instead(name, OPTIM_FLAGS)}")
             if found.setdefault(name, on) is not on:
                 raise UsageError(f"{name} is switched on and off.", advice="Keep one of the two.")
     return found

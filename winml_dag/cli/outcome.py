@@ -45,7 +45,7 @@ def _optimized(metrics: Mapping[str, Any]) -> str:
 def _exported(metrics: Mapping[str, Any]) -> str:
     return (
         f"exported {counted(metrics['nodes'], 'node')} in opset {metrics['opset_version']}"
-        f" ({metrics['exporter']}), {metrics['parameters'] / 1e6:.1f} M parameters,"
+        f" ({metrics['exporter']}), {metrics['parameters']:,} parameters,"
         f" largest difference to PyTorch {metrics['max_abs_difference']:.2g}"
     )
 

@@ -19,6 +19,7 @@ from winml_dag.pipeline.layout import (
     beside_output,
     is_carried_on,
     is_ours,
+    outdated_reports,
     reports,
     reserved,
     visible_outputs,
@@ -65,7 +66,10 @@ def materialise(
     placed = Materialised() if own is None else own.materialise(results.values())
     if planned.summary.output_file is not None:
         file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
-        return placed.and_then(file.materialise(visible_files(planned, results)))
+        nodes = [node for node in planned.graph.nodes if is_ours(node)]
+        outdated = [name for node in nodes for name in outdated_reports(node)]
+        named = [beside_output(planned.summary.output_file, name) for name in outdated]
+        return placed.and_then(file.materialise(visible_files(planned, results), named))
     if planned.others:
         return placed.and_then(_materialise_part(planned, results, store, elapsed_seconds))
     build = planned.summary

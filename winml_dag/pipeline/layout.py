@@ -60,14 +60,18 @@ def beside_output(output_file: str, name: str) -> str:
 
 
 def reports(node: Node) -> tuple[str, ...]:
-    """The names of files that *node* gives beside the one file that a build is for, by its reports."""
+    """What *node* gives that lies beside the one file that a build is for, under names made of that file's."""
     if node.stage.name == "sensitivity":
         return REPORTS
-    tagged = node.stage.name == "export" and _hierarchy_is_wanted(node)
-    return (HIERARCHY,) if tagged else ()
+    return (HIERARCHY,) if node.stage.name == "export" and _wants_hierarchy(node) else ()
 
 
-def _hierarchy_is_wanted(node: Node) -> bool:
+def outdated_reports(node: Node) -> tuple[str, ...]:
+    """What *node* gave in an earlier build for this file, maybe, and gives no more."""
+    return (HIERARCHY,) if node.stage.name == "export" and not _wants_hierarchy(node) else ()
+
+
+def _wants_hierarchy(node: Node) -> bool:
     export = node.config["export"]
     return isinstance(export, Mapping) and bool(export["enable_hierarchy_tags"])
 

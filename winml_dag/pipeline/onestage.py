@@ -98,7 +98,9 @@ def build_of_one(request: Request, *, download: bool) -> Build:
     )
     build = resolve(loaded, asked, output.parent, download=download, only=command.stages)
     if isinstance(main := getattr(build, request.command), Skip):
-        raise UsageError(f"There is nothing to {request.command}: {main.reason}.", advice=command.advice)
+        why = main.reason.removeprefix("there is ")
+        nothing = why if why.startswith("nothing") else f"nothing to {request.command}: {why}"
+        raise UsageError(f"There is {nothing}.", advice=command.advice)
     if request.overrides.sensitivity:
         build = _ranking(build)
     summary = replace(build.summary, output_file=output.name, declared=0)

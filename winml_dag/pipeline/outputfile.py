@@ -44,21 +44,21 @@ class OutputFile:
                     advice="Give --overwrite, or choose another file with -o.",
                 )
 
-    def materialise(self, wanted: Sequence[FileEntry]) -> Materialised:
+    def materialise(self, wanted: Sequence[FileEntry], outdated: Sequence[str] = ()) -> Materialised:
         """Make the file be as in *wanted*, and what belongs to it; what belonged to the one that it takes the place of
-        goes.
+        goes, and so does what is *outdated* by it, where these are ours.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
             UsageError: when a file of somebody else's is in the way.
             StoreError: when the folder cannot be written; it is as it was.
         """
-        if not is_changing(self._folder) and not self._stale(wanted):
+        if not is_changing(self._folder) and not self._stale(wanted) and not self._ours(outdated):
             return Materialised()
         with self._store.claim(folder_key(self._folder)):
             finish_change(self._folder)
-            stale = self._stale(wanted)
-            if not stale:
+            stale, gone = self._stale(wanted), self._ours(outdated)
+            if not (stale or gone):
                 return Materialised()
             self.refuse_foreign(entry.name for entry in stale)
 
@@ -67,7 +67,7 @@ class OutputFile:
                 # The model last: whoever reads it finds its weights.
                 return sorted((entry.name for entry in stale), key=lambda name: (name == self._name, name))
 
-            removed = sorted(self._left_over() - {entry.name for entry in wanted})
+            removed = sorted((self._left_over() | gone) - {entry.name for entry in wanted})
             change = change_folder(self._folder, prepare, removed)
         return Materialised(written=change.put, removed=change.remove)
 
@@ -94,5 +94,8 @@ class OutputFile:
         except InputError:
             return set()
         # Only what has its name: a file of another name may be another model's as well.
-        own = [name for name in names if name.startswith(path.stem)]
-        return {name for name in own if self._known.may_replace(self._folder / name)}
+        return self._ours(name for name in names if name.startswith(path.stem))
+
+    def _ours(self, names: Iterable[str]) -> set[str]:
+        paths = {name: self._folder / name for name in names}
+        return {name for name, path in paths.items() if path.exists() and self._known.may_replace(path)}

@@ -163,7 +163,8 @@ def resolve(
     would_compile = compile_config(asked, target)
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
     if not isinstance(compile_, Skip):
-        require_installed(target.ep, otherwise="Or leave compiling to such a machine: --no-compile.")
+        otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
+        require_installed(target.ep, otherwise=otherwise)
     if onnx is None:
         _require_exporter()
     calibration = (
