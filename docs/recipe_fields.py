@@ -72,6 +72,10 @@ SECTIONS = {
         "have the same value."
     ),
     "validate": "Ours. The result is run and held against the float model; see [validate](stages.md#validate).",
+    "perf": (
+        "Ours. How `winml-dag perf` measures the result; no build does. See "
+        "[Measure the speed](../how-to/measure-speed.md)."
+    ),
     "stages": (
         "Ours. Stages of your own, by name; see [Stages of your own](../how-to/stages-of-your-own.md). An entry has "
         "one of `command`, `run` and `uses`; one with only `inputs`, under the name of one of our stages, says where "
@@ -213,4 +217,13 @@ FIELDS: dict[str, Meaning] = {
                                  "[precision](precisions.md#bounds-of-validate) when left out."),
     "validate.samples": _ours("Inputs to compare on."),
     "validate.seed": _ours("Of random inputs."),
+    "perf.warmup": _ours("Inferences that are run before, and not counted."),
+    "perf.iterations": _ours("Inferences that are measured: 100 when left out, unless `perf.duration` says otherwise."),
+    "perf.duration": _ours("Seconds after which measuring ends; not together with `perf.iterations`."),
+    "perf.threads": _ours("Threads of one operator; as many as onnxruntime thinks fit when left out."),
+    "perf.batch_size": _ours("Samples in one inference, of a model that takes any number; one when left out."),
+    "perf.seed": _ours("Of random inputs."),
+    "perf.input_data": _ours("A .npz file with inputs: arrays by the names of inputs, whose first axis counts the "
+                             "samples. Random ones when left out."),
+    "perf.loads": _ours("Processes that load the model, each for the first time; their median is told."),
 }  # fmt: skip

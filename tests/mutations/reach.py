@@ -278,6 +278,7 @@ EDITS: tuple[Edit, ...] = (
     ("validate.enabled", "text", False, "calibrate validate finalize"),
     ("validate.seed", "static", 1, "validate"),
     ("validate.seed", "text", 1, NOTHING),
+    ("perf", "static", {"warmup": 1}, NOTHING),
 )
 
 # Sections that are another one again.

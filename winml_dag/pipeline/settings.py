@@ -20,8 +20,8 @@ from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Export, Quant
 from winml_dag.stages.compile import CompileConfig
 
-# Decided in other fields (precision in quant), or no part of what is built (output_dir).
-_DECIDED = ("precision", "output_dir")
+# Decided in other fields (precision in quant), or no part of what is built (output_dir, perf).
+_DECIDED = ("precision", "output_dir", "perf")
 
 
 def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -> JsonObject:

@@ -320,6 +320,29 @@ class Validate(Section):
     seed: Seed = 0
 
 
+class Perf(Section):
+    """Ours: how the perf command measures the result. No build does.
+
+    ``iterations`` None: 100, or what ``duration`` leaves time for. ``threads`` None: as onnxruntime thinks fit.
+    ``batch_size`` None: one sample. ``input_data`` None: random inputs from ``seed``.
+    """
+
+    warmup: Annotated[int, Field(ge=0, le=2**31 - 1)] = 10
+    iterations: Count | None = None
+    duration: Seconds | None = None
+    threads: Count | None = None
+    batch_size: Count | None = None
+    seed: Seed = 0
+    input_data: Text | None = None
+    loads: Count = 5
+
+    @model_validator(mode="after")
+    def _end_once(self) -> Self:
+        if self.iterations is not None and self.duration is not None:
+            raise problem("perf.duration says when to end as well; keep one of the two", at=("iterations",))
+        return self
+
+
 class StageEntry(Section):
     """Ours: a stage of the user's own, or (``inputs`` only, under the name of one of ours) where that one reads from.
 
@@ -340,7 +363,7 @@ class Recipe(Section):
     """A whole recipe.
 
     Ours: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``, ``validate``,
-    ``stages``.
+    ``perf``, ``stages``.
 
     ``quant``, ``compile`` and ``eval`` None: that stage is left out, whether the section was missing or null.
     ``export`` None (only when null was written): the model is ONNX already.
@@ -358,6 +381,7 @@ class Recipe(Section):
     compile: Compile | None = None
     eval: Eval | None = None
     validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
+    perf: OrEmpty[Perf] = Field(default_factory=Perf.model_construct)
     auto: bool = True
     skip_optimize: bool = False
     stages: MapOf[StageEntry] = Field(default_factory=dict)

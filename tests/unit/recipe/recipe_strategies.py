@@ -110,6 +110,7 @@ recipes = _section(
     validate=_section(
         enabled=_booleans, min_cosine=st.none() | st.floats(-1, 1) | st.integers(-1, 1), samples=_counts, seed=_seeds
     ),
+    perf=_section(warmup=_counts, iterations=_counts, threads=_counts, seed=_seeds, input_data=WORDS),
     auto=_booleans,
     skip_optimize=_booleans,
 )
