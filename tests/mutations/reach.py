@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from field_values import WORDS
-
 from winml_dag.recipe.optim import OPTIM_FLAGS
 
 # Field, base recipe, its new value, and the stages that it reaches directly.
@@ -285,43 +283,6 @@ EDITS: tuple[Edit, ...] = (
 AGAIN = {"compile.quant_config.": "quant.", "compile.ep_config.": "compile."}
 _RENAMED = {"compile.provider": "compile.execution_provider"}
 
-# Of a model that is ONNX already, a task says no more than whether it gives scores of classes.
-_CLASSIFYING = ("text-classification", "fill-mask")
-_TASKS = ((None, "text-classification"), _CLASSIFYING, (None, *(word for word in WORDS if word not in _CLASSIFYING)))
-
-# Different values of a field that mean the same, and so have one key; all others have one each.
-SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
-    "model": (("model", "same"),),
-    "ep": ((None, "cpu"), (None, "qnn")),
-    "device": (("auto", "cpu"), ("auto", "npu")),
-    "loader.task": _TASKS,
-    "loader.path": ((None, "model", "same"),),
-    "export.dynamic_axes": ((None, {}),),
-    "quant.model_type": ((None, *(word for word in WORDS if word != "qwen3")),),
-    "quant.weight_type": ((None, "uint8"),),
-    "quant.activation_type": ((None, "uint8"),),
-    "quant.per_channel": ((None, False), (None, True)),
-    "quant.equalize": ((None, True),),
-    "quant.activation_symmetric": ((None, False),),
-    "quant.op_types_to_exclude": ((None, []),),
-    "quant.op_types_to_quantize": ((None, []),),
-    "quant.nodes_to_exclude": ((None, []),),
-    "quant.fp16_op_block_list": ((None, []),),
-    "quant.seed": ((None, 0),),
-    # Without data of their own these folders are tables in JSON, the same in each.
-    "quant.calibration_data": (("model", "same", "other"), ("data.txt", "same.txt")),
-    "quant.dataset_name": (("model", "same", "other"),),
-    "quant.model_id": ((None, "model", "same", "other"),),
-    "quant.task": ((None, *(word for word in WORDS if word != "question-answering")),),
-    "compile.soc_model": ((1, "1"),),
-    "compile.htp_arch": ((None, 73),),
-    "compile.htp_optimization_level": ((None, 3),),
-    "compile.device": (("auto", "cpu"), ("auto", "npu")),
-    "compile.execution_provider": ((None, "cpu"), (None, "qnn")),
-    "compile.ep_device.ep": ((None, "cpu"),),
-    "compile.ep_device.device": ((None, "auto", "cpu"), (None, "auto", "npu")),
-}
-
 # The same for the options of a run, on top of a base recipe.
 OPTIONS: tuple[Edit, ...] = (
     ("model", "static", "another name", NOTHING),
@@ -377,19 +338,6 @@ OPTIONS: tuple[Edit, ...] = (
     ("trust_remote_code", "static", True, NOTHING),
     ("trust_remote_code", "folder", True, "export"),
 )
-
-SAME_OPTIONS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
-    "model": ((None, "model", "same"),),
-    "task": _TASKS,
-    "ep": ((None, "cpu"), (None, "qnn")),
-    "device": ((None, "cpu"), (None, "qnn", "npu")),
-    "precision": ((None, "fp16"), (None, "int4")),
-    "quant": ((None, False), (None, True)),
-    "compile": ((None, True),),
-    "optimize": ((None, True),),
-    "validate": ((None, True),),
-    "random_weights": ((None, False),),
-}
 
 
 def declared_name(field: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import pytest
 from field_values import Field, fields_of, values
 from planned_keys import NO_OPTIONS, Stages, keys, reached, stages_of
-from reach import BASES, EDITS, OPTIONS, REFUSED, SAME, SAME_OPTIONS, Edit, declared_name, edited, within
+from reach import BASES, EDITS, OPTIONS, REFUSED, Edit, declared_name, edited, within
+from same_meaning import SAME, SAME_OPTIONS
 
 from winml_dag.ep.options import option_table
 from winml_dag.ep.registry import QNN, Target

@@ -7,42 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from user_project import UserProject
+from user_project import COUNT, TIDY, UserProject, notes_project
 
 PYTHON = sys.executable
-
-TIDY = """\
-import os, sys
-from pathlib import Path
-lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
-Path(sys.argv[2]).write_text("\\n".join(line.strip() for line in lines) + "\\n", encoding="utf-8", newline="\\n")
-print("tidied", len(lines), "lines")
-"""
-COUNT = "import sys; from pathlib import Path; " + (
-    "Path(sys.argv[2]).write_text(str(len(Path(sys.argv[1]).read_text().splitlines())))"
-)
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> UserProject:
-    made = UserProject(tmp_path / "project")
-    made.write("raw/notes.txt", "  one\ntwo  \n")
-    made.write("tools/tidy.py", TIDY)
-    made.recipe = {
-        "stages": {
-            "tidy": {
-                "command": [PYTHON, "tools/tidy.py", "{inputs.text}", "{outputs.clean}"],
-                "inputs": {"text": "raw/notes.txt", "script": "tools/tidy.py"},
-                "outputs": {"clean": "build/notes.txt"},
-            },
-            "count": {
-                "command": [PYTHON, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
-                "inputs": {"text": "tidy.clean"},
-                "outputs": {"n": "build/count.txt"},
-            },
-        }
-    }
-    return made
+    return notes_project(tmp_path / "project")
 
 
 @pytest.fixture
@@ -268,87 +240,6 @@ def test_a_function_gets_paths_and_its_config(project: UserProject) -> None:
     assert project.read("build/joined.txt") == "one-two"
 
 
-def test_a_stage_may_put_out_a_folder(project: UserProject) -> None:
-    project.recipe["stages"]["split"] = {
-        "command": [
-            PYTHON,
-            "-c",
-            "import sys; from pathlib import Path; folder = Path(sys.argv[2]); (folder / 'sub').mkdir()\n"
-            "for line in Path(sys.argv[1]).read_text().split(): (folder / 'sub' / line).write_text(line)",
-            "{inputs.text}",
-            "{outputs.parts}",
-        ],
-        "inputs": {"text": "tidy.clean"},
-        "outputs": {"parts": "build/parts/"},
-    }
-    assert project.build().code == 0
-    assert project.read("build/parts/sub/two") == "two"
-    project.write("raw/notes.txt", "one\n")
-    assert project.build().code == 0
-    assert not (project.folder / "build/parts/sub/two").exists(), "it is no longer put out"
-
-
-SPLIT = "import sys; from pathlib import Path; out = Path(sys.argv[2]); out.mkdir(exist_ok=True); " + (
-    "[(out / word).write_text(word) for word in Path(sys.argv[1]).read_text().split()]"
-)
-LIST = "import sys, os; open(sys.argv[2], 'w').write(' '.join(sorted(os.listdir(sys.argv[1]))))"
-
-
-@pytest.fixture
-def lister(project: UserProject) -> UserProject:
-    """A stage that puts out a folder with a file for each word, and one that lists that folder."""
-    project.recipe = {
-        "stages": {
-            "split": {
-                "command": [PYTHON, "-c", SPLIT, "{inputs.text}", "{outputs.words}"],
-                "inputs": {"text": "raw/notes.txt"},
-                "outputs": {"words": "build/words/"},
-            },
-            "list": {
-                "command": [PYTHON, "-c", LIST, "{inputs.words}", "{outputs.names}"],
-                "inputs": {"words": "split.words"},
-                "outputs": {"names": "build/names.txt"},
-            },
-        }
-    }
-    assert project.build().ran == ["split", "list"]
-    assert project.read("build/names.txt") == "one two"
-    return project
-
-
-def test_who_reads_a_folder_finds_nothing_of_an_earlier_build_in_it(lister: UserProject) -> None:
-    """Else what it gives would be stored under a key that says otherwise."""
-    lister.write("raw/notes.txt", "two three")
-    edited = lister.build()
-    assert edited.ran == ["split", "list"]
-    assert lister.read("build/names.txt") == "three two"
-    assert "build/words/one" in edited.messages
-    assert not (lister.folder / "build/words/one").exists()
-
-
-def test_who_reads_a_folder_finds_nothing_of_a_failed_build_in_it(lister: UserProject) -> None:
-    works = lister.recipe["stages"]["list"]["command"]
-    lister.recipe["stages"]["list"]["command"] = [PYTHON, "-c", "raise SystemExit(3)"]
-    lister.write("raw/notes.txt", "two half")
-    assert lister.build().code == 1
-    lister.recipe["stages"]["list"]["command"] = works
-    lister.write("raw/notes.txt", "two three")
-    assert lister.build().code == 0
-    assert lister.read("build/names.txt") == "three two"
-
-
-def test_a_file_of_somebody_elses_in_a_folder_that_is_read_is_named_and_left_alone(lister: UserProject) -> None:
-    lister.write("build/words/mine", "my own")
-    lister.write("raw/notes.txt", "two three")
-    refused = lister.run("build", "-c", "recipe.yaml")
-    assert refused.returncode == 1
-    assert f"{Path('build/words/mine')} is in the way" in refused.stderr
-    assert lister.read("build/words/mine") == "my own"
-    (lister.folder / "build/words/mine").unlink()
-    assert lister.build().ran == ["list"]
-    assert lister.read("build/names.txt") == "three two"
-
-
 def test_a_recipe_means_the_same_from_everywhere(built: UserProject, tmp_path: Path) -> None:
     finished = built.run("build", "-c", str(built.folder / "recipe.yaml"), cwd=tmp_path)
     assert finished.stdout.splitlines()[-1].startswith("Up to date: 2 stages, checked in ")
@@ -418,26 +309,6 @@ def test_no_output_leaves_the_folder_by_a_link(project: UserProject, tmp_path: P
     assert result.code == 1
     assert "is a link that leads out of" in result.messages
     assert list(outside.iterdir()) == []
-
-
-def test_a_folder_is_an_input_with_all_that_comes_and_goes_in_it(project: UserProject) -> None:
-    listing = "import sys; from pathlib import Path; Path(sys.argv[2]).write_text(' '.join(sorted(" + (
-        "str(file.as_posix()) for file in Path(sys.argv[1]).rglob('*.txt'))))"
-    )
-    project.write("raw/more/list.txt", "x\n")
-    project.recipe["stages"] = {
-        "list": {
-            "command": [PYTHON, "-c", listing, "{inputs.all}", "{outputs.names}"],
-            "inputs": {"all": "raw/"},
-            "outputs": {"names": "names.txt"},
-        }
-    }
-    assert project.build().code == 0
-    assert project.read("names.txt") == "raw/more/list.txt raw/notes.txt"
-    project.write("raw/more/new.txt", "x\n")
-    assert project.build().ran == ["list"], "a file has come into the folder"
-    (project.folder / "raw/more/new.txt").unlink()
-    assert project.build().ran == []
 
 
 def test_a_stage_that_takes_too_long_is_told_where_its_limit_is(project: UserProject) -> None:

@@ -12,6 +12,17 @@ from typing import Any
 
 import yaml
 
+TIDY = """\
+import os, sys
+from pathlib import Path
+lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+Path(sys.argv[2]).write_text("\\n".join(line.strip() for line in lines) + "\\n", encoding="utf-8", newline="\\n")
+print("tidied", len(lines), "lines")
+"""
+COUNT = "import sys; from pathlib import Path; " + (
+    "Path(sys.argv[2]).write_text(str(len(Path(sys.argv[1]).read_text().splitlines())))"
+)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -90,3 +101,25 @@ class UserProject:
     def manifest(self, folder: str = ".winml-dag/recipe") -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self.read(f"{folder}/build_manifest.json"))
         return value
+
+
+def notes_project(folder: Path) -> UserProject:
+    """Two commands one after the other: one tidies a text, and one counts its lines."""
+    made = UserProject(folder)
+    made.write("raw/notes.txt", "  one\ntwo  \n")
+    made.write("tools/tidy.py", TIDY)
+    made.recipe = {
+        "stages": {
+            "tidy": {
+                "command": [sys.executable, "tools/tidy.py", "{inputs.text}", "{outputs.clean}"],
+                "inputs": {"text": "raw/notes.txt", "script": "tools/tidy.py"},
+                "outputs": {"clean": "build/notes.txt"},
+            },
+            "count": {
+                "command": [sys.executable, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
+                "inputs": {"text": "tidy.clean"},
+                "outputs": {"n": "build/count.txt"},
+            },
+        }
+    }
+    return made

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from collect_samples import DAY
+from collect_samples import key as key_of
 from store_samples import KEY
 
 from winml_dag.store.local import LocalStore
@@ -67,3 +70,19 @@ def publish(new_record: Callable[[str], Record], fill: Callable[[Mapping[str, by
         return store.publish(new_record(key), {"model": fill(files)})
 
     return publish
+
+
+@pytest.fixture
+def put(store: LocalStore, fill: Callable[..., Path]) -> Callable[..., Record]:
+    """Publish a record with these bytes, used *days* ago."""
+
+    def put(number: int, *data: bytes, days: float = 0) -> Record:
+        made = Ingredients("export", 1, {}, {}, {})
+        files = {f"file{place}": some for place, some in enumerate(data)}
+        record = store.publish(Record(key_of(number), "c", made, {}), {"out": fill(files)})
+        path = store.records.path(record.cache_key)
+        used = path.stat().st_mtime - days * DAY
+        os.utime(path, (used, used))
+        return record
+
+    return put

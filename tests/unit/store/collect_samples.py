@@ -1,0 +1,39 @@
+"""What tests of collecting have in common: times, keys, and one collection in a store at rest."""
+
+from __future__ import annotations
+
+from store_samples import contents
+
+from winml_dag.store.collect import Collected, Limits, collect
+from winml_dag.store.local import LocalStore
+
+DAY = 86_400
+
+
+def key(number: int) -> str:
+    return f"{number:064x}"
+
+
+def settle(store: LocalStore) -> None:
+    """Wait until the file system's clock, which goes in steps, is past all that has been stored."""
+    probe = store.folder / "probe"
+    probe.touch()
+    before = probe.stat().st_mtime_ns
+    while probe.stat().st_mtime_ns == before:
+        probe.touch()
+    probe.unlink()
+
+
+def keys(store: LocalStore) -> list[int]:
+    return [int(found, 16) for found in store.records.keys()]  # noqa: SIM118  # not a mapping
+
+
+def size(store: LocalStore) -> int:
+    return sum(len(data) for folder in (store.records.folder, store.blobs.folder) for data in contents(folder).values())
+
+
+def collected(store: LocalStore, limits: Limits, *, dry_run: bool = False) -> Collected:
+    settle(store)
+    found = collect(store, limits, dry_run=dry_run)
+    assert found is not None
+    return found
