@@ -23,6 +23,7 @@ from planned_keys import NO_OPTIONS, Stages, keys, make_project, pretend_built, 
 from reach import BASES, edited
 
 from winml_dag.cli.build import command as build_command
+from winml_dag.cli.settings import COMPILE, VALIDATION
 from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.store.local import LocalStore
 
@@ -177,6 +178,7 @@ def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
     """``--rebuild`` runs every stage under the key that it has, which tests of the engine show."""
     tried = {name for each in SURROUNDINGS.values() for name in each.options}
     about_keys = {field.name for field in fields(Overrides)}
+    about_keys |= {name for group in (COMPILE, VALIDATION) for name in group.fields.values()}
     assert {option.name for option in build_command.params} - about_keys - {"rebuild"} == tried
 
 

@@ -57,6 +57,7 @@ _OPTIONS = (
     click.option("--quant/--no-quant", default=None, help="Quantize, whatever the recipe says."),
     click.option("--compile/--no-compile", default=None, help="Compile, whatever the recipe says."),
     click.option("--optimize/--no-optimize", default=None, help="Optimize, whatever the recipe says."),
+    click.option("--validate/--no-validate", default=None, help="Validate, whatever the recipe says."),
     click.option("--analyze/--no-analyze", default=None, help="Analyze, whatever the recipe says."),
     click.option("--random-weights", is_flag=True, help="Make the weights up; no model files are needed."),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
@@ -65,7 +66,10 @@ _OPTIONS = (
 
 def request_options(function: F) -> F:
     """Add the options; the command gets them as ``**options``."""
-    for option in reversed(_OPTIONS):
+    # Imported here and below: the groups have their types from this module.
+    from winml_dag.cli.settings import COMPILE, VALIDATION
+
+    for option in reversed((*_OPTIONS, COMPILE, VALIDATION)):
         function = option(function)
     return function
 
@@ -81,12 +85,19 @@ def format_option(function: F) -> F:
 
 def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
     """The request and the cache folder that *options* mean."""
+    from winml_dag.cli.settings import COMPILE, VALIDATION
+
+    compiling, validating = COMPILE.taken(options), VALIDATION.taken(options)
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     request = Request(
         recipe=options.pop("recipe"),
         output_dir=options.pop("output_dir"),
         use_cache=options.pop("use_cache"),
-        overrides=Overrides(**options),
+        overrides=Overrides(
+            **options,
+            compile_settings=compiling or None,
+            settings={"validate": validating} if validating else None,
+        ),
     )
     return request, cache_dir
 

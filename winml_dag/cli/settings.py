@@ -35,6 +35,13 @@ class Settings:
         values = {field: _json(parameters[name]) for field, name in self.fields.items()}
         return {field: value for field, value in values.items() if value is not None}
 
+    def taken(self, parameters: dict[str, Any]) -> dict[str, JsonValue]:
+        """The same, and the group's parameters are gone from *parameters*."""
+        values = self.given(parameters)
+        for name in self.fields.values():
+            del parameters[name]
+        return values
+
 
 def _json(value: Any) -> JsonValue:
     """An option's value as a recipe has it; None for one that was not given."""

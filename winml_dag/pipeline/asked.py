@@ -44,6 +44,8 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]
     """
     update: dict[str, object] = {}
     for name, given in (settings or {}).items():
+        if not given:
+            continue
         if name == "optim":
             update["optim"] = {**recipe.optim, **given}
         elif name == "export":
