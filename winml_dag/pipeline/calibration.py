@@ -13,7 +13,7 @@ from winml_dag.engine.toolchain import distribution_version
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.asked import Asked, Model
-from winml_dag.pipeline.datasets import find_dataset
+from winml_dag.pipeline.datasets import find_dataset, folders_in
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_model_folder
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.recipe.paths import resolve_path
@@ -75,7 +75,7 @@ def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None,
     if data is None:
         return Calibration(ranges=ranges, save_path=save_path, looked_at=looked_at)
     kind = str(kind_of(data.files[0].name))
-    _require_packages(kind)
+    require_packages(kind)
     columns = _columns(quant, task) if kind in TABLES else None
     processor = _processor(asked, model, quant, kind, columns, download=download)
     seen = () if processor is None else processor.looked_at
@@ -91,6 +91,17 @@ def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
     kinds_read = (kind, "text", "images") if kind in TABLES and processor is not None else (kind,)
     for name in kinds_read:
         yield from _PACKAGES.get(name, ((), ""))[0]
+
+
+def require_packages(kind: str) -> None:
+    """Raise UsageError when what reads data of *kind* is not installed."""
+    packages, extra = _PACKAGES.get(kind, ((), ""))
+    for name in packages:
+        if name not in _OPTIONAL and distribution_version(name) is None:
+            raise UsageError(
+                f"Data of this kind ({kind}) needs {name}, which is not installed.",
+                advice=f"pip install winml_dag[{extra}]",
+            )
 
 
 def _ranges(asked: Asked, quant: Quant) -> Source:
@@ -151,22 +162,7 @@ def _data(asked: Asked, quant: Quant, *, download: bool) -> tuple[Source | None,
     if quant.calibration_data is None:
         return None, ()
     path = resolve_path(asked.base, quant.calibration_data)
-    return calibration_source(path), tuple(_folders(path))
-
-
-def _folders(path: Path) -> list[Path]:
-    """*path* and all folders in it: their entries decide which files are data."""
-    return [path, *(entry for entry in path.rglob("*") if entry.is_dir())]
-
-
-def _require_packages(kind: str) -> None:
-    packages, extra = _PACKAGES.get(kind, ((), ""))
-    for name in packages:
-        if name not in _OPTIONAL and distribution_version(name) is None:
-            raise UsageError(
-                f"Calibration data of this kind ({kind}) needs {name}, which is not installed.",
-                advice=f"pip install winml_dag[{extra}]",
-            )
+    return calibration_source(path), tuple(folders_in(path))
 
 
 def _columns(quant: Quant, task: str | None) -> Mapping[str, str]:

@@ -33,6 +33,19 @@ _SHARD = re.compile(r"(?:.*/)?(?P<split>[\w.]+?)-(?P<number>\d{5})-of-(?P<count>
 
 
 @dataclass(frozen=True)
+class Asker:
+    """The fields in which a data set is asked for, as complaints call them; ``of_files`` is that for files."""
+
+    name: str = "quant.dataset_name"
+    subset: str = "quant.dataset_subset"
+    split: str = "quant.dataset_split"
+    of_files: str = "quant.calibration_data"
+
+
+CALIBRATION = Asker()
+
+
+@dataclass(frozen=True)
 class Dataset:
     """The files to read, and the paths that decided which these are."""
 
@@ -40,79 +53,113 @@ class Dataset:
     looked_at: tuple[Path, ...]
 
 
-def find_dataset(name: str, base: Path, subset: str | None, split: str, *, download: bool) -> Dataset:
-    """What *name* means: a folder (relative to *base*), else a hub id.
+def find_dataset(
+    name: str,
+    base: Path,
+    subset: str | None,
+    split: str,
+    *,
+    revision: str | None = None,
+    asker: Asker = CALIBRATION,
+    download: bool,
+) -> Dataset:
+    """What *name* means: a folder (relative to *base*), else a hub id, of which *revision* is a branch, tag or commit.
 
     Raises:
         InputError: when it is neither here nor to be had, or has no such subset or split.
     """
     path = resolve_path(base, name)
     if path.is_dir():
-        return _in_folder(name, path, subset, split, ())
+        return _in_folder(name, path, subset, split, (), asker)
     if path.exists():
-        raise InputError(
-            f"quant.dataset_name: {path} is a file, not a data set.", advice="Give it as quant.calibration_data."
-        )
+        raise InputError(f"{asker.name}: {path} is a file, not a data set.", advice=f"Give it as {asker.of_files}.")
     if is_path_like(name):
         raise InputError(
-            f"quant.dataset_name: {path} does not exist.", advice="Check the path, or give a hub id such as org/name."
+            f"{asker.name}: {path} does not exist.", advice="Check the path, or give a hub id such as org/name."
         )
     # A folder of that name here would come before the hub, and the hub cache's reference may move to another commit.
-    before = (path, hub.reference(name, None, hub.DATASETS))
-    found = hub.cached_snapshot(name, kind=hub.DATASETS)
+    before = (path, hub.reference(name, revision, hub.DATASETS))
+    found = hub.cached_snapshot(name, revision or "main", hub.DATASETS)
     if found is not None:
         try:
-            return _in_folder(name, found, subset, split, before)
+            return _in_folder(name, found, subset, split, before, asker)
         except InputError:
             if not download or hub.is_offline():
                 raise
     folder = hub.dataset_snapshot(
-        name, CARD, lambda names, card: choose_files(name, names, card, subset, split), download=download
+        name,
+        CARD,
+        lambda names, card: choose_files(name, names, card, subset, split, asker),
+        revision=revision,
+        download=download,
     )
-    return _in_folder(name, folder, subset, split, before)
+    return _in_folder(name, folder, subset, split, before, asker)
 
 
-def _in_folder(name: str, folder: Path, subset: str | None, split: str, before: tuple[Path, ...]) -> Dataset:
-    entries = sorted(folder.rglob("*"))
-    names = [entry.relative_to(folder).as_posix() for entry in entries if entry.is_file()]
+def tells_splits(folder: Path) -> bool:
+    """Whether *folder* is divided into splits, by its card or the names of its files."""
+    names, card = _content(folder)
+    return bool(_subsets(folder.name, card, CALIBRATION)) or len(_by_name(_data(names))) > 1
+
+
+def _in_folder(
+    name: str, folder: Path, subset: str | None, split: str, before: tuple[Path, ...], asker: Asker
+) -> Dataset:
+    names, text = _content(folder)
+    files = tuple(SourceFile(file, folder / file) for file in choose_files(name, names, text, subset, split, asker))
     card = folder / CARD
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    files = tuple(SourceFile(file, folder / file) for file in choose_files(name, names, text, subset, split))
-    folders = (entry for entry in entries if entry.is_dir())
-    return Dataset(files, (*before, folder, *folders, *((card,) if card.is_file() else ())))
+    return Dataset(files, (*before, *folders_in(folder), *((card,) if card.is_file() else ())))
 
 
-def choose_files(name: str, names: Iterable[str], card: str, subset: str | None, split: str) -> list[str]:
+def folders_in(folder: Path) -> list[Path]:
+    """*folder* and all folders in it: their entries decide which files are data."""
+    return [folder, *sorted(entry for entry in folder.rglob("*") if entry.is_dir())]
+
+
+def _content(folder: Path) -> tuple[list[str], str]:
+    """The names of all files in *folder*, and the text of its card."""
+    names = [entry.relative_to(folder).as_posix() for entry in sorted(folder.rglob("*")) if entry.is_file()]
+    card = folder / CARD
+    return names, card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+
+
+def choose_files(
+    name: str, names: Iterable[str], card: str, subset: str | None, split: str, asker: Asker = CALIBRATION
+) -> list[str]:
     """Of the files *names* of the data set *name* those of a subset and split, as its *card* or their names say.
 
     Raises:
         InputError: when there are none, or not all of them.
     """
     every = sorted(names)
-    data = [file for file in every if kind_of(file) is not None and not _NO_DATA.fullmatch(file)]
+    data = _data(every)
     if not data:
         script = any(file.endswith(".py") for file in every)
         raise InputError(
-            f"quant.dataset_name: {name} has no data files"
+            f"{asker.name}: {name} has no data files"
             + (", only a script that makes them, and the scripts of data sets are never run." if script else "."),
             advice="Give a data set in parquet, JSON, CSV, text or image files.",
         )
-    chosen_subset = _subset(name, _subsets(name, card), subset)
+    chosen_subset = _subset(name, _subsets(name, card, asker), subset, asker)
     if chosen_subset is None:
-        by_split = _by_name(_in_subfolder(name, data, subset))
+        by_split = _by_name(_in_subfolder(name, data, subset, asker))
     else:
         by_split = {at: _matching(data, patterns) for at, patterns in chosen_subset.items()}
     found = by_split.get(split)
     if not found:
         known = ", ".join(sorted(at for at, files in by_split.items() if files)) or "none"
         raise InputError(
-            f"quant.dataset_split: {name} has no files of the split {split!r}.", advice=f"Its splits are: {known}."
+            f"{asker.split}: {name} has no files of the split {split!r}.", advice=f"Its splits are: {known}."
         )
-    _require_all_shards(name, found)
+    _require_all_shards(name, found, asker)
     return found
 
 
-def _subsets(name: str, card: str) -> Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]]:
+def _data(names: Iterable[str]) -> list[str]:
+    return [file for file in names if kind_of(file) is not None and not _NO_DATA.fullmatch(file)]
+
+
+def _subsets(name: str, card: str, asker: Asker) -> Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]]:
     """By name of the subset: whether it is the default one, and patterns of file names by split."""
     match = re.match(r"---\s*\n(.*?\n)---\s*(\n|$)", card, re.DOTALL)
     if match is None:
@@ -128,7 +175,7 @@ def _subsets(name: str, card: str) -> Mapping[str, tuple[bool, Mapping[str, Sequ
             if "data_files" in config
         }
     except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise InputError(f"quant.dataset_name: the card of {name} ({CARD}) cannot be read: {error}") from error
+        raise InputError(f"{asker.name}: the card of {name} ({CARD}) cannot be read: {error}") from error
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -143,7 +190,7 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _subset(
-    name: str, subsets: Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]], wanted: str | None
+    name: str, subsets: Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]], wanted: str | None, asker: Asker
 ) -> Mapping[str, Sequence[str]] | None:
     """The patterns of the subset *wanted*; None when the card tells of none."""
     if not subsets:
@@ -152,20 +199,18 @@ def _subset(
     chosen = wanted or next(iter(defaults), None)
     if chosen not in subsets:
         what = "has several subsets" if wanted is None else f"has no subset {wanted!r}"
-        raise InputError(
-            f"quant.dataset_subset: {name} {what}.", advice=f"Choose one of: {', '.join(sorted(subsets))}."
-        )
+        raise InputError(f"{asker.subset}: {name} {what}.", advice=f"Choose one of: {', '.join(sorted(subsets))}.")
     return subsets[str(chosen)][1]
 
 
-def _in_subfolder(name: str, data: Sequence[str], subset: str | None) -> Sequence[str]:
+def _in_subfolder(name: str, data: Sequence[str], subset: str | None, asker: Asker) -> Sequence[str]:
     if subset is None:
         return data
     inside = [file for file in data if file.startswith(f"{subset}/")]
     if not inside:
         folders = sorted({file.split("/")[0] for file in data if "/" in file})
         raise InputError(
-            f"quant.dataset_subset: {name} has no card that tells of {subset!r}, and no folder of that name.",
+            f"{asker.subset}: {name} has no card that tells of {subset!r}, and no folder of that name.",
             advice=f"Its folders are: {', '.join(folders)}." if folders else "Leave it out.",
         )
     return inside
@@ -205,7 +250,7 @@ def _split_called(word: str) -> str | None:
     return next((split for split, words in _WORDS.items() if word in words), None)
 
 
-def _require_all_shards(name: str, files: Sequence[str]) -> None:
+def _require_all_shards(name: str, files: Sequence[str], asker: Asker) -> None:
     """Raise InputError when one of several parts is not there: a half-downloaded split is no split."""
     groups: dict[tuple[str, str], set[str]] = {}
     for file in files:
@@ -214,6 +259,6 @@ def _require_all_shards(name: str, files: Sequence[str]) -> None:
     for (split, count), numbers in groups.items():
         if len(numbers) < int(count):
             raise InputError(
-                f"quant.dataset_name: of {name} only {len(numbers)} of the {int(count)} files of {split} are here.",
+                f"{asker.name}: of {name} only {len(numbers)} of the {int(count)} files of {split} are here.",
                 advice="Download the rest: `winml-dag build` does when the hub may be asked.",
             )

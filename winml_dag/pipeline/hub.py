@@ -65,7 +65,7 @@ def snapshot(model_id: str, revision: str | None, *, download: bool) -> Path:
 
 
 def dataset_snapshot(
-    name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]], *, download: bool
+    name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]], *, revision: str | None, download: bool
 ) -> Path:
     """The folder of a data set by hub id, with the files that *choose* wants of all names, given the text of its
     *card*; downloaded when *download* allows it and the hub may be asked.
@@ -74,7 +74,7 @@ def dataset_snapshot(
         InputError: when it is not to be had.
     """
     where = f"The data set {name!r} is not, or not whole, in the local hub cache {hub_cache()}"
-    return _asked(where, lambda: _download_dataset(name, card, choose), _DATASET_ADVICE, download=download)
+    return _asked(where, lambda: _download_dataset(name, card, choose, revision), _DATASET_ADVICE, download=download)
 
 
 def _asked(where: str, ask: Callable[[], Path], advice: str, *, download: bool) -> Path:
@@ -99,7 +99,7 @@ _ADVICE = (
     "Check the name, give a local folder instead, or use loader.random_weights (--random-weights) to build the "
     "architecture without its weights."
 )
-_DATASET_ADVICE = "Check the name, or give a local folder as quant.dataset_name, or files as quant.calibration_data."
+_DATASET_ADVICE = "Check the name, or give a local folder or files."
 
 
 def is_offline() -> bool:
@@ -115,14 +115,18 @@ def _download(model_id: str, revision: str) -> Path:
     return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*_WANTED, _weights_of(names)]))
 
 
-def _download_dataset(name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]]) -> Path:
+def _download_dataset(
+    name: str, card: str, choose: Callable[[Sequence[str], str], Sequence[str]], revision: str | None
+) -> Path:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
-    names = [file.rfilename for file in HfApi().dataset_info(name).siblings or []]
+    names = [file.rfilename for file in HfApi().dataset_info(name, revision=revision).siblings or []]
     text = ""
     if card in names:
-        text = Path(hf_hub_download(name, card, repo_type="dataset")).read_text(encoding="utf-8", errors="replace")
-    return Path(snapshot_download(name, repo_type="dataset", allow_patterns=[card, *choose(names, text)]))
+        found = hf_hub_download(name, card, repo_type="dataset", revision=revision)
+        text = Path(found).read_text(encoding="utf-8", errors="replace")
+    chosen = [card, *choose(names, text)]
+    return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=chosen))
 
 
 def _weights_of(names: Sequence[str]) -> str:

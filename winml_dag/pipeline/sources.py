@@ -178,8 +178,8 @@ def find_model_folder(name: str, base: Path, revision: str | None, *, download: 
     return ModelFolder.at(folder, (path, hub.reference(name, revision)), from_hub=True)
 
 
-def calibration_source(path: Path) -> Source:
-    """A data file, or every data file in a folder.
+def calibration_source(path: Path, field: str = "quant.calibration_data") -> Source:
+    """A data file, or every data file in a folder; *field* is where the user has named it.
 
     Raises:
         InputError: when there is none.
@@ -188,8 +188,8 @@ def calibration_source(path: Path) -> Source:
     if not files:
         what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"
         known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-        raise InputError(f"quant.calibration_data: {path} {what} ({known}).")
-    return data_source(files, f"quant.calibration_data: {path}")
+        raise InputError(f"{field}: {path} {what} ({known}).")
+    return data_source(files, f"{field}: {path}")
 
 
 def data_source(files: Sequence[SourceFile], named: str) -> Source:
@@ -205,7 +205,7 @@ def data_source(files: Sequence[SourceFile], named: str) -> Source:
     if len(chosen) > 1:
         raise InputError(
             f"{named} has files of several kinds: {', '.join(sorted(chosen))}.",
-            advice="Put those to calibrate with into a folder of their own.",
+            advice="Put those of one kind into a folder of their own.",
         )
     kept = tuple(file for file, kind in found.items() if kind in chosen)
     return Source("calibration data", kinds.CALIBRATION_DATA, kept)
