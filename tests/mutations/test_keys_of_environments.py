@@ -1,0 +1,158 @@
+"""Which stages another Python environment reaches, which the user names for a provider: those that run there.
+
+The environment is files, as an installer would leave them: nothing in it is started to plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from planned_keys import LIBRARY, Warm, plugin_of, reached, stages_of
+from reach import BASES, edited
+
+from winml_dag.ep.environments import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
+from winml_dag.ep.registry import QNN
+from winml_dag.errors import UsageError
+
+OPENVINO_BUILD = edited(BASES["float"], "ep", "openvino")
+RECIPES = {"openvino": OPENVINO_BUILD, "qnn": BASES["static"], "cpu": BASES["cpu"]}
+THERE = {"compile", "validate"}
+
+if sys.platform == "win32":
+    PYTHON, PACKAGES = "Scripts/python.exe", "Lib/site-packages"
+else:
+    PYTHON, PACKAGES = "bin/python", "lib/python3.11/site-packages"
+
+
+def make_environment(folder: Path) -> None:
+    packages = folder / PACKAGES
+    for name in (PYTHON, f"{PACKAGES}/onnxruntime/__init__.py", f"{PACKAGES}/onnxruntime/capi/{LIBRARY}"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    for name in ("onnxruntime_openvino-1.24.1", "numpy-2.4.6", "of_nobody-1.0"):
+        (packages / f"{name}.dist-info").mkdir()
+    (folder / "pyvenv.cfg").write_text("version = 3.11.7\ninclude-system-site-packages = false\n")
+
+
+@pytest.fixture
+def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Named in a configuration file beside it."""
+    make_environment(project / ".venv-openvino")
+    (project / "config.toml").write_text('[ep.openvino]\nenvironment = ".venv-openvino"\n')
+    monkeypatch.setenv(CONFIG_VARIABLE, str(project / "config.toml"))
+    return project / ".venv-openvino"
+
+
+def install(environment: Path, package: str, version: str) -> None:
+    packages = environment / PACKAGES
+    (old,) = packages.glob(f"{package}-*.dist-info")
+    old.rename(packages / f"{package}-{version}.dist-info")
+
+
+def another_build_of_onnxruntime(environment: Path) -> None:
+    install(environment, "onnxruntime_openvino", "1.25.0")
+
+
+def another_package_that_the_work_uses(environment: Path) -> None:
+    install(environment, "numpy", "2.5.0")
+
+
+def the_same_version_with_another_library(environment: Path) -> None:
+    (environment / PACKAGES / "onnxruntime" / "capi" / LIBRARY).write_bytes(b"a fix from the driver's makers")
+
+
+def a_library_more(environment: Path) -> None:
+    (environment / PACKAGES / "onnxruntime" / "capi" / "new.so").write_bytes(b"new")
+
+
+def another_package(environment: Path) -> None:
+    install(environment, "of_nobody", "2.0")
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (another_build_of_onnxruntime, THERE),
+        # compile itself uses no numpy
+        (another_package_that_the_work_uses, {"validate"}),
+        (the_same_version_with_another_library, THERE),
+        (a_library_more, THERE),
+        (another_package, set()),
+    ],
+)
+def test_what_changes_there_reaches_what_runs_there_and_nothing_else(
+    project: Path, environment: Path, edit: Callable[[Path], None], expected: set[str]
+) -> None:
+    warm = {name: Warm(project, recipe, name=name) for name, recipe in RECIPES.items()}
+    before = {name: each.stages() for name, each in warm.items()}
+    assert all(each.stands() for each in warm.values())
+    edit(environment)
+    after = {name: each.stages() for name, each in warm.items()}
+    assert {name for name in warm if reached(before[name], after[name])} == ({"openvino"} if expected else set())
+    assert reached(before["openvino"], after["openvino"]) == expected
+    assert all(reached(after[name], each.cold()) == set() for name, each in warm.items())
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_changes_here_reaches_nothing_that_runs_there(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {name: stages_of(recipe, project) for name, recipe in RECIPES.items()}
+    for package in ("onnxruntime", "onnxruntime_qnn", "onnxruntime_gpu", "numpy", "onnx"):
+        (tmp_path / "here" / f"{package}-98.0.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    (project / "packages" / plugin_of(QNN) / LIBRARY).write_bytes(b"a fix for the other provider")
+    after = {name: stages_of(recipe, project) for name, recipe in RECIPES.items()}
+    assert not reached(before["openvino"], after["openvino"]) & THERE
+    assert reached(before["openvino"], after["openvino"])  # what runs here
+    assert reached(before["qnn"], after["qnn"]) >= THERE
+
+
+def test_where_it_lies_and_who_names_it_reaches_nothing(
+    project: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = stages_of(OPENVINO_BUILD, project)
+    environment.rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"ep\.openvino\.environment in .*config\.toml names .*which is not there"):
+        stages_of(OPENVINO_BUILD, project)
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={tmp_path / 'moved'}")
+    assert reached(before, stages_of(OPENVINO_BUILD, project)) == set()
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_plan_does_not_outlive_the_configuration(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first OpenVINO is a plugin here."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "settings"))
+    monkeypatch.setenv("LOCALAPPDATA", str(project / "settings"))
+    make_environment(project / "other")
+    warm = Warm(project, OPENVINO_BUILD)
+    here = warm.stages()
+    assert warm.stands()
+    file = project / "settings" / "winml_dag" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"[ep.openvino]\nenvironment = {str(project / 'other')!r}\n")
+    there = warm.stages()
+    assert reached(here, there) == THERE
+    assert warm.stands()
+    file.unlink()
+    assert reached(here, warm.stages()) == set()
+    assert warm.stands()
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={project / 'other'}")
+    assert reached(there, warm.stages()) == set()
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_plan_that_stands_knows_who_does_the_work(project: Path, environment: Path) -> None:
+    from winml_dag.pipeline.request import plan_request
+
+    warm = Warm(project, OPENVINO_BUILD)
+    warm.stages()
+    assert warm.stands()
+    graph = plan_request(warm.request, warm.store, download=False).graph
+    assert {node.id: node.interpreter for node in graph.nodes if node.interpreter} == dict.fromkeys(
+        THERE, environment / PYTHON
+    )
