@@ -48,8 +48,9 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
 SAME_OPTIONS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "model": ((None, "model", "same"),),
     "task": _TASKS,
-    "ep": ((None, "cpu"), (None, "qnn")),
-    "device": ((None, "cpu"), (None, "qnn", "npu")),
+    # Without compile, a model for QNN is validated on the CPU; one for OpenVINO on that.
+    "ep": ((None, "cpu"), (None, "qnn"), (None, "cpu", "qnn")),
+    "device": ((None, "cpu"), (None, "qnn", "npu"), (None, "cpu", "qnn", "npu")),
     "precision": ((None, "fp16"), (None, "int4")),
     "quant": ((None, False), (None, True)),
     "compile": ((None, True),),
