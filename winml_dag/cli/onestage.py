@@ -54,6 +54,11 @@ class How:
     quiet: bool
     format_: str
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> How:
+        """What the *options* of a call say of it."""
+        return cls(**{name: options[name] for name in _HOW})
+
     @property
     def as_json(self) -> bool:
         return self.format_ == "json"
@@ -78,9 +83,9 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     With the format json exactly one object is printed, also for what is refused.
     """
     started = time.monotonic()
-    how = How(**{name: options[name] for name in _HOW})
+    how = How.of(options)
     cache_dir = how.cache_dir or default_cache_dir()
-    with _errors_as_json(how):
+    with errors_as_object(how):
         request = request_of(options)
     standing = look(request, cache_dir)
     if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, cache_dir, started):
@@ -90,7 +95,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     from winml_dag.pipeline.build import BuildOptions
 
     options_of_build = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
-    with _errors_as_json(how):
+    with errors_as_object(how):
         result = carry_out(
             request,
             cache_dir,
@@ -106,7 +111,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     if how.as_json:
         from winml_dag.cli.report import stages_json
 
-        _print_object({**telling.value(result, request), "stages": stages_json(result)})
+        print_object({**telling.value(result, request), "stages": stages_json(result)})
     return StageError.exit_code if result.failed else 0
 
 
@@ -117,15 +122,15 @@ def _print(lines: Iterator[str], how: How) -> None:
 
 
 @contextmanager
-def _errors_as_json(how: How) -> Iterator[None]:
+def errors_as_object(how: How) -> Iterator[None]:
     """With the format json, what is refused is the one object on stdout too; its sentence still goes to stderr."""
     try:
         yield
     except WinmlDagError as error:
         if how.as_json:
-            _print_object({"success": False, "errors": [str(error)]})
+            print_object({"success": False, "errors": [str(error)]})
         raise
 
 
-def _print_object(value: JsonObject) -> None:
+def print_object(value: JsonObject) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))

@@ -150,18 +150,22 @@ def _pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str
     return found or None
 
 
+def ep_option(function: F) -> F:
+    return click.option(
+        "--ep-option",
+        "--ep-options",
+        "ep_option",
+        type=TEXT,
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_pairs,
+        help="An option of the execution provider; again for another.",
+    )(function)
+
+
 COMPILE = Settings(
     (
-        click.option(
-            "--ep-option",
-            "--ep-options",
-            "ep_option",
-            type=TEXT,
-            metavar="NAME=VALUE",
-            multiple=True,
-            callback=_pairs,
-            help="An option of the execution provider; again for another.",
-        ),
+        ep_option,
         click.option("--embed/--no-embed", default=None, help="The binary inside the model, or in a file beside it."),
         click.option("--compiler", type=click.Choice(["ort", "ort_session", "qairt"]), help="What compiles [ort]."),
         click.option("--qnn-sdk-root", type=FILE, help="The folder of the QAIRT SDK, for --compiler qairt."),

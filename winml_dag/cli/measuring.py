@@ -1,0 +1,102 @@
+"""What the commands that look at a finished model have in common: which model that is, and carrying the looking out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml_dag.cli.options import FILE
+from winml_dag.errors import StageError, UsageError
+
+if TYPE_CHECKING:
+    from winml_dag.cli.onestage import How
+    from winml_dag.pipeline.measurement import Measurement, MeasurementGraph
+    from winml_dag.pipeline.subject import Subject
+    from winml_dag.store.local import LocalStore
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def subject_options(function: F) -> F:
+    """Add what the command is about: PATH, the same as ``-m``, or a recipe."""
+    recipe = "A recipe, which is built first; its result is meant."
+    function = click.option("-c", "--config", "recipe", type=FILE, help=recipe)(function)
+    model = "The same as PATH: an ONNX model, or the output folder of a build."
+    function = click.option("-m", "--model", type=FILE, help=model)(function)
+    return click.argument("path", type=FILE, required=False)(function)
+
+
+def subject_of(path: Path | None, model: Path | None, recipe: Path | None, how: How, cache_dir: Path) -> Subject:
+    """The model that the options of a call mean; a recipe is built, if need be.
+
+    Raises:
+        UsageError: when none is given, or more than one.
+        InputError: when it is not there.
+        StageError: when the recipe cannot be built; why has been said by then.
+    """
+    from winml_dag.pipeline.subject import find_subject
+
+    given = [one for one in dict.fromkeys((path, model, recipe)) if one is not None]
+    if len(given) != 1:
+        what = " and ".join(map(str, given))
+        raise UsageError(
+            f"{what} are {len(given)} models." if given else "No model is given.",
+            advice="Give an .onnx file or the output folder of a build, or a recipe with -c.",
+        )
+    return find_subject(given[0] if recipe is None else _built(recipe, how, cache_dir))
+
+
+def _built(recipe: Path, how: How, cache_dir: Path) -> Path:
+    """The output folder of *recipe*, up to date."""
+    from winml_dag.cli.build import carry_out, look
+    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.resolve import output_dir_of
+    from winml_dag.pipeline.standing.check import note_use
+    from winml_dag.pipeline.subject import request_for
+
+    request = request_for(recipe)
+    standing = look(request, cache_dir)
+    if standing is not None and standing.is_up_to_date:
+        note_use(str(cache_dir.absolute()), standing)
+        return output_dir_of(request, cache_dir)
+    options = BuildOptions(jobs=os.cpu_count() or 1)
+    result = carry_out(request, cache_dir, standing, options, verbose=how.verbose, quiet=how.quiet, format_=how.format_)
+    if result.failed:
+        raise StageError(f"{recipe} could not be built, so there is no model to look at.")
+    return result.build.output_dir
+
+
+def measured(
+    planned: MeasurementGraph, store: LocalStore, how: How, *, folder: Path | None = None, timeout: float | None = None
+) -> Measurement:
+    """Carry out *planned*, say how far it is, and put its files into *folder*.
+
+    Raises:
+        StageError: when it fails; the log has been shown by then.
+    """
+    from winml_dag.cli.progress import progress
+    from winml_dag.cli.report import failure_lines
+    from winml_dag.pipeline.measurement import carry_out
+
+    with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
+        done = carry_out(
+            planned,
+            store,
+            rebuild=how.rebuild,
+            timeout_seconds=timeout,
+            folder=folder,
+            overwrite=how.overwrite,
+            observer=observer,
+        )
+    if done.note:
+        click.echo(f"note: {done.note}", err=True)
+    if done.failed is not None:
+        # What happened is said by the error, once.
+        for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:
+            click.echo(line, err=True)
+        raise StageError(f"{done.failed.node.id} failed: {done.failed.error}", advice=done.failed.advice)
+    return done

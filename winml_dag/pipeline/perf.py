@@ -1,0 +1,165 @@
+"""What perf asks for: a finished model, where it is to run, and how it is measured; as a graph to be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.engine.config import config_json
+from winml_dag.engine.stage import Node, Source, SourceFile
+from winml_dag.engine.toolchain import distribution_version, versions
+from winml_dag.ep.options import complete_options, file_options
+from winml_dag.ep.registry import Target, require_installed
+from winml_dag.errors import InputError, UsageError
+from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.pipeline.host import Host
+from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.subject import Subject, measured_on
+from winml_dag.recipe.schema import Perf
+from winml_dag.stages import kinds
+from winml_dag.stages.perf import HISTOGRAM, PERF, HistogramConfig, PerfConfig, PerfFields, PerfTarget
+from winml_dag.store.fingerprints import Fingerprints
+
+_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class PerfRequest:
+    """How a model is to be measured.
+
+    Attributes:
+        perf: the section of a recipe, with what this run says otherwise.
+        input_data: where ``perf.input_data`` lies.
+        ep, device: where it is to run; None where it was built for.
+        options: of the provider, by which those that it was built with are replaced.
+        baseline: the model whose load is measured beside; None for what a compiled one was made from.
+        has_baseline: whether any load is measured beside.
+        draws: whether a picture is made.
+    """
+
+    perf: Perf
+    input_data: Path | None = None
+    ep: str | None = None
+    device: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    baseline: Path | None = None
+    has_baseline: bool = True
+    draws: bool = False
+
+
+@dataclass(frozen=True)
+class PerfPlan:
+    """A measurement, ready to be carried out, and what it is of. ``draws``: whether a picture comes out of it."""
+
+    measurement: MeasurementGraph
+    subject: Subject
+    target: Target
+    baseline: OnnxFile | None
+    draws: bool
+
+
+def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: Fingerprints) -> PerfPlan:
+    """The measurement of *subject* on *host* that *request* means.
+
+    Raises:
+        UsageError: for a target that is not installed or that the model cannot run on, for options that it does not
+            know, and for a batch that the model does not take.
+        InputError: for a baseline or data that is missing.
+    """
+    target = measured_on(subject, request.ep, request.device)
+    require_installed(target.ep)
+    baseline = _baseline(subject, request, target)
+    config = PerfConfig(
+        _fields(subject.model, request),
+        PerfTarget(target.ep.name, target.device, _options(subject, request, target)),
+        host.identity(device=target.device),
+    )
+    model, data = subject.model.source(), _data(request.input_data)
+    baseline_source = None if baseline is None else baseline.source()
+    inputs = {"model": model, "baseline": baseline_source, "data": data}
+    measures = measuring_node(PERF, config_json(config), inputs, target, fingerprints)
+    draws = request.draws and distribution_version("matplotlib") is not None
+    nodes = [measures, *([_drawing(measures, _title(subject, target))] if draws else [])]
+    planned = plan_measurement(nodes, inputs.values(), fingerprints, f"perf {subject.model.path.resolve()}")
+    return PerfPlan(planned, subject, target, baseline, draws)
+
+
+def _fields(model: OnnxFile, request: PerfRequest) -> PerfFields:
+    perf = request.perf
+    _refuse_batch(model, perf.batch_size)
+    return PerfFields(
+        warmup=perf.warmup,
+        iterations=perf.iterations or (_ITERATIONS if perf.duration is None else None),
+        duration=perf.duration,
+        threads=perf.threads,
+        batch_size=perf.batch_size if any(_takes_any_batch(spec) for spec in model.summary.inputs) else None,
+        seed=perf.seed if request.input_data is None else None,
+        loads=perf.loads,
+    )
+
+
+def _takes_any_batch(spec: TensorSpec) -> bool:
+    return bool(spec.shape) and isinstance(spec.shape[0], str)
+
+
+def _refuse_batch(model: OnnxFile, wanted: int | None) -> None:
+    """Raise UsageError when an input of *model* has another batch, and no other than that."""
+    for spec in model.summary.inputs if wanted is not None else ():
+        if not _takes_any_batch(spec) and spec.shape[:1] != (wanted,):
+            raise UsageError(
+                f"A batch of {wanted} does not fit: {model.path.name} takes {spec.name} in the shape"
+                f" {list(spec.shape)} only.",
+                advice="Export it with export.batch_size, or with its first axis in export.dynamic_axes.",
+            )
+
+
+def _options(subject: Subject, request: PerfRequest, target: Target) -> dict[str, str]:
+    built_with = subject.provider_options if target == subject.target else {}
+    options = complete_options(target, {**built_with, **request.options})
+    files = file_options(target.ep)
+    return {name: value for name, value in options.items() if name not in files}
+
+
+def _baseline(subject: Subject, request: PerfRequest, target: Target) -> OnnxFile | None:
+    if not request.has_baseline:
+        return None
+    if request.baseline is None:
+        return subject.uncompiled
+    baseline = OnnxFile.at(request.baseline)
+    made_for = {context.source for context in baseline.summary.ep_context} - {"", target.ep.name}
+    if baseline.kind == kinds.COMPILED_MODEL and made_for:
+        raise UsageError(f"{request.baseline} is compiled for {', '.join(sorted(made_for))}, not for {target.ep.name}.")
+    return baseline
+
+
+def _data(path: Path | None) -> Source | None:
+    if path is None:
+        return None
+    if path.suffix.casefold() != ".npz" or not path.is_file():
+        what = "does not exist" if not path.exists() else "is no .npz file"
+        raise InputError(f"perf.input_data: {path} {what}.", advice="Save inputs by their names with numpy.savez.")
+    return Source("input data", kinds.CALIBRATION_DATA, (SourceFile("data.npz", path),))
+
+
+def _drawing(measures: Node, title: str) -> Node:
+    return Node(
+        id=HISTOGRAM.name,
+        stage=HISTOGRAM,
+        config=config_json(HistogramConfig(title)),
+        inputs={"report": measures.output("report")},
+        toolchain=versions(HISTOGRAM.packages),
+    )
+
+
+def _title(subject: Subject, target: Target) -> str:
+    return f"{' '.join(_titles(subject))} on {target.ep.name} ({target.device})"
+
+
+def _titles(subject: Subject) -> Iterator[str]:
+    path = subject.model.path
+    # Of all folders' models, most have one name.
+    yield f"{path.resolve().parent.name}/{path.name}"
+    if subject.precision is not None:
+        yield f"({subject.precision})"
