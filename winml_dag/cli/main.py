@@ -25,6 +25,7 @@ COMMANDS = {
     "calibrate": ("winml_dag.cli.calibrate", "Write down the ranges of a model's activations."),
     "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
     "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),
+    "perf": ("winml_dag.cli.perf", "Measure how fast a finished model loads and runs."),
     "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
     "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),

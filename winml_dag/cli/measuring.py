@@ -71,7 +71,12 @@ def _built(recipe: Path, how: How, cache_dir: Path) -> Path:
 
 
 def measured(
-    planned: MeasurementGraph, store: LocalStore, how: How, *, folder: Path | None = None, timeout: float | None = None
+    planned: MeasurementGraph,
+    store: LocalStore,
+    how: How,
+    *,
+    folder: Path | None = None,
+    timeout_seconds: float | None = None,
 ) -> Measurement:
     """Carry out *planned*, say how far it is, and put its files into *folder*.
 
@@ -87,7 +92,7 @@ def measured(
             planned,
             store,
             rebuild=how.rebuild,
-            timeout_seconds=timeout,
+            timeout_seconds=timeout_seconds,
             folder=folder,
             overwrite=how.overwrite,
             observer=observer,

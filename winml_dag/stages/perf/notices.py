@@ -53,8 +53,8 @@ def of_load_average(load_average: float | None) -> Iterator[str]:
     processors = os.cpu_count() or 1
     if load_average is not None and load_average > processors / 2:
         yield (
-            f"The machine was busy before (load average {load_average:.1f} on {processors} processors): what else runs"
-            " makes figures worse, and differ from one time to the next."
+            f"The machine was busy before (load average {load_average:.1f} on {processors} processors): other programs"
+            " make the figures worse, and different each time."
         )
 
 

@@ -54,7 +54,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     latencies = measure(_inference(session, feeds), config.perf, workspace.progress)
     peak = resident().peak
 
-    batch, is_random = config.perf.batch_size or 1, not workspace.has("data")
+    batch, is_random = _batch_size(feeds[0]), not workspace.has("data")
     notices = [
         *([EMULATED] if is_emulated(target) else []),
         *of_latencies(latencies),
@@ -174,6 +174,12 @@ def _feeds(inputs: tuple[InputSpec, ...], fields: PerfFields, workspace: Workspa
     count = max(1, len(found) // batch)
     batches = [[found[(start + at) % len(found)] for at in range(batch)] for start in range(0, count * batch, batch)]
     return [{name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]} for feeds in batches]
+
+
+def _batch_size(feed: Feed) -> int:
+    """How many samples one inference is of: the first axis that all inputs have in common."""
+    sizes = {array.shape[0] if array.ndim > 1 else 1 for array in feed.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _assigned(session: onnxruntime.InferenceSession, target: Target) -> JsonObject:

@@ -1,0 +1,129 @@
+"""``winml-dag perf``: measure how long a finished model takes to load and to run, and how much memory it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.cli.measuring import measured, subject_of, subject_options
+from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.settings import Settings, ep_option
+from winml_dag.errors import UsageError
+from winml_dag.store.location import default_cache_dir
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.perf import PerfPlan, PerfRequest
+
+_COUNT = click.IntRange(min=1)
+
+# Of `perf`.
+_PERF = Settings(
+    (
+        click.option("--iterations", type=_COUNT, help="Inferences that are measured [100]."),
+        click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, which are not counted [10]."),
+        click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds, not --iterations."),
+        click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
+        click.option("--threads", type=_COUNT, help="Threads of one operator [as onnxruntime thinks fit]."),
+        click.option("--batch-size", type=_COUNT, help="Samples in one inference, where the model takes any number."),
+        click.option("--input-data", type=FILE, help="Inputs: a .npz file, arrays by name [random ones]."),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
+    ),
+    {
+        "iterations": "iterations",
+        "warmup": "warmup",
+        "duration": "duration",
+        "loads": "loads",
+        "threads": "threads",
+        "batch_size": "batch_size",
+        "input_data": "input_data",
+        "seed": "seed",
+    },
+)
+
+
+@click.command(name="perf")
+@subject_options
+@click.option("--ep", type=TEXT, help="Execution provider to measure on [the one that it was built for].")
+@click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too.")
+@ep_option
+@_PERF
+@click.option("--baseline", type=FILE, help="Whose load is measured beside [what a compiled model was made from].")
+@click.option("--no-baseline", is_flag=True, help="Measure no load beside.")
+@click.option("-o", "--output-dir", type=FILE, help="Where perf.json and histogram.png go [nowhere].")
+@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds after which measuring is given up [3600].")
+@how_options
+def command(**options: Any) -> int:
+    """Measure a finished model: how long it takes to load for the first time, compiled against not compiled, the
+    latency of an inference, throughput, and memory. What was measured on this machine before is told again, unless
+    --rebuild asks for it anew.
+
+    \b
+    winml-dag perf model.onnx
+    winml-dag perf out --duration 10 -o measured
+    winml-dag perf -c recipe.yaml --format json
+    """
+    how = How.of(options)
+    cache_dir: Path = how.cache_dir or default_cache_dir()
+    with errors_as_object(how):
+        plan, done = _measure(options, how, cache_dir)
+    _tell(plan, done, how, options["output_dir"])
+    return 0
+
+
+def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[PerfPlan, Measurement]:
+    from winml_dag.pipeline.host import this_host
+    from winml_dag.pipeline.perf import plan_perf
+    from winml_dag.store.local import LocalStore
+
+    request = request_of(options)
+    subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+    store = LocalStore(cache_dir)
+    plan = plan_perf(subject, request, this_host(), store.fingerprints)
+    return plan, measured(
+        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["timeout"]
+    )
+
+
+def request_of(options: Mapping[str, Any]) -> PerfRequest:
+    """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
+    from winml_dag.pipeline.perf import PerfRequest
+    from winml_dag.recipe.load import load_recipe
+    from winml_dag.recipe.paths import resolve_path
+    from winml_dag.recipe.schema import Perf
+
+    if options["baseline"] is not None and options["no_baseline"]:
+        raise UsageError("--baseline and --no-baseline exclude each other.", advice="Give one of them.")
+    given = _PERF.given(options)
+    if "iterations" in given and "duration" in given:
+        raise UsageError("--iterations and --duration say both when to end.", advice="Give one of them.")
+    loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
+    written = {} if loaded is None else loaded.recipe.perf.model_dump(mode="json", exclude_unset=True)
+    if given.keys() & {"iterations", "duration"}:
+        written = {name: value for name, value in written.items() if name not in ("iterations", "duration")}
+    perf = Perf.model_validate({**written, **given})
+    base = Path.cwd() if loaded is None else loaded.path.parent
+    return PerfRequest(
+        perf,
+        input_data=None if perf.input_data is None else resolve_path(base, perf.input_data),
+        ep=options["ep"],
+        device=options["device"],
+        options=options["ep_option"] or {},
+        baseline=options["baseline"],
+        has_baseline=not options["no_baseline"],
+        draws=options["output_dir"] is not None,
+    )
+
+
+def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> None:
+    from winml_dag.cli.speed import speed_json, speed_lines
+
+    if how.as_json:
+        print_object(speed_json(plan, done, folder))
+        return
+    for line in speed_lines(plan, done, folder, quiet=how.quiet):
+        click.echo(line)
