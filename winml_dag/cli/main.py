@@ -33,6 +33,7 @@ COMMANDS = {
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
     "graph": ("winml_dag.cli.graph", "Print the graph of a build (mermaid or dot)."),
     "clean": ("winml_dag.cli.clean", "Remove what a build put into its output folder."),
+    "sys": ("winml_dag.cli.sys", "Tell what this machine has: versions, execution providers, devices."),
     "cache": ("winml_dag.cli.cache", "Look after the cache."),
 }
 

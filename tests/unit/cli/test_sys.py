@@ -1,0 +1,141 @@
+"""``winml-dag sys``: what this machine has, asked of the providers themselves, none of which can end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+from winml_dag.cli.main import run
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, OPENVINO, QNN
+from winml_dag.pipeline.survey import ProviderFound, survey
+
+PLUGIN = OPENVINO.packages[1].plugin
+
+
+@pytest.fixture(autouse=True)
+def _without_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("WINML_DAG_CONFIG", raising=False)
+    monkeypatch.delenv("WINML_DAG_EP_ENVIRONMENTS", raising=False)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ProviderFound]:
+    """What is found of OpenVINO when its package is this code."""
+
+    def found(code: str) -> ProviderFound:
+        (tmp_path / "packages" / PLUGIN).mkdir(parents=True)
+        (tmp_path / "packages" / PLUGIN / "__init__.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path / "packages")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+        (openvino,) = survey([OPENVINO]).providers
+        return openvino
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """The whole of ``sys --format json``, by a process of its own, which must not import what its children load."""
+    code = (
+        "import sys\nfrom winml_dag.cli.main import run\n"
+        "code = run(['sys', '--format', 'json'])\n"
+        "heavy = [name for name in ('onnxruntime', 'onnx', 'torch', 'numpy', 'pydantic') if name in sys.modules]\n"
+        "assert not heavy, heavy\nsys.exit(code)"
+    )
+    environment = {**os.environ, "WINML_DAG_EP_ENVIRONMENTS": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_versions_and_the_machine_are_told(told: dict[str, Any]) -> None:
+    assert told["python"]["version"] == platform.python_version()
+    assert told["packages"]["onnxruntime"] == onnxruntime.__version__
+    assert told["logical_cores"] >= told["usable_cores"] >= 1
+    assert told["memory_gib"] >= 1
+    assert [each["name"] for each in told["execution_providers"]] == [ep.name for ep in EXECUTION_PROVIDERS]
+
+
+def test_the_cpu_is_asked_and_found(told: dict[str, Any]) -> None:
+    cpu = next(each for each in told["execution_providers"] if each["alias"] == "cpu")
+    assert (cpu["available"], cpu["devices"]) == (True, ["cpu"])
+    assert cpu["package"]["version"] == onnxruntime.__version__
+    assert any(device["type"] == "cpu" and "cpu" in device["execution_providers"] for device in told["devices"])
+
+
+def test_what_is_missing_is_told_with_how_to_get_it(told: dict[str, Any]) -> None:
+    missing = [each for each in told["execution_providers"] if not each["installed"]]
+    assert missing
+    for each in missing:
+        assert (each["available"], each["why_not"]) == (False, "It is not installed here.")
+        assert each["how_to_get"]
+
+
+def test_qnn_tells_its_sdk_and_that_a_cpu_stands_in_for_its_npu(told: dict[str, Any]) -> None:
+    qnn_package = pytest.importorskip("onnxruntime_qnn")
+    qnn = next(each for each in told["execution_providers"] if each["alias"] == "qnn")
+    assert qnn["package"] == {"name": "onnxruntime-qnn", "version": qnn_package.__version__}
+    assert qnn["sdk_version"] == qnn_package.build_and_package_info.qnn_version
+    assert qnn["available"]
+    assert qnn["emulates_npu"] == ("npu" not in qnn["devices"])
+
+
+def test_a_provider_that_crashes_costs_no_other_its_answer(plugin: Callable[[str], ProviderFound]) -> None:
+    found = plugin(
+        "import faulthandler, sys\n"
+        "print('the driver is of another age', file=sys.stderr, flush=True)\n"
+        "faulthandler._sigsegv()\n"
+    )
+    assert found.installed
+    assert not found.is_available
+    assert found.why_not.startswith("Its process ended with ")
+    assert found.how == "Its last words: the driver is of another age"
+    (cpu,) = survey([CPU]).providers
+    assert cpu.is_available
+
+
+def test_a_library_that_does_not_load_is_a_sentence(plugin: Callable[[str], ProviderFound]) -> None:
+    found = plugin("def get_library_path():\n    return '/nowhere/libopenvino.so'\n")
+    assert found.why_not.startswith("OpenVINOExecutionProvider does not load here: ")
+    assert "\n" not in found.why_not
+
+
+def test_a_wrong_configuration_is_a_warning_and_the_rest_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"openvino={tmp_path / 'none'}")
+    found = survey([OPENVINO, CPU])
+    assert f"names {tmp_path / 'none'}, which is not there" in found.problem
+    assert [each.is_available for each in found.providers] == [False, True]
+
+
+def test_lists_are_told_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = survey([QNN, CPU])
+    monkeypatch.setattr("winml_dag.pipeline.survey.survey", lambda: found)
+
+    def says(*arguments: str) -> str:
+        assert run(["sys", *arguments]) == 0
+        return capsys.readouterr().out
+
+    whole = says()
+    aliases = [each.ep.alias for each in found.providers]
+    listed = says("--list-ep")
+    assert [line.split()[0] for line in listed.splitlines()] == aliases
+    assert all(f"  {line}" in whole for line in listed.splitlines())
+    assert says("--list-device").startswith("cpu ")
+    assert [each["alias"] for each in json.loads(says("--list-ep", "-f", "json"))["execution_providers"]] == aliases
+    assert "execution_providers" not in json.loads(says("--list-device", "-f", "json"))
+    available = " ".join(each.ep.alias for each in found.providers if each.is_available)
+    assert says("--list-ep", "-f", "compact") == f"{available}\n"
+    (line,) = says("-f", "compact").splitlines()
+    assert f"ep: {available}" in line

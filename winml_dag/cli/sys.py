@@ -1,0 +1,230 @@
+"""``winml-dag sys``: what this machine has to build and run models with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.canonical import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.host import Host
+    from winml_dag.pipeline.survey import Device, ProviderFound, Survey
+
+# Whose versions decide what comes out; the other builds of onnxruntime are told when they are there.
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript", "numpy", "torch", "transformers")
+_FORMATS = ("text", "json", "compact")
+
+
+@click.command(name="sys")
+@click.option("--list-ep", is_flag=True, help="Only the execution providers, a line each.")
+@click.option("--list-device", is_flag=True, help="Only the devices, a line each, with what drives them.")
+@click.option("-f", "--format", "format_", type=click.Choice(_FORMATS), default="text", help="text, json or compact.")
+def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
+    """Tell versions, the machine, and for each execution provider whether it is here, in which version and Python
+    environment, what it finds, and how to get it.
+
+    \b
+    winml-dag sys
+    winml-dag sys --list-ep
+    winml-dag sys --list-device --format json
+    """
+    from winml_dag.pipeline.survey import survey
+
+    found = survey()
+    if found.problem:
+        click.echo(f"warning: {found.problem}", err=True)
+    parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
+    if format_ == "json":
+        click.echo(json.dumps(_json(found, parts), ensure_ascii=False))
+        return 0
+    for line in (_compact if format_ == "compact" else _text)(found, parts):
+        click.echo(line)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Here:
+    """This machine and this Python."""
+
+    host: Host
+    python: str
+    executable: str
+    packages: dict[str, str | None]
+    cache: Path
+    configuration: Path
+
+
+def _here() -> _Here:
+    import platform
+    import sys
+
+    from winml_dag.engine.toolchain import installed_distributions, normalised
+    from winml_dag.ep.environments import config_file
+    from winml_dag.ep.registry import RUNTIME_BUILDS
+    from winml_dag.pipeline.host import this_host
+    from winml_dag.store.location import default_cache_dir
+
+    present = installed_distributions()
+    packages = {name: present.get(normalised(name)) for name in _PACKAGES}
+    packages |= {name: present[normalised(name)] for name in RUNTIME_BUILDS if normalised(name) in present}
+    return _Here(
+        this_host(), platform.python_version(), sys.executable, packages, default_cache_dir().absolute(), config_file()
+    )
+
+
+def _text(found: Survey, parts: list[str]) -> Iterator[str]:
+    if not parts:
+        yield from _machine_lines()
+        yield "execution providers:"
+    indent = "" if parts else "  "
+    if not parts or "ep" in parts:
+        yield from (f"{indent}{line}" for line in _provider_lines(found))
+    if not parts:
+        yield "devices:"
+    if not parts or "device" in parts:
+        yield from (f"{indent}{_device_line(device, drivers)}" for device, drivers in found.drivers().items())
+
+
+def _machine_lines() -> Iterator[str]:
+    from winml_dag import __version__
+
+    here = _here()
+    host = here.host
+    there = ", ".join(f"{name} {version}" for name, version in here.packages.items() if version is not None)
+    missing = ", ".join(name for name, version in here.packages.items() if version is None)
+    cores = f"{host.logical_cores} cores"
+    if host.usable_cores != host.logical_cores:
+        cores += f", {host.usable_cores} of them for this process"
+    yield f"winml_dag {__version__}, Python {here.python} ({here.executable})"
+    yield f"  packages       {there}{f'; not installed: {missing}' if missing else ''}"
+    yield f"  system         {host.system}"
+    yield f"  processor      {host.processor}, {cores}"
+    yield f"  memory         {host.memory_gib} GiB"
+    if host.accelerators:
+        yield f"  accelerators   {', '.join(host.accelerators)}"
+    yield f"  cache          {here.cache}{'' if here.cache.is_dir() else ' (not there yet)'}"
+    yield f"  configuration  {here.configuration}{'' if here.configuration.is_file() else ' (not there)'}"
+
+
+def _provider_lines(found: Survey) -> Iterator[str]:
+    for provider in found.providers:
+        yield f"{provider.ep.alias:<13}  {provider.ep.name:<29}  {_state(provider)}"
+
+
+def _state(provider: ProviderFound) -> str:
+    if not provider.is_available:
+        what = "" if provider.package is None else f" {_installed(provider)}"
+        state = "not available" if provider.installed else "not installed"
+        why = f"{provider.why_not} " if provider.installed else ""
+        return f"{state}:{what} {why}{provider.how}".rstrip()
+    types = ", ".join(dict.fromkeys(device.type for device in provider.devices))
+    emulated = " (emulating its npu)" if provider.emulates_npu else ""
+    return f"available on {types}{emulated}: {_installed(provider)}"
+
+
+def _installed(provider: ProviderFound) -> str:
+    parts = [] if provider.package is None else [" ".join(provider.package)]
+    if provider.sdk_version:
+        parts.append(f"SDK {provider.sdk_version}")
+    if provider.environment is not None:
+        if provider.runtime is not None and provider.runtime != provider.package:
+            parts.append(" ".join(provider.runtime))
+        parts.append(f"in {provider.environment}")
+    return ", ".join(parts)
+
+
+def _device_line(device: Device, drivers: list[ProviderFound]) -> str:
+    numbers = f" {device.vendor_id:#06x}:{device.device_id:#06x}" if device.vendor_id or device.device_id else ""
+    metadata = "".join(f", {name} {value}" for name, value in device.metadata)
+    by = ", ".join(f"{each.ep.alias}{' (emulating its npu)' if each.emulates_npu else ''}" for each in drivers)
+    return f"{device.type:<4} {device.vendor or 'unknown vendor'}{numbers}{metadata}: {by}"
+
+
+def _compact(found: Survey, parts: list[str]) -> Iterator[str]:
+    """One line for each part, for a look and for scripts."""
+    aliases = " ".join(each.ep.alias for each in found.providers if each.is_available)
+    devices = " ".join(dict.fromkeys(device.type for device in found.drivers()))
+    if parts:
+        yield from (aliases if part == "ep" else devices for part in parts)
+        return
+    from winml_dag import __version__
+
+    here = _here()
+    host = here.host
+    runtime = here.packages["onnxruntime"] or "none"
+    yield (
+        f"winml_dag {__version__} | python {here.python} | onnxruntime {runtime} | {host.system} | {host.processor} | "
+        f"{host.usable_cores} cores | {host.memory_gib} GiB | ep: {aliases} | devices: {devices}"
+    )
+
+
+def _json(found: Survey, parts: list[str]) -> JsonObject:
+    lists: dict[str, JsonValue] = {}
+    if not parts or "ep" in parts:
+        lists["execution_providers"] = [_provider_json(provider) for provider in found.providers]
+    if not parts or "device" in parts:
+        lists["devices"] = [_device_json(device, drivers) for device, drivers in found.drivers().items()]
+    warnings = [found.problem] if found.problem else []
+    return {**({} if parts else _machine_json()), **lists, "warnings": warnings}
+
+
+def _machine_json() -> JsonObject:
+    from winml_dag import __version__
+
+    here = _here()
+    host = here.host
+    return {
+        "winml_dag": __version__,
+        "python": {"version": here.python, "executable": here.executable},
+        "packages": here.packages,
+        "system": host.system,
+        "processor": host.processor,
+        "logical_cores": host.logical_cores,
+        "usable_cores": host.usable_cores,
+        "memory_gib": host.memory_gib,
+        "accelerators": host.accelerators,
+        "cache_dir": str(here.cache),
+        "config_file": str(here.configuration),
+    }
+
+
+def _provider_json(provider: ProviderFound) -> JsonObject:
+    ep = provider.ep
+    return {
+        "alias": ep.alias,
+        "name": ep.name,
+        "drives": ep.devices,
+        "available": provider.is_available,
+        "installed": provider.installed,
+        "why_not": provider.why_not or None,
+        "how_to_get": provider.how or None,
+        "package": _package_json(provider.package),
+        "onnxruntime": _package_json(provider.runtime),
+        "environment": None if provider.environment is None else str(provider.environment),
+        "sdk_version": provider.sdk_version or None,
+        "compiles": ep.makes_ep_context,
+        "emulates_npu": provider.emulates_npu,
+        "devices": [device.type for device in provider.devices],
+        "refused": provider.refused,
+    }
+
+
+def _package_json(package: tuple[str, str] | None) -> JsonObject | None:
+    return None if package is None else {"name": package[0], "version": package[1]}
+
+
+def _device_json(device: Device, drivers: list[ProviderFound]) -> JsonObject:
+    return {
+        "type": device.type,
+        "vendor": device.vendor or None,
+        "vendor_id": device.vendor_id,
+        "device_id": device.device_id,
+        "metadata": dict(device.metadata),
+        "execution_providers": [provider.ep.alias for provider in drivers],
+    }

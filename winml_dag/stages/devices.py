@@ -1,0 +1,124 @@
+"""Devices: what an execution provider finds when it is really loaded. No stage of a build: ``winml-dag sys`` asks.
+
+Its library, and the drivers that it loads, may crash or hang. So it is asked in a process of its own, of the
+environment that has it, and nothing of the answer is kept.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.stage import Stage, Workspace
+from winml_dag.errors import StageError
+
+if TYPE_CHECKING:
+    from winml_dag.ep.registry import ExecutionProvider
+
+
+@dataclass(frozen=True)
+class DevicesConfig:
+    """``execution_provider``: its full name."""
+
+    execution_provider: str
+
+
+DEVICES = Stage(
+    name="devices",
+    version=1,
+    work="winml_dag.stages.devices:run",
+    config="winml_dag.stages.devices:DevicesConfig",
+    inputs={},
+    outputs={},
+    timeout_seconds=60.0,
+)
+
+# ``y = Relu(x)`` of four numbers, IR 8, opset 17: what every provider takes. The environment may have no onnx.
+_RELU = bytes.fromhex(
+    "08083a3b0a0c0a0178120179220452656c751201675a130a0178120e0a0c080112080a0208010a02080462130a0179120e0a0c080112080a"
+    "0208010a02080442040a001011"
+)
+# Libraries whose file names have the version of the SDK that they are of.
+_SDK_LIBRARY = re.compile(r"(?:lib)?(?:openvino|tensorrt_rtx|nvinfer)\.so\.(\d+(?:\.\d+)+)")
+
+
+def run(config: DevicesConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG001 - it has no files
+    """Load the provider, and tell its devices.
+
+    Raises:
+        StageError: when it does not load.
+    """
+    import onnxruntime
+
+    from winml_dag.ep.registry import find_ep
+    from winml_dag.ep.session import register
+
+    onnxruntime.set_default_logger_severity(4)
+    ep = find_ep(config.execution_provider)
+    register(ep)
+    found = [_device(device) for device in onnxruntime.get_ep_devices() if device.ep_name == ep.name]
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "sdk_version": _sdk_version(ep),
+        "devices": found,
+        # A provider that is part of its build of onnxruntime tells no devices: whether one is there, only a session
+        # tells.
+        "tried": {} if found else dict(_tried(ep)),
+    }
+
+
+def _device(device: Any) -> JsonObject:
+    hardware = device.device
+    return {
+        "type": hardware.type.name.lower(),
+        "vendor": hardware.vendor,
+        "vendor_id": hardware.vendor_id,
+        "device_id": hardware.device_id,
+        "metadata": _texts(hardware.metadata),
+        "provider_vendor": device.ep_vendor,
+        "provider_metadata": _texts(device.ep_metadata),
+    }
+
+
+def _texts(value: Mapping[str, str]) -> dict[str, JsonValue]:
+    return {str(name): str(text) for name, text in sorted(value.items())}
+
+
+def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
+    """Each device that *ep* may drive, with why it does not; empty where it does."""
+    from winml_dag.ep.options import complete_options
+    from winml_dag.ep.registry import Target
+    from winml_dag.ep.session import create_session
+
+    model = Path("relu.onnx")
+    model.write_bytes(_RELU)
+    for device in ep.devices:
+        target = Target(ep, device)
+        try:
+            create_session(model, target, complete_options(target, {}))
+        except StageError as error:
+            yield device, error.message
+        else:
+            yield device, ""
+
+
+def _sdk_version(ep: ExecutionProvider) -> str:
+    """That of the hardware vendor's SDK in the package; empty when nothing tells."""
+    from winml_dag.ep.fingerprint import libraries_of
+    from winml_dag.ep.registry import package_of
+
+    package = package_of(ep, None)
+    if package is not None and package.plugin:
+        try:
+            told = importlib.import_module(f"{package.plugin}.build_and_package_info")
+        except ImportError:
+            told = None
+        if version := getattr(told, "qnn_version", ""):
+            return str(version)
+    matches = (_SDK_LIBRARY.fullmatch(path.name) for path in libraries_of(ep, None).files)
+    return max((match[1] for match in matches if match), default="", key=len)
