@@ -138,7 +138,7 @@ EXPORT = Settings(
 )
 
 
-def _pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
+def pairs(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str] | None:
     """``NAME=VALUE`` several times, as a mapping."""
     found: dict[str, str] = {}
     for text in given:
@@ -158,7 +158,7 @@ def ep_option(function: F) -> F:
         type=TEXT,
         metavar="NAME=VALUE",
         multiple=True,
-        callback=_pairs,
+        callback=pairs,
         help="An option of the execution provider; again for another.",
     )(function)
 

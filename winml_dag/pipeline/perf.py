@@ -9,14 +9,13 @@ from pathlib import Path
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.engine.toolchain import distribution_version, versions
-from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.pipeline.host import Host
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.subject import Subject, measured_on
+from winml_dag.pipeline.subject import Subject, measured_on, options_on
 from winml_dag.recipe.schema import Perf
 from winml_dag.stages import kinds
 from winml_dag.stages.perf import HISTOGRAM, PERF, HistogramConfig, PerfConfig, PerfFields, PerfTarget
@@ -73,7 +72,7 @@ def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: 
     baseline = _baseline(subject, request, target)
     config = PerfConfig(
         _fields(subject.model, request),
-        PerfTarget(target.ep.name, target.device, _options(subject, request, target)),
+        PerfTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
         host.identity(device=target.device),
     )
     model, data = subject.model.source(), _data(request.input_data)
@@ -113,13 +112,6 @@ def _refuse_batch(model: OnnxFile, wanted: int | None) -> None:
                 f" {list(spec.shape)} only.",
                 advice="Export it with export.batch_size, or with its first axis in export.dynamic_axes.",
             )
-
-
-def _options(subject: Subject, request: PerfRequest, target: Target) -> dict[str, str]:
-    built_with = subject.provider_options if target == subject.target else {}
-    options = complete_options(target, {**built_with, **request.options})
-    files = file_options(target.ep)
-    return {name: value for name, value in options.items() if name not in files}
 
 
 def _baseline(subject: Subject, request: PerfRequest, target: Target) -> OnnxFile | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.ep.options import file_options
+from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED
