@@ -119,6 +119,19 @@ def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
     return target
 
 
+def options_on(subject: Subject, target: Target, given: Mapping[str, str]) -> dict[str, str]:
+    """The provider options with which *subject* runs on *target*: those that it was built with for it, and *given* ones
+    in place of theirs. None that names a file: such steer a compilation, and their files are not among our inputs.
+
+    Raises:
+        UsageError: for options that the provider does not know.
+    """
+    built_with = subject.provider_options if target == subject.target else {}
+    options = complete_options(target, {**built_with, **given})
+    files = file_options(target.ep)
+    return {name: value for name, value in options.items() if name not in files}
+
+
 def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
     if manifest is None:
         return Subject(name, model, _target_by_itself(model))
