@@ -326,3 +326,20 @@ class TestMixed:
     def test_what_fits_nothing_or_contradicts_itself_is_refused(self, tmp_path, overrides, message):
         with pytest.raises(StageError, match=message):
             static(tmp_path, node_overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("mode", "field"),
+    [("dynamic", "weight_type"), ("rtn", "rtn_bits"), ("rtn", "rtn_block_size"), ("static", "weight_type")],
+)
+def test_what_a_build_settles_is_not_made_up_where_it_is_missing(tmp_path, mode, field):
+    """A second default would not be in the key, and could be another one than the first."""
+    ranges = calibrate(tmp_path, image_model()) if mode == "static" else None
+    fields = {**(W8A8 if mode == "static" else {}), field: None}
+    with pytest.raises(StageError, match="None"):
+        quantize(tmp_path, image_model(), mode, ranges, "onnxruntime", **fields)
+
+
+def test_rules_that_nobody_named_are_not_made_up(tmp_path):
+    with pytest.raises(StageError, match="Unknown quantization rules None"):
+        static(tmp_path, None)
