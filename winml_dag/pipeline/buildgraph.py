@@ -34,6 +34,7 @@ class BuildSummary:
         declared: how many stages of its own the recipe has.
         output_file: the one file in ``output_dir`` that the build is for, with its weights beside it; None when the
             whole folder is.
+        also: further models beside ``output_file``, with which it shares a binary.
         notices: what the user should know before relying on the result, one sentence each.
     """
 
@@ -49,6 +50,7 @@ class BuildSummary:
     notices: tuple[str, ...]
     declared: int = 0
     output_file: str | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def scope(self) -> str:
@@ -71,7 +73,7 @@ class BuildSummary:
         if self.origin == "stages":
             return "1 stage" if self.declared == 1 else f"{self.declared} stages"
         where = self.ep if self.ep == self.device else f"{self.ep} {self.device}"
-        return f"{self.model} ({self.precision}, {where})"
+        return f"{', '.join([str(self.model), *self.also])} ({self.precision}, {where})"
 
     @property
     def up_to_date(self) -> str:

@@ -111,7 +111,7 @@ def build_of_one(request: Request, *, download: bool) -> Build:
     def kept(stage: str, config: T | Skip) -> T | Skip:
         return config if stage in command.stages else Skip(f"`{request.command}` is not about it")
 
-    return replace(
+    whole = replace(
         build,
         summary=summary,
         export=kept("export", build.export),
@@ -124,11 +124,18 @@ def build_of_one(request: Request, *, download: bool) -> Build:
         save_ranges=saved,
         declared=None,
     )
+    if not request.also:
+        return whole
+    # Imported here: few calls name a second model.
+    from winml_dag.pipeline.sharing import sharing
+
+    assert request.overrides.onnx is not None
+    return sharing(whole, request.overrides.onnx, request.also)
 
 
 def _finalize(build: Build, name: str) -> FinalizeConfig:
     """The model gets the *name* of the output; what is asked of a compiled one is for a command that compiles."""
-    if isinstance(build.compile, Skip) or isinstance(build.finalize, Skip):
+    if isinstance(build.compile, Skip) or not isinstance(build.finalize, FinalizeConfig):
         return FinalizeConfig(name)
     return replace(build.finalize, file=name)
 

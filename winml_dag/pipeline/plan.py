@@ -28,12 +28,13 @@ from winml_dag.pipeline.variant import LINE, Build, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.findings import Findings
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CALIBRATE
-from winml_dag.stages.compile import COMPILE
+from winml_dag.stages.compile import COMPILE, CompileConfig
 from winml_dag.stages.export import EXPORT
 from winml_dag.stages.finalize import FINALIZE
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
+from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
@@ -65,7 +66,7 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     line = _Line(build, fingerprints, own.rewired)
     nodes = tuple(line.nodes())
     roles = build.inputs
-    given = (roles.model, roles.processor, roles.calibration_data, roles.ranges, roles.option_files)
+    given = (roles.model, *build.also, roles.processor, roles.calibration_data, roles.ranges, roles.option_files)
     sources = [*(source for source in given if source is not None), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     configured = tuple(path for path in configuration() if path.exists())
@@ -214,16 +215,7 @@ class _Line:
             stage = quantize_stage(quantize.quant.mode)
             yield self._after(self._node(node_id, stage, config_json(quantize), model=self._model, ranges=ranges))
         if compile_ := chosen(build.compile):
-            yield self._after(
-                self._node(
-                    "compile",
-                    COMPILE,
-                    config_json(compile_),
-                    place=self._place(build.target),
-                    model=self._model,
-                    option_files=build.inputs.option_files,
-                )
-            )
+            yield self._after(self._compile(compile_))
         validation = None
         if (validate := chosen(build.validate)) and reference_kind != kinds.COMPILED_MODEL:
             target = Target(find_ep(validate.target.execution_provider), validate.target.device)
@@ -240,15 +232,33 @@ class _Line:
             )
             validation = node.output("report")
             yield node
-        if finalize := chosen(build.finalize):
+        finalize = build.finalize
+        if not isinstance(finalize, Skip):
             yield self._node(
                 "finalize",
-                FINALIZE,
+                FINALIZE_SHARED if build.also else FINALIZE,
                 config_json(finalize),
                 kind=self._kind,
                 model=self._model,
                 validation=validation,
             )
+
+    def _compile(self, config: CompileConfig) -> Node:
+        also = self._build.also
+        node = self._node(
+            "compile",
+            COMPILE,
+            config_json(config),
+            place=self._place(self._build.target),
+            model=self._model,
+            option_files=self._build.inputs.option_files,
+        )
+        if not also:
+            return node
+        inputs = dict(node.inputs)
+        names = (inputs.pop("model"), *(source.name for source in also))
+        inputs |= {f"model_{number}": name for number, name in enumerate(names)}
+        return replace(node, stage=shared_compile_stage(len(names)), inputs=inputs)
 
     def _after(self, node: Node) -> Node:
         """Let what follows read the model that *node* puts out."""

@@ -56,6 +56,7 @@ class Request:
 
     ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``command``, only the stage of that name
     is asked for, whose result is put into ``output_file``, and activation ranges into the file ``save_ranges``.
+    ``also``: further models that are compiled into one binary with the first, each put beside it.
     """
 
     recipe: Path | LoadedRecipe | None
@@ -65,6 +66,7 @@ class Request:
     command: str | None = None
     output_file: Path | None = None
     save_ranges: Path | None = None
+    also: tuple[Path, ...] = ()
 
     @property
     def words(self) -> str | None:
@@ -83,6 +85,7 @@ class Request:
                 "command": self.command,
                 "output_file": None if self.output_file is None else str(self.output_file),
                 "save_ranges": None if self.save_ranges is None else str(self.save_ranges),
+                "also": [str(path) for path in self.also],
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
             }
         )

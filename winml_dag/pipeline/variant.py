@@ -20,6 +20,7 @@ from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.sensitivity import SensitivityConfig
+from winml_dag.stages.shared import FinalizeSharedConfig
 from winml_dag.stages.validate import ValidateConfig
 
 # The line of stages as people see it; ``analyze`` has its place, and a reason to be left out.
@@ -64,8 +65,9 @@ class Build:
     """One resolved variant: what it is called, where it starts, and the config of each stage.
 
     ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
-    is a second. ``sensitivity`` ranks nodes by the first, beside the line. ``save_ranges``: where
-    calibrate's ranges are put besides. ``declared``: stages of the recipe's own, which run beside and between ours.
+    is a second. ``also``: further models that compile puts into one binary with the first. ``sensitivity`` ranks nodes
+    by the first quantization, beside the line. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
+    stages of the recipe's own, which run beside and between ours.
     """
 
     summary: BuildSummary
@@ -78,10 +80,11 @@ class Build:
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
     analyze: Skip
-    finalize: FinalizeConfig | Skip = field(default_factory=FinalizeConfig)
+    finalize: FinalizeConfig | FinalizeSharedConfig | Skip = field(default_factory=FinalizeConfig)
     save_ranges: SavePath | None = None
     sensitivity: SensitivityConfig | None = None
     declared: Declared | None = None
+    also: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)

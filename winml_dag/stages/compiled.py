@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,19 @@ def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
         for node in all_nodes(model)
         if node.op_type != "EPContext" and id(node) not in edge
     )
+
+
+def together(models: Sequence[CompiledModel]) -> JsonObject:
+    """The metrics of *models* that share one binary: over all, and of each in ``models``."""
+    whole = CompiledModel(
+        partitions=sum(model.partitions for model in models),
+        cpu_nodes=tuple(node for model in models for node in model.cpu_nodes),
+        edge_quantization_nodes=sum(model.edge_quantization_nodes for model in models),
+        sdk_version=models[0].sdk_version,
+        compatibility_info=models[0].compatibility_info,
+        binary_size=models[0].binary_size,
+    )
+    return {**whole.metrics(), "models": [model.metrics() for model in models]}
 
 
 def counted_types(nodes: Iterable[CpuNode]) -> dict[str, int]:

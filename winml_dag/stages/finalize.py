@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -24,12 +24,9 @@ class OffloadFields:
 
 @dataclass(frozen=True)
 class FinalizeConfig:
-    """``file``: what the model is called; ``shared``: what the names of its binaries begin with, when several models
-    have them in common, and not with the model's own name. The external-data rule is the same for every model.
-    """
+    """``file``: what the model is called. The external-data rule is the same for every model."""
 
     file: str = MODEL_FILE
-    shared: str | None = None
     compile: OffloadFields = OffloadFields()
 
 
@@ -58,10 +55,14 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
     source = workspace.input_file("model", ".onnx")
     destination = workspace.outputs["model"] / config.file
     before = inspect_model(source)
+    expected = None
     if before.is_compiled:
         if config.compile.require_full_offload:
-            _require_full_offload(source)
-        expected = _rename(source, before, destination, config.shared)
+            require_full_offload([source])
+        names = final_names(before.files[1:], source, [config.file], destination.stem)
+        expected = write_final(source, before, destination, names)
+        for name, final in names.items():
+            (source.parent / name).replace(destination.parent / final)
     elif not before.external_data and before.weight_size < EXTERNAL_DATA_THRESHOLD:
         # The input is this run's own copy: it is moved, and so not written once more.
         source.replace(destination)
@@ -70,7 +71,6 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
         from winml_dag.onnxmodel.files import resave
 
         resave(source, destination)
-        expected = None
     after = inspect_model(destination)
     same_graph = after.op_counts == before.op_counts and after.tensor_bytes == before.tensor_bytes
     if not same_graph or (expected is not None and after != expected):
@@ -79,11 +79,13 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
     return {"size_bytes": size, "external_data": bool(after.external_data)}
 
 
-def _require_full_offload(model: Path) -> None:
+def require_full_offload(models: Iterable[Path]) -> None:
+    """Raise StageError when an operator of the compiled *models* is left to the CPU."""
     from winml_dag.onnxmodel.graph import read_model
     from winml_dag.stages.compiled import cpu_nodes, first_names
 
-    if left := cpu_nodes(read_model(model)):
+    left = tuple(node for model in models for node in cpu_nodes(read_model(model)))
+    if left:
         raise StageError(
             f"compile.require_full_offload is set, but {len(left)} of the operators stay on the CPU:"
             f" {first_names(left)}.",
@@ -91,40 +93,13 @@ def _require_full_offload(model: Path) -> None:
         )
 
 
-def _rename(source: Path, summary: ModelSummary, destination: Path, shared: str | None) -> ModelSummary:
-    """Give a compiled model and its files their final names, of which the nodes know those of the files, and say what
-    is expected of the result.
-
-    Nothing else inside may change: its provider may check that.
+def final_names(files: Iterable[str], source: Path, models: Iterable[str], stem: str) -> dict[str, str]:
+    """What each of the *files* beside the compiled model *source* is called beside the final *models*: two models in
+    one folder must not have one name for two binaries, so it begins with *stem*.
     """
-    names = _final_names(summary, source, destination, shared)
-    if names:
-        from winml_dag.onnxmodel.renamed import write_renamed
-
-        write_renamed(source, destination, names)
-    else:
-        source.replace(destination)
-    for name, final in names.items():
-        (source.parent / name).replace(destination.parent / final)
-    return replace(
-        summary,
-        external_data=tuple(sorted({names[name] for name in summary.external_data})),
-        ep_context=tuple(
-            context if context.sidecar is None else replace(context, sidecar=names[context.sidecar])
-            for context in summary.ep_context
-        ),
-        files=(destination.name, *sorted(names.values())),
-    )
-
-
-def _final_names(summary: ModelSummary, source: Path, destination: Path, shared: str | None) -> Mapping[str, str]:
-    """What each file beside the model is called in the end: two models in one folder must not have one name for two
-    binaries, so it begins with the model's name (or with *shared*).
-    """
-    stem = destination.stem if shared is None else shared
-    taken = {destination.name.casefold()}
+    taken = {model.casefold() for model in models}
     names = {}
-    for name in summary.files[1:]:
+    for name in files:
         base = PurePosixPath(name).name
         rest = base.removeprefix(source.stem) if base.startswith(source.stem) else f"_{base}"
         final, number = stem + rest, 1
@@ -134,3 +109,26 @@ def _final_names(summary: ModelSummary, source: Path, destination: Path, shared:
         taken.add(final.casefold())
         names[name] = final
     return names
+
+
+def write_final(source: Path, summary: ModelSummary, destination: Path, names: Mapping[str, str]) -> ModelSummary:
+    """Put the compiled model *source* to *destination*, where it knows its files by their new *names*; returns what is
+    expected of the result, which *summary* tells.
+
+    Nothing else inside may change: its provider may check that.
+    """
+    if names:
+        from winml_dag.onnxmodel.renamed import write_renamed
+
+        write_renamed(source, destination, names)
+    else:
+        source.replace(destination)
+    return replace(
+        summary,
+        external_data=tuple(sorted({names[name] for name in summary.external_data})),
+        ep_context=tuple(
+            context if context.sidecar is None else replace(context, sidecar=names[context.sidecar])
+            for context in summary.ep_context
+        ),
+        files=(destination.name, *sorted(names[name] for name in summary.files[1:])),
+    )

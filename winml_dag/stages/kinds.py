@@ -18,6 +18,7 @@ HALF_MODEL = "float16 onnx"
 QUANTIZED_MODEL = "quantized onnx"  # QDQ or QOperator
 WEIGHT_ONLY_MODEL = "weight-only quantized onnx"  # MatMulNBits: integer weights, everything else in float32
 COMPILED_MODEL = "compiled onnx"  # has EPContext nodes: an execution provider's own binary
+COMPILED_MODELS = "compiled onnx models"  # several that share one binary
 
 RANGES = "activation ranges"
 HIERARCHY = "module hierarchy"

@@ -132,12 +132,6 @@ def test_a_binary_gets_the_name_of_its_model_and_the_node_says_so_and_nothing_el
     assert Path("out", names[0]).read_bytes() == model.SerializeToString()
 
 
-def test_models_that_share_a_binary_keep_one_name_for_it(workspace: Workspace) -> None:
-    _pair()
-    run(FinalizeConfig("second.onnx", shared="first_shared"), workspace)
-    assert inspect_model(Path("out/second.onnx")).files == ("second.onnx", "first_shared_qnn.bin")
-
-
 def test_files_of_a_compiled_model_from_elsewhere_come_beside_it_under_its_name(workspace: Workspace) -> None:
     onnx.save(
         _compiled("parts/context.bin", left=True),

@@ -299,12 +299,18 @@ def _stage(value: Any) -> Stage:
 
 def _summary_json(summary: BuildSummary) -> JsonObject:
     values = {field.name: getattr(summary, field.name) for field in fields(summary)}
-    return {**values, "output_dir": str(summary.output_dir), "notices": list(summary.notices), "settings": {}}
+    return {
+        **values,
+        "output_dir": str(summary.output_dir),
+        "notices": list(summary.notices),
+        "also": list(summary.also),
+        "settings": {},
+    }
 
 
 def _summary(value: Any, settings: JsonObject) -> BuildSummary:
-    folder, notices = Path(value["output_dir"]), tuple(value["notices"])
-    return BuildSummary(**{**value, "output_dir": folder, "notices": notices, "settings": settings})
+    folder, notices, also = Path(value["output_dir"]), tuple(value["notices"]), tuple(value["also"])
+    return BuildSummary(**{**value, "output_dir": folder, "notices": notices, "also": also, "settings": settings})
 
 
 def _text(value: JsonValue) -> str:

@@ -1,0 +1,117 @@
+"""compile and finalize of several models that have their weights in one binary, such as one model in two lengths.
+
+A provider shares what models have in common only while one process compiles one after the other; so they are one stage.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import InputSlot, Stage, Workspace
+from winml_dag.errors import StageError
+from winml_dag.stages import kinds
+from winml_dag.stages.compile import OPTION_FILES, SINGLE_MODEL, CompileConfig
+from winml_dag.stages.finalize import OffloadFields, final_names, require_full_offload, write_final
+
+MOST_MODELS = 16
+
+
+def shared_compile_stage(count: int) -> Stage:
+    """compile of *count* models: in the slots ``model_0``, ``model_1``, ... and out as files of these names."""
+    return Stage(
+        name="compile",
+        version=1,
+        work="winml_dag.stages.shared:run",
+        config="winml_dag.stages.compile:CompileConfig",
+        inputs={**{f"model_{number}": SINGLE_MODEL for number in range(count)}, "option_files": OPTION_FILES},
+        outputs={"model": kinds.COMPILED_MODELS},
+        packages=("onnxruntime",),
+    )
+
+
+def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
+    """Compile all models into files with one binary beside them.
+
+    The metrics are those of compile, over all models; ``models`` has them for each.
+
+    Raises:
+        StageError: as for one model, and when the provider put the weights into more than one binary.
+    """
+    from winml_dag.ep.session import session_options
+    from winml_dag.onnxmodel.inspect import inspect_model
+    from winml_dag.stages.compiled import read_compiled, together
+    from winml_dag.stages.compiler import compile_with, option_files, place_model, target_of, use_process
+
+    use_process()
+    fields = config.compile
+    target = target_of(fields.execution_provider, fields.device)
+    names = sorted((name for name in workspace.inputs if name.startswith("model_")), key=lambda name: int(name[6:]))
+    # Each in a folder of its own: names of data files may be the same.
+    models = [place_model(workspace.input_file(name, ".onnx"), target.ep, Path(name)) for name in names]
+    outputs = [workspace.outputs["model"] / f"{name}.onnx" for name in names]
+    # One object for all: with one for each, every model got a binary of its own.
+    settings = session_options(target, {**fields.provider_options, **option_files(workspace)})
+    settings.add_session_config_entry("ep.share_ep_contexts", "1")
+    started = time.monotonic()
+    for model, output in zip(models, outputs, strict=True):
+        if output is outputs[-1]:
+            # Only now is the binary written, which the models before refer to already.
+            settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
+        compile_with(fields.compiler, settings, model, output, target.ep, embed=False)
+    seconds = round(time.monotonic() - started, 3)
+    binaries = {context.sidecar for output in outputs for context in inspect_model(output).ep_context}
+    if len(binaries) != 1:
+        raise StageError(
+            f"{target.ep.name} shared nothing: the models refer to {len(binaries)} binaries.",
+            advice="Compile each model by itself.",
+        )
+    compiled = [read_compiled(output, target.ep, embedded=False) for output in outputs]
+    return {**together(compiled), "compile_time_seconds": seconds}
+
+
+@dataclass(frozen=True)
+class FinalizeSharedConfig:
+    """``files``: what the models are called, in the order of compile; their binary begins with the first one's name."""
+
+    files: tuple[str, ...]
+    compile: OffloadFields = field(default_factory=OffloadFields)
+
+
+FINALIZE_SHARED = Stage(
+    name="finalize",
+    version=1,
+    work="winml_dag.stages.shared:finalize",
+    config="winml_dag.stages.shared:FinalizeSharedConfig",
+    inputs={"model": InputSlot(frozenset({kinds.COMPILED_MODELS}))},
+    outputs={"model": kinds.COMPILED_MODELS},
+)
+
+
+def finalize(config: FinalizeSharedConfig, workspace: Workspace) -> JsonObject:
+    """Give the models their final names, and the binary that they share ``<first>_shared<rest of its name>``.
+
+    Raises:
+        StageError: as finalize of one model does.
+    """
+    from winml_dag.onnxmodel.inspect import inspect_model
+
+    folder, output = workspace.inputs["model"], workspace.outputs["model"]
+    sources = [folder / f"model_{number}.onnx" for number in range(len(config.files))]
+    summaries = [inspect_model(source) for source in sources]
+    if config.compile.require_full_offload:
+        require_full_offload(sources)
+    beside = dict.fromkeys(name for summary in summaries for name in summary.files[1:])
+    names = final_names(beside, sources[0], config.files, f"{Path(config.files[0]).stem}_shared")
+    expected = [
+        write_final(source, summary, output / file, names)
+        for source, summary, file in zip(sources, summaries, config.files, strict=True)
+    ]
+    for name, final in names.items():
+        (folder / name).replace(output / final)
+    for source, summary, file in zip(sources, expected, config.files, strict=True):
+        if inspect_model(output / file) != summary:
+            raise StageError(f"The final model is not the one it was made from, {source.name}.")
+    return {"size_bytes": sum(path.stat().st_size for path in output.iterdir()), "external_data": False}
