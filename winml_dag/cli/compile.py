@@ -17,7 +17,14 @@ from winml_dag.pipeline.request import Overrides, Request, beside
 
 
 @click.command(name="compile")
-@click.option("-m", "--model", type=FILE, required=True, help="The ONNX model, quantized or not.")
+@click.option(
+    "-m",
+    "--model",
+    type=FILE,
+    multiple=True,
+    required=True,
+    help="The ONNX model, quantized or not; several, with --output-dir, get one binary with their common weights.",
+)
 @click.option("-o", "--output", type=FILE, help="Where the result goes [MODEL_compiled.onnx beside the model].")
 @click.option("--output-dir", type=FILE, help="The folder for MODEL_compiled.onnx, in place of -o.")
 @click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which compile, validate and the target count.")
@@ -32,13 +39,14 @@ def command(**options: Any) -> int:
 
     \b
     winml-dag compile -m quantized.onnx --ep qnn --soc-model 60
+    winml-dag compile -m short.onnx -m long.onnx --ep qnn --output-dir out
     """
     return run_one(options, request_of, OUTCOME)
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
     """What the *options* of one call, by the names of the command's parameters, ask for."""
-    model: Path = options["model"]
+    model: Path = options["model"][0]
     overrides = Overrides(
         onnx=model,
         ep=options["ep"],
@@ -47,11 +55,15 @@ def request_of(options: Mapping[str, Any]) -> Request:
         settings={"validate": VALIDATION.given(options)},
         validate=options["validate"],
     )
-    return Request(options["recipe"], overrides, command="compile", output_file=_output(model, options))
+    return Request(
+        options["recipe"], overrides, command="compile", output_file=_output(model, options), also=options["model"][1:]
+    )
 
 
 def _output(model: Path, options: Mapping[str, Any]) -> Path:
     output, folder = options["output"], options["output_dir"]
+    if len(options["model"]) > 1 and (folder is None or output is not None):
+        raise UsageError("Several models have several results.", advice="Give --output-dir, and no -o.")
     if output is not None and folder is not None:
         raise UsageError("-o and --output-dir say both where the result goes.", advice="Give one of them.")
     usual = beside(model, "compile")
