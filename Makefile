@@ -2,22 +2,31 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
+OPENVINO_VENV := .venv-openvino
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 BENCH_BIN := $(BENCH_VENV)/Scripts
+OPENVINO_BIN := $(OPENVINO_VENV)/Scripts
 else
 BIN := $(VENV)/bin
 BENCH_BIN := $(BENCH_VENV)/bin
+OPENVINO_BIN := $(OPENVINO_VENV)/bin
 endif
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+INSTALL := -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python $(INSTALL)
 QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart test test-fast faults lint types layers docs check cache-fixtures bench clean
+.PHONY: quickstart ep-openvino test test-fast faults lint types layers docs check cache-fixtures bench clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
+
+# OpenVINO comes as a build of onnxruntime that cannot be installed beside the usual one.
+ep-openvino: $(OPENVINO_VENV)/with-openvino
+	@echo 'OpenVINO is in $(abspath $(OPENVINO_VENV)). To use it, set'
+	@echo '  WINML_DAG_EP_ENVIRONMENTS=openvino=$(abspath $(OPENVINO_VENV))'
 
 test: $(VENV)/with-tests
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --durations 15
@@ -52,7 +61,7 @@ bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
 	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) out build *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) out build *.egg-info
 
 # torch comes first and by its exact version: nothing later can then ask for another build of it.
 $(VENV)/with-models: pyproject.toml constraints.txt
@@ -69,4 +78,10 @@ $(VENV)/with-tests: $(VENV)/with-models
 $(BENCH_VENV)/with-tools:
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_BIN)/python -m pip install -qq --disable-pip-version-check ninja doit snakemake dvc
+	touch $@
+
+# What workers need there to compile, validate, measure and evaluate, with texts and images; no PyTorch.
+$(OPENVINO_VENV)/with-openvino: constraints.txt
+	$(PYTHON) -m venv $(OPENVINO_VENV)
+	$(OPENVINO_BIN)/python $(INSTALL) onnxruntime-openvino onnx numpy xxhash transformers pillow
 	touch $@
