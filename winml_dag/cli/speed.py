@@ -73,7 +73,7 @@ def _load_lines(plan: PerfPlan, found: Any) -> Iterator[str]:
     if baseline is None or plan.baseline is None:
         return
     ratio = f"{baseline['times_longer']:.3g} times as long"
-    label = "raw load" if plan.baseline.path == _path(plan.subject.uncompiled) else "baseline"
+    label = "uncompiled" if plan.baseline.path == _path(plan.subject.uncompiled) else "baseline"
     yield _line(label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})")
 
 

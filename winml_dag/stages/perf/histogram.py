@@ -20,17 +20,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.perf import PICTURE_FILE, HistogramConfig
 from winml_dag.stages.perf.latency import NS_PER_MS, PERCENTILES
+from winml_dag.stages.perf.notices import EMULATED
+from winml_dag.store.quantities import counted
 
 _BAR, _DOT = "#56b4e9", "#0072b2"
 _LINES = {50: "#009e73", 90: "#e69f00", 99: "#d55e00"}
 _MOST_BINS = 60
-# A few inferences that took ten times as long would press all others into one bar: those are counted beside it.
-_FAR = 3.0
+# So much beyond p99 is shown: one inference that took ten times as long would press all others into one bar.
+_ROOM = 0.5
 
 
 def run(config: HistogramConfig, workspace: Workspace) -> JsonObject:
@@ -48,7 +51,9 @@ def draw(report: Any, title: str, path: Path) -> None:
         figure = Figure(figsize=(10, 6.4), dpi=100, layout="constrained")
         FigureCanvasAgg(figure)
         counts, course = figure.subplots(2, 1, height_ratios=(3, 2))
-        figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+        figure.suptitle(f"{title}\n{_how(report)}", fontsize=11, x=0.01, ha="left")
+        if EMULATED in report["notices"]:
+            figure.supxlabel(EMULATED, fontsize=9, color=_LINES[99])
         _draw_counts(counts, each, report["latency_ms"])
         _draw_course(course, each, report["latency_ms"])
         for text in figure.findobj(Text):
@@ -58,10 +63,16 @@ def draw(report: Any, title: str, path: Path) -> None:
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
+def _how(report: Any) -> str:
+    host = report["host"]
+    counts = f"{counted(report['latency_ms']['inferences'], 'inference')} after {report['warmup']} to warm up"
+    batch = f", each of {report['batch_size']} samples" if report["batch_size"] > 1 else ""
+    return f"{counts}{batch}; {host['processor']}, {host['usable cores']} of {host['logical cores']} cores"
+
+
 def _draw_counts(axes: Axes, each: Sequence[float], figures: Any) -> None:
     least, most = min(each), max(each)
-    # Room for p99 always, and for the slowest as far as they are near.
-    end = min(most, max(figures["p99"] * 1.1, figures["p50"] * _FAR))
+    end = min(most, figures["p99"] + _ROOM * (figures["p99"] - least))
     shown = [value for value in each if value <= end]
     bins = min(_MOST_BINS, max(10, len(each) // 4))
     axes.hist(
@@ -73,11 +84,13 @@ def _draw_counts(axes: Axes, each: Sequence[float], figures: Any) -> None:
     axes.axvline(figures["mean"], color="black", linewidth=1, linestyle=":", label=f"mean {figures['mean']:.4g} ms")
     if beyond := len(each) - len(shown):
         axes.text(
-            0.99, 0.5, f"{beyond} beyond, up to {most:.4g} ms →", transform=axes.transAxes, ha="right", fontsize=9
+            0.99, 0.9, f"{beyond} beyond, up to {most:.4g} ms →", transform=axes.transAxes, ha="right", fontsize=9
         )
     axes.set_xlabel("latency of one inference, ms")
     axes.set_ylabel("inferences")
-    axes.legend(loc="upper right", fontsize=9)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    # Above the axes, where no bar is.
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=9)
 
 
 def _draw_course(axes: Axes, each: Sequence[float], figures: Any) -> None:
