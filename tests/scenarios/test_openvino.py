@@ -1,0 +1,87 @@
+"""Builds for OpenVINO, which lives in an environment of its own: ``make ep-openvino`` makes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Project, Result
+from onnx_samples import perceptron
+
+from winml_dag.ep.environments import ENVIRONMENTS_VARIABLE
+from winml_dag.onnxmodel.inspect import inspect_model
+
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-openvino"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (ENVIRONMENT / "with-openvino").is_file(), reason="make ep-openvino has not made its environment"
+    ),
+]
+
+TARGET = ("--ep", "openvino", "--device", "cpu", "--precision", "fp32")
+
+
+@pytest.fixture
+def openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project with a model, where the environment is named."""
+    perceptron(tmp_path / "model.onnx")
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={ENVIRONMENT}")
+    return Project(tmp_path)
+
+
+def build(project: Project, *arguments: str, out: str = "out") -> Result:
+    finished = project.run("build", "--onnx", "model.onnx", *TARGET, "-o", out, "--format", "json", *arguments)
+    return Result(finished.returncode, json.loads(finished.stdout), finished.stderr)
+
+
+def stage(result: Result, name: str) -> dict[str, Any]:
+    return next(entry for entry in result.stages if entry["stage"] == name)
+
+
+def test_a_model_that_is_compiled_there_is_validated_there_and_what_happens_is_told(openvino: Project) -> None:
+    result = build(openvino)
+    compiled, validated = stage(result, "compile"), stage(result, "validate")
+    assert compiled["status"] == "ran"
+    assert compiled["metrics"]["ep_context_partitions"] == 1
+    if result.code == 0:  # a processor on which OpenVINO can load what it has compiled
+        assert validated["metrics"]["assigned_nodes"] == {"OpenVINOExecutionProvider": {"EPContext": 1}}
+        return
+    assert validated["error"].startswith("OpenVINOExecutionProvider compiled this model and cannot load it back: ")
+    assert validated["advice"].startswith("--no-compile ships the ONNX model, which OpenVINOExecutionProvider compiles")
+    assert not openvino.out.exists()
+
+
+def test_what_openvino_compiles_is_the_same_each_time(openvino: Project) -> None:
+    contents = []
+    for out in ("one", "two"):
+        assert build(openvino, "--no-validate", "--rebuild", out=out).code == 0
+        contents.append(openvino.contents(out))
+    assert inspect_model(openvino.folder / "one" / "model.onnx").is_compiled
+    models = [{name: data for name, data in files.items() if not name.endswith(".json")} for files in contents]
+    assert models[0] == models[1]
+
+
+def test_an_onnx_model_for_it_is_validated_on_it(openvino: Project) -> None:
+    result = build(openvino, "--no-compile")
+    assert result.code == 0, result.messages
+    told = stage(result, "validate")["metrics"]
+    assert told["execution_provider"] == "OpenVINOExecutionProvider"
+    assert set(told["assigned_nodes"]) == {"OpenVINOExecutionProvider"}
+    assert told["outputs"]["logits"]["cosine"] > 0.9999
+    (manifest,) = [entry for entry in openvino.manifest()["stages"] if entry["name"] == "validate"]
+    assert manifest["toolchain"]["onnxruntime-openvino"]
+    assert any(name.startswith("openvino library ") for name in manifest["toolchain"])
+    assert build(openvino, "--no-compile").ran == []
+
+
+def test_a_device_that_is_not_there_is_one_sentence(openvino: Project) -> None:
+    result = build(openvino, "--no-compile", "--device", "npu")
+    if result.code == 0:
+        pytest.skip("this machine has an NPU that OpenVINO drives")
+    assert stage(result, "validate")["error"].startswith(
+        "OpenVINOExecutionProvider cannot be set up for device 'npu' here: "
+    )
