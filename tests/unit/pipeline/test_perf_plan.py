@@ -1,0 +1,156 @@
+"""What a measurement's key is made of, and what is refused before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.known import Known
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.host import Host, this_host
+from winml_dag.pipeline.measurement import Measurement, carry_out
+from winml_dag.pipeline.perf import PerfPlan, PerfRequest, plan_perf
+from winml_dag.pipeline.subject import find_subject
+from winml_dag.recipe.schema import Perf
+from winml_dag.store.local import LocalStore
+
+HOST = Host("linux x86_64", "A Processor", logical_cores=8, usable_cores=8, memory_gib=16, accelerators=("a GPU 1.0",))
+
+
+def save(path: Path, *, first: int | str = 2, weight: float = 1.0) -> Path:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [first, 3]) for name in ("x", "y"))
+    w = helper.make_tensor("w", TensorProto.FLOAT, [3], [weight] * 3)
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "cache")
+
+
+def plan(path: Path, store: LocalStore, host: Host = HOST, **request: Any) -> PerfPlan:
+    perf = request.pop("perf", {})
+    return plan_perf(find_subject(path), PerfRequest(Perf(**perf), **request), host, store.fingerprints)
+
+
+def key(planned: PerfPlan) -> str:
+    graph = planned.measurement.graph
+    ingredients = Known.at_start(graph, planned.measurement.sources).ingredients(graph.nodes[0])
+    assert ingredients is not None
+    return cache_key(ingredients)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"system": "win32 arm64"},
+        {"processor": "Another"},
+        {"logical_cores": 4},
+        {"usable_cores": 1},
+        {"memory_gib": 32},
+    ],
+)
+def test_another_host_has_another_key(tmp_path: Path, store: LocalStore, other: Mapping[str, Any]) -> None:
+    model = save(tmp_path / "model.onnx")
+
+    assert key(plan(model, store)) == key(plan(model, store, replace(HOST)))
+    assert key(plan(model, store)) != key(plan(model, store, replace(HOST, **other)))
+
+
+def test_a_gpu_matters_where_it_is_used_alone() -> None:
+    other = replace(HOST, accelerators=("a GPU 1.1",))
+
+    assert HOST.identity(device="cpu") == other.identity(device="cpu")
+    assert HOST.identity(device="gpu") != other.identity(device="gpu")
+
+
+def test_this_host_tells_what_it_is_and_not_its_name() -> None:
+    import socket
+
+    told = this_host().identity(device="npu")
+
+    assert told == this_host().identity(device="npu")
+    assert int(told["logical cores"]) >= int(told["usable cores"]) >= 1
+    assert int(told["memory"].split()[0]) >= 1
+    assert socket.gethostname() not in told.values()
+
+
+@pytest.mark.parametrize(
+    "perf",
+    [{"warmup": 1}, {"iterations": 5}, {"duration": 1.0}, {"threads": 1}, {"batch_size": 4}, {"seed": 1}, {"loads": 1}],
+)
+def test_every_setting_is_in_the_key(tmp_path: Path, store: LocalStore, perf: Mapping[str, Any]) -> None:
+    model = save(tmp_path / "model.onnx", first="batch")
+
+    assert key(plan(model, store)) != key(plan(model, store, perf=perf))
+
+
+def test_what_is_read_is_in_the_key(tmp_path: Path, store: LocalStore) -> None:
+    model, other = save(tmp_path / "model.onnx"), save(tmp_path / "other.onnx", weight=2.0)
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.zeros((1, 2, 3), np.float32))
+    keys = [
+        key(plan(model, store)),
+        key(plan(other, store)),
+        key(plan(model, store, baseline=other)),
+        key(plan(model, store, input_data=data)),
+    ]
+    assert len(set(keys)) == 4
+
+    np.savez(data, x=np.ones((1, 2, 3), np.float32))
+    assert key(plan(model, store, input_data=data)) not in keys
+
+
+def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path: Path, store: LocalStore) -> None:
+    model, data = save(tmp_path / "model.onnx"), tmp_path / "data.npz"
+    np.savez(data, x=np.zeros((1, 2, 3), np.float32))
+
+    assert key(plan(model, store)) == key(plan(model, store, draws=True))
+    with_data = plan(model, store, input_data=data)
+    assert key(with_data) == key(plan(model, store, input_data=data, perf={"seed": 7}))
+
+
+def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: LocalStore) -> None:
+    fixed = save(tmp_path / "model.onnx", first=2)
+
+    with pytest.raises(UsageError, match=r"A batch of 4 does not fit.* x in the shape \[2, 3\] only"):
+        plan(fixed, store, perf={"batch_size": 4})
+    assert key(plan(fixed, store, perf={"batch_size": 2})) == key(plan(fixed, store)), "it has no other"
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("none.npz", "does not exist"), ("model.onnx", "is no .npz file")])
+def test_data_that_is_not_there_is_named(tmp_path: Path, store: LocalStore, name: str, wrong: str) -> None:
+    model = save(tmp_path / "model.onnx")
+
+    with pytest.raises(InputError, match=rf"perf.input_data: .*{name} {wrong}"):
+        plan(model, store, input_data=tmp_path / name)
+
+
+def test_an_option_that_the_provider_does_not_know_is_refused(tmp_path: Path, store: LocalStore) -> None:
+    with pytest.raises(UsageError, match="has no provider options, but 'fast' is given"):
+        plan(save(tmp_path / "model.onnx"), store, options={"fast": "1"})
+
+
+def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: LocalStore) -> None:
+    model = save(tmp_path / "model.onnx")
+
+    def measured(host: Host, *, rebuild: bool = False) -> Measurement:
+        perf = {"warmup": 0, "iterations": 2, "loads": 1}
+        return carry_out(plan(model, store, host, perf=perf).measurement, store, rebuild=rebuild)
+
+    first, again, elsewhere = measured(HOST), measured(HOST), measured(replace(HOST, processor="Another"))
+
+    assert [first.told, again.told, elsewhere.told] == ["live", "cached", "live"]
+    assert again.metrics == first.metrics
+    assert "processor" in str(elsewhere.results[0].reason)
+    assert elsewhere.metrics["host"]["processor"] == "Another"  # type: ignore[index,call-overload]

@@ -1,0 +1,124 @@
+"""What is told of latencies, and how they come about."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.ep.registry import CPU, QNN, Target
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.perf import PerfFields
+from winml_dag.stages.perf.latency import (
+    Latencies,
+    clock_resolution_ns,
+    latency_json,
+    measure,
+    percentile,
+    throughput_json,
+)
+from winml_dag.stages.perf.memory import resident
+from winml_dag.stages.perf.notices import is_emulated, of_latencies, of_load_average, of_open_sizes
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
+def test_a_percentile_is_a_value_that_was_measured(values: list[int], percent: int) -> None:
+    found = percentile(sorted(values), percent)
+
+    assert found in values
+    assert sum(value <= found for value in values) * 100 >= percent * len(values)
+    assert sum(value < found for value in values) * 100 < percent * len(values)
+    assert found == np.percentile(values, percent, method="inverted_cdf")
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50))
+def test_figures_are_those_of_all_inferences_in_milliseconds(values: list[int]) -> None:
+    told = latency_json(Latencies(tuple(values), sum(values)))
+
+    assert told["inferences"] == len(values)
+    assert (told["min"], told["max"]) == (min(values) / 1e6, max(values) / 1e6)
+    assert told["mean"] == pytest.approx(np.mean(values) / 1e6)
+    assert told["std"] == pytest.approx(np.std(values) / 1e6, abs=1e-12)
+
+
+def test_throughput_counts_the_samples_of_a_batch_and_the_time_between_inferences() -> None:
+    told = throughput_json(Latencies((10_000_000, 10_000_000), together=40_000_000), batch_size=4)
+
+    assert told == {"inferences_per_second": 50.0, "samples_per_second": 200.0}
+
+
+def test_warming_up_is_not_measured() -> None:
+    asked: list[int] = []
+
+    found = measure(asked.append, PerfFields(warmup=3, iterations=5))
+
+    assert len(found.each) == 5
+    assert asked == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert sum(found.each) <= found.together
+
+
+def test_measuring_ends_when_its_time_is_up_but_not_before_one_inference() -> None:
+    asked: list[int] = []
+
+    found = measure(asked.append, PerfFields(warmup=0, iterations=None, duration=1e-9))
+
+    assert len(found.each) == len(asked) == 1
+
+
+def test_progress_is_told_to_its_end() -> None:
+    told: list[tuple[int, int | None, str]] = []
+
+    measure(lambda _: None, PerfFields(warmup=1, iterations=2), lambda *words: told.append(words))
+
+    assert told[0] == (0, 1, "warm-up inferences")
+    assert told[-1] == (2, 2, "inferences")
+
+
+def test_what_the_clock_cannot_tell_is_said() -> None:
+    short = Latencies((400,) * 200, 80_000)
+
+    (notice,) = of_latencies(short, tick_ns=100)
+
+    assert notice.startswith("The clock ticks every 100 ns, and one inference takes 400 ns")
+    assert "25 % only" in notice
+    assert list(of_latencies(Latencies((10_000_000,) * 200, 2 * 10**9), tick_ns=100)) == []
+
+
+def test_few_inferences_have_no_99th_percentile_worth_its_name() -> None:
+    (notice,) = of_latencies(Latencies((10_000_000,) * 99, 10**9), tick_ns=1)
+
+    assert notice.startswith("p99 is the slowest of 99 inferences")
+
+
+def test_the_clock_ticks() -> None:
+    assert 0 < clock_resolution_ns() < 10**9
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    (notice,) = of_load_average(1000.0)
+
+    assert "load average 1000.0" in notice
+    assert [*of_load_average(0.0), *of_load_average(None)] == []
+
+
+def test_open_sizes_are_told_of_but_not_the_batch() -> None:
+    batch, both = InputSpec("x", "float32", ("n", 8)), InputSpec("ids", "int64", ("n", "length"))
+
+    (notice,) = of_open_sizes((batch, both))
+
+    assert "ids ['n', 'length']" in notice
+    assert list(of_open_sizes((batch,))) == []
+
+
+def test_only_the_npu_of_qnn_is_emulated() -> None:
+    assert not is_emulated(Target(CPU, "cpu"))
+    assert not is_emulated(Target(QNN, "gpu"))
+
+
+def test_memory_at_most_is_no_less_than_memory_now() -> None:
+    found = resident()
+
+    assert found.peak is not None
+    assert found.peak > 1 << 20
+    assert found.now is None or 1 << 20 < found.now <= found.peak
