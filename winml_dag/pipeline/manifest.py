@@ -213,6 +213,7 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
         "cached": result.status != "ran",
         "reason": str(result.reason),
         "cache_key": record.cache_key,
+        "version": record.ingredients.version,
         "config_hash": record.config_hash,
         "config": record.ingredients.config,
         "inputs": {slot: _input(planned, name, results) for slot, name in sorted(node.inputs.items())},

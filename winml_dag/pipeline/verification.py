@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.keys import config_hash
+from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
@@ -23,6 +23,7 @@ from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
+from winml_dag.store.record import Ingredients
 
 # What builds keep for themselves in a folder begins so.
 _HIDDEN = ".winml-dag"
@@ -256,6 +257,8 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
         name = str(stage.get("id"))
         if config_hash(_mapping(stage.get("config"))) != stage.get("config_hash"):
             yield f"{name} has another config_hash than its config makes."
+        elif _key(stage) not in (stage.get("cache_key"), None):
+            yield f"{name} has another cache_key than its version, config, inputs and toolchain make."
         for slot, given in _mapping(stage.get("inputs")).items():
             if _digest_of_input(_mapping(given), sources, made) not in (_mapping(given).get("digest"), None):
                 yield f"{name} reads other bytes as {slot} than {_mapping(given).get('from')} put out."
@@ -269,6 +272,16 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
             for file in files:
                 if file not in listed:
                     yield f"{file.name} has another digest among the files than {last.get('id')} put out."
+
+
+def _key(stage: JsonObject) -> str | None:
+    """The key that follows from what the manifest says of *stage*; None when it does not say enough (an older one)."""
+    version = stage.get("version")
+    if not isinstance(version, int):
+        return None
+    inputs = {slot: str(_mapping(given).get("digest")) for slot, given in _mapping(stage.get("inputs")).items()}
+    toolchain = {name: str(text) for name, text in _mapping(stage.get("toolchain")).items()}
+    return cache_key(Ingredients(str(stage.get("name")), version, _mapping(stage.get("config")), inputs, toolchain))
 
 
 def _digest_of_input(

@@ -185,6 +185,11 @@ def test_one_file_is_checked_alone(out: Path, says: Says) -> None:
         (lambda stage: stage["outputs"]["model"].update(digest="sha256:" + "0" * 64), "another digest than its files"),
         (lambda stage: stage["config"].update(more=1), "another config_hash than its config makes"),
         (lambda stage: stage["inputs"]["model"].update(digest="sha256:" + "1" * 64), "reads other bytes as model"),
+        (
+            lambda stage: stage["toolchain"].update(onnxruntime="99"),
+            "another cache_key than its version, config, inputs",
+        ),
+        (lambda stage: stage.update(version=99), "another cache_key"),
     ],
 )
 def test_a_manifest_that_was_edited_contradicts_itself(
