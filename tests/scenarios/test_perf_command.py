@@ -1,0 +1,154 @@
+"""``winml-dag perf``: a model file, an output folder and a recipe; live, cached, and put into a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import Project
+from onnx_samples import perceptron
+
+from winml_dag.ep.registry import QNN, Target, installed
+from winml_dag.stages.perf.notices import EMULATED, is_emulated
+
+pytestmark = pytest.mark.slow
+
+# As little as tells something: what matters here are not the figures.
+FEW = ("--loads", "1", "--warmup", "1", "--iterations", "3")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A model, and a cache that the tests of this file fill together."""
+    project = Project(tmp_path_factory.mktemp("perf"))
+    perceptron(project.folder / "model.onnx")
+    return project
+
+
+def asked(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
+    done = project.run("perf", *arguments)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def measured(project: Project, *arguments: str) -> dict[str, Any]:
+    done = asked(project, *arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
+    first = measured(shared, "model.onnx", *FEW)
+    again = measured(shared, "-m", "model.onnx", *FEW)
+
+    assert (first["measured"], again["measured"]) == ("live", "cached")
+    assert {name: value for name, value in first.items() if name not in ("measured", "elapsed_seconds")} == {
+        name: value for name, value in again.items() if name not in ("measured", "elapsed_seconds")
+    }
+    assert first["execution_provider"] == "CPUExecutionProvider"
+    assert first["latency_ms"]["inferences"] == 3
+    assert 0 < first["latency_ms"]["min"] <= first["latency_ms"]["p50"] <= first["latency_ms"]["max"]
+    assert 0 < first["load"]["seconds"] == first["load"]["each_seconds"][0]
+    assert first["inputs"] == [{"name": "x", "dtype": "float32", "shape": [4, 64]}]
+    assert first["throughput"]["samples_per_second"] == pytest.approx(4 * first["throughput"]["inferences_per_second"])
+    assert first["memory_bytes"]["peak"] > 1 << 20
+    assert first["baseline"] is first["baseline_model"] is None
+
+    text = asked(shared, "model.onnx", *FEW)
+    assert "cached, measured 20" in text.stdout
+    assert f"p50 {first['latency_ms']['p50']:.4g}" in text.stdout
+
+
+def test_files_are_put_where_the_user_says_and_nothing_else_is_overwritten(shared: Project, tmp_path: Path) -> None:
+    data = tmp_path / "inputs.npz"
+    np.savez(data, x=np.ones((5, 4, 64), np.float32))
+    arguments = ("model.onnx", *FEW, "--input-data", str(data), "-o", str(tmp_path / "put"))
+
+    told = measured(shared, *arguments, "--threads", "1")
+
+    report = json.loads(Path(told["report"]).read_text(encoding="utf-8"))
+    assert len(report["latencies_ns"]) == 3
+    assert report["latency_ms"] == told["latency_ms"]
+    assert (report["data"], report["feeds"], report["threads"]) == ("npz", 5, 1)
+    assert Path(told["picture"]).read_bytes().startswith(b"\x89PNG")
+
+    Path(told["report"]).write_text("mine")
+    refused = asked(shared, *arguments, "--threads", "1", "--format", "json")
+    assert refused.returncode == 2
+    (error,) = json.loads(refused.stdout)["errors"]
+    assert "perf.json is in the way" in error
+    assert Path(told["report"]).read_text() == "mine"
+
+
+@pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
+def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled_one(shared: Project) -> None:
+    recipe = {
+        "model": "model.onnx",
+        "ep": "qnn",
+        "precision": "w8a8",
+        "quant": {"samples": 1},
+        "validate": {"samples": 1},
+        "output_dir": "built",
+        "perf": {"warmup": 0, "iterations": 50, "loads": 1},
+    }
+    shared.recipe_file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+
+    told = measured(shared, "-c", "recipe.yaml", "--iterations", "2")
+
+    assert (told["measured"], told["precision"]) == ("live", "w8a8")
+    assert (told["iterations"], told["warmup"]) == (2, 0), "the call's word before the recipe's"
+    assert told["baseline_model"].endswith("quantized.onnx")
+    seconds = [told["baseline"]["load"]["seconds"], told["load"]["seconds"]]
+    assert told["baseline"]["times_longer"] == pytest.approx(seconds[0] / seconds[1])
+    assert told["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
+    assert told["provider_options"]["soc_model"] == "60"
+    emulated = is_emulated(Target(QNN, "npu"))
+    assert (EMULATED in told["notices"]) is emulated
+
+    of_folder = asked(shared, "built", "--warmup", "0", "--iterations", "2", "--loads", "1")
+    assert "cached" in of_folder.stdout
+    assert (f"note: {EMULATED}" in of_folder.stdout) is emulated
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "wrong"),
+    [
+        ((), 2, "No model is given"),
+        (("none.onnx",), 3, "none.onnx does not exist"),
+        (("model.onnx", "-m", "other.onnx"), 2, "are 2 models"),
+        (("model.onnx", "--iterations", "1", "--duration", "1"), 2, "say both when to end"),
+        (("model.onnx", "--batch-size", "3"), 2, "A batch of 3 does not fit"),
+        (("model.onnx", "--ep", "migraphx"), 2, "MIGraphXExecutionProvider is not installed here"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(
+    shared: Project, arguments: tuple[str, ...], code: int, wrong: str
+) -> None:
+    done = asked(shared, *arguments, "--format", "json")
+
+    assert done.returncode == code
+    (error,) = json.loads(done.stdout)["errors"]
+    assert wrong in error
+    assert error in done.stderr
+
+
+def test_a_model_that_does_not_load_is_told_with_its_reason(shared: Project, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(shared.folder / "model.onnx")
+    model.graph.node[2].op_type = "Elu"
+    model.graph.node[2].domain = "somebody.else"
+    model.opset_import.add(domain="somebody.else", version=1)
+    onnx.save(model, tmp_path / "strange.onnx")
+
+    done = asked(shared, str(tmp_path / "strange.onnx"), *FEW)
+
+    assert done.returncode == 1
+    assert "perf failed: CPUExecutionProvider cannot load" in done.stderr
+    assert "the whole log:" in done.stderr
