@@ -26,9 +26,9 @@ from winml_dag.pipeline.precisions import precision_for, with_precision, with_ty
 from winml_dag.pipeline.variant import LINE
 from winml_dag.recipe import precision
 from winml_dag.recipe.schema import Quant
+from winml_dag.stages.bounds import MINIMUM_COSINE
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.quality import USUAL_COSINE
-from winml_dag.stages.validate import MINIMUM_COSINE
 
 
 def commands() -> str:

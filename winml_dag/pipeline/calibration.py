@@ -76,8 +76,8 @@ def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None,
         return Calibration(ranges=ranges, save_path=save_path, looked_at=looked_at)
     kind = str(kind_of(data.files[0].name))
     require_packages(kind)
-    columns = _columns(quant, task) if kind in TABLES else None
-    processor = _processor(asked, model, quant, kind, columns, download=download)
+    columns = columns_of(quant, task) if kind in TABLES else None
+    processor = processor_of(asked, model, quant, kind, columns, download=download)
     seen = () if processor is None else processor.looked_at
     source = None if processor is None else processor.processor_source()
     return Calibration(data, source, columns, ranges, save_path, (*looked_at, *seen))
@@ -165,14 +165,19 @@ def _data(asked: Asked, quant: Quant, *, download: bool) -> tuple[Source | None,
     return calibration_source(path), tuple(folders_in(path))
 
 
-def _columns(quant: Quant, task: str | None) -> Mapping[str, str]:
+def columns_of(quant: Quant, task: str | None) -> Mapping[str, str]:
+    """Of tables, which column is what: as *quant* says, else as data sets for *task* usually have it."""
     return dict(quant.columns_mapping) or dict(_COLUMNS_OF_TASKS.get(quant.task or task or "", {}))
 
 
-def _processor(
+def processor_of(
     asked: Asked, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None, *, download: bool
 ) -> ModelFolder | None:
-    """The folder whose tokenizer and image processor are used; None where none are."""
+    """The folder whose tokenizer and image processor are used for data of *kind*; None where none are.
+
+    Raises:
+        UsageError: when there has to be one, and there is none; InputError: when it is missing.
+    """
     needed = kind in ("text", "images") or bool({*TEXT_COLUMNS, IMAGE_COLUMN} & (columns or {}).keys())
     if not needed and kind not in TABLES:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from winml_dag.pipeline.epplace import HERE, EpPlace, configuration, ep_place
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
-from winml_dag.pipeline.variant import LINE, Build, OnlyDeclared, Skip, chosen
+from winml_dag.pipeline.variant import LINE, Build, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.findings import Findings
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CALIBRATE
@@ -66,7 +66,7 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     line = _Line(build, fingerprints, own.rewired)
     nodes = tuple(line.nodes())
     roles = build.inputs
-    given = (roles.model, *build.also, roles.processor, roles.calibration_data, roles.ranges, roles.option_files)
+    given = (roles.model, *build.also, *_data(roles), roles.ranges, roles.option_files, roles.reference)
     sources = [*(source for source in given if source is not None), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     configured = tuple(path for path in configuration() if path.exists())
@@ -79,6 +79,26 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
         looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at, *configured),
         absent=(*own.absent, *(path for path in configuration() if path not in configured)),
     )
+
+
+def _data(inputs: Inputs) -> Iterator[Source | None]:
+    """What stages are fed with. A model's processor is one source, whatever data it is for."""
+    yield inputs.calibration_data
+    yield inputs.validation_data
+    yield inputs.processor or inputs.validation_processor
+
+
+@dataclass(frozen=True)
+class _RunOn:
+    """What a result is run on: what calibration leaves of its data, or data of its own; random inputs without both."""
+
+    data: Source | None
+    input_data: Source | None
+    processor: Source | None
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return tuple(packages_of(self.data or self.input_data, self.processor))
 
 
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
@@ -184,13 +204,14 @@ class _Line:
         if optimize := chosen(build.optimize):
             yield self._after(self._node("optimize.0", OPTIMIZE, config_json(optimize), model=self._model))
         ranges = None if build.inputs.ranges is None else build.inputs.ranges.name
+        run_on = self._run_on()
         if calibrate := chosen(build.calibrate):
             data, processor = build.inputs.calibration_data, build.inputs.processor
             node = self._node(
                 "calibrate",
                 CALIBRATE,
                 config_json(calibrate),
-                data_packages=self._data_packages(),
+                data_packages=tuple(packages_of(data, processor)),
                 # Ranges are of one model: what quantize reads.
                 model=self._rewired.get("quantize", {}).get("model", self._model),
                 data=data,
@@ -205,11 +226,12 @@ class _Line:
                 "sensitivity",
                 SENSITIVITY,
                 config_json(build.sensitivity),
-                data_packages=self._data_packages(),
+                data_packages=run_on.packages,
                 model=self._model,
                 ranges=ranges,
-                data=build.inputs.calibration_data,
-                processor=build.inputs.processor,
+                data=run_on.data,
+                input_data=run_on.input_data,
+                processor=run_on.processor,
             )
         for node_id, quantize in zip(_quantize_ids(build), chosen(build.quantize) or (), strict=False):
             stage = quantize_stage(quantize.quant.mode)
@@ -217,18 +239,19 @@ class _Line:
         if compile_ := chosen(build.compile):
             yield self._after(self._compile(compile_))
         validation = None
-        if (validate := chosen(build.validate)) and reference_kind != kinds.COMPILED_MODEL:
+        if validate := chosen(build.validate):
             target = Target(find_ep(validate.target.execution_provider), validate.target.device)
             node = self._node(
                 "validate",
                 VALIDATE,
                 config_json(validate),
                 place=self._place(target),
-                data_packages=self._data_packages(),
+                data_packages=run_on.packages,
                 model=self._model,
-                reference=reference,
-                data=build.inputs.calibration_data,
-                processor=build.inputs.processor,
+                reference=build.inputs.reference or (None if reference_kind == kinds.COMPILED_MODEL else reference),
+                data=run_on.data,
+                input_data=run_on.input_data,
+                processor=run_on.processor,
             )
             validation = node.output("report")
             yield node
@@ -290,9 +313,11 @@ class _Line:
             interpreter=place.interpreter,
         )
 
-    def _data_packages(self) -> tuple[str, ...]:
-        """What turns texts, images and tables into numbers; nobody's concern where there are none."""
-        return tuple(packages_of(self._build.inputs.calibration_data, self._build.inputs.processor))
+    def _run_on(self) -> _RunOn:
+        inputs = self._build.inputs
+        if inputs.validation_data is None:
+            return _RunOn(inputs.calibration_data, None, inputs.processor)
+        return _RunOn(None, inputs.validation_data, inputs.validation_processor)
 
     def _place(self, target: Target) -> EpPlace:
         """Where work on *target* is done; found once, though compile and validate ask."""

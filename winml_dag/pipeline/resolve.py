@@ -29,6 +29,7 @@ from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.pipeline.userstages import Declared, is_ours
+from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
 from winml_dag.pipeline.variant import LINE, Build, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
@@ -172,7 +173,9 @@ def resolve(
     )
     as_given = onnx is not None and onnx.kind != kinds.FLOAT_MODEL and isinstance(quant, Skip)
     precision = "as it is" if as_given else precision_name(chosen(quant))
-    validate = sections.validate_config(asked, target, precision, compile_, calibration, task=task)
+    given = find_validation_data(asked, model, quant, calibration, task, download=download)
+    source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
+    validate = validate_config(asked, target, precision, compile_, calibration, given, model_kind=source, task=task)
     build = Build(
         summary=BuildSummary(
             model_id=model.name,
@@ -188,11 +191,11 @@ def resolve(
             declared=_own_stages(recipe),
         ),
         target=target,
-        inputs=_inputs(asked, model, target, calibration),
+        inputs=_inputs(asked, model, target, calibration, given),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(would_compile, Skip)),
         analyze=Skip("no operator-support tables in this version"),
-        calibrate=sections.calibrate_config(quant, validate, calibration),
+        calibrate=sections.calibrate_config(asked, quant, validate, calibration),
         quantize=sections.quantize_configs(quant, target),
         compile=compile_,
         validate=validate,
@@ -322,14 +325,16 @@ def _precision(asked: Asked, target: Target) -> Precision | None:
     return None if name is None else precision_for(name, target)
 
 
-def _inputs(asked: Asked, model: Model, target: Target, calibration: Calibration) -> Inputs:
+def _inputs(asked: Asked, model: Model, target: Target, calibration: Calibration, validation: ValidationData) -> Inputs:
     return Inputs(
         model=_model_source(asked, model),
         calibration_data=calibration.data,
+        validation_data=validation.data,
         processor=calibration.processor,
+        validation_processor=validation.processor,
         ranges=calibration.ranges,
         option_files=option_files(asked, target),
-        looked_at=(*model.looked_at, *calibration.looked_at),
+        looked_at=(*model.looked_at, *calibration.looked_at, *validation.looked_at),
     )
 
 

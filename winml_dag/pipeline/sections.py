@@ -7,25 +7,22 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 
 from winml_dag.ep.quantization import integers_of
-from winml_dag.ep.registry import Target, installed
+from winml_dag.ep.registry import Target
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.calibration import Calibration
-from winml_dag.pipeline.compilation import file_option_names, provider_options
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
-from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
-from winml_dag.stages.samples import Columns
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
-from winml_dag.stages.validate import CLASSIFYING_TASKS, MINIMUM_COSINE, ValidateConfig, ValidateFields, ValidateTarget
+from winml_dag.stages.validate import ValidateConfig
 
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
@@ -107,7 +104,7 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
 
 
 def calibrate_config(
-    quant: Quant | Skip, validate: ValidateConfig | Skip, given: Calibration
+    asked: Asked, quant: Quant | Skip, validate: ValidateConfig | Skip, given: Calibration
 ) -> CalibrateConfig | Skip:
     if isinstance(quant, Skip):
         return quant
@@ -126,7 +123,8 @@ def calibrate_config(
             distribution=quant.distribution if random else None,
             columns_mapping=given.columns,
         ),
-        KeptBack(None if random else 0 if isinstance(validate, Skip) else validate.validate.samples),
+        # Also for a build that validates on other data, or that would have to be calibrated anew to do so.
+        KeptBack(None if random else 0 if isinstance(validate, Skip) else asked.recipe.validation.samples),
     )
 
 
@@ -134,7 +132,8 @@ def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> Se
     """What ranks the nodes that *quantize* is for, on the samples of *validate*."""
     same = {field.name: getattr(quantize.quant, field.name) for field in fields_of(quantize.quant)}
     columns = None if validate.quant is None else validate.quant.columns_mapping
-    samples = SamplesFields(validate.validate.samples, validate.validate.seed, validate.validate.classifies)
+    of = validate.validate
+    samples = SamplesFields(of.samples, of.seed, of.classifies, of.held_out)
     return SensitivityConfig(RankedFields(**same, columns_mapping=columns), quantize.target, samples)
 
 
@@ -205,35 +204,6 @@ def _quantize_fields(quant: Quant) -> QuantizeFields:
 def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
     """*names* as the set that they are: order and repetition change no key, and none at all is the same as no list."""
     return tuple(sorted(set(names))) if names else None
-
-
-def validate_config(
-    asked: Asked,
-    target: Target,
-    precision: str,
-    compiled: CompileConfig | Skip,
-    given: Calibration,
-    *,
-    task: str | None,
-) -> ValidateConfig | Skip:
-    wanted, section = asked.recipe.validation, asked.recipe.compile
-    if asked.overrides.validate is False:
-        return Skip("--no-validate was given")
-    if not wanted.enabled:
-        return Skip("validate.enabled is false")
-    if section is not None and not section.validation:
-        return Skip("compile.validate is false")
-    bound = MINIMUM_COSINE.get(precision, 0.0) if wanted.min_cosine is None else wanted.min_cosine
-    classifies = task is not None and task.endswith(CLASSIFYING_TASKS)
-    fields = ValidateFields(bound, wanted.samples, None if given.data is not None else wanted.seed, classifies)
-    columns = None if given.columns is None else Columns(given.columns)
-    if isinstance(compiled, Skip) and not (target.ep.takes_onnx and installed(target.ep)):
-        # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
-        return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"), columns)
-    # A session gets no options that name files: they steer a compilation, and their paths are no content.
-    named = file_option_names(asked, target)
-    options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
-    return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options), columns)
 
 
 def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -
         "optim": written.get("optim") or {},
         "quant": None if quant is None else _quant(quant, asked, build.summary.output_dir),
         "compile": None if isinstance(build.compile, Skip) else _compile(build.compile, asked, build),
+        **_validate(asked, build.summary.output_dir),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
     }
@@ -79,6 +80,15 @@ def _quant(quant: Quant, asked: Asked, output_dir: Path) -> JsonObject:
         if name in settings and path.exists():  # else a hub id
             settings[name] = _portable(path, output_dir)
     return settings
+
+
+def _validate(asked: Asked, output_dir: Path) -> JsonObject:
+    """The section as it was written, which may be not at all; a path in it as seen from the output folder."""
+    section = asked.recipe.validation
+    if section.input_data is None:
+        return {}
+    written = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return {"validate": {**written, "input_data": _portable(resolve_path(asked.base, section.input_data), output_dir)}}
 
 
 def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:

@@ -311,11 +311,16 @@ class Eval(Section):
 class Validate(Section):
     """Ours: the result is run on ``samples`` seeded inputs and held against the float model.
 
-    ``min_cosine`` None: the bound that suits the precision.
+    ``min_cosine`` None: the bound that suits the precision. The other bounds None: not checked. ``input_data`` None:
+    what calibration leaves of its data, or random inputs.
     """
 
     enabled: bool = True
     min_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
+    min_sqnr_db: Annotated[float, Field(ge=-1000, le=1000)] | None = None
+    max_abs_error: Annotated[float, Field(ge=0, le=1e38)] | None = None
+    min_top1_agreement: Annotated[float, Field(ge=0, le=1)] | None = None
+    input_data: Text | None = None
     samples: Count = 3
     seed: Seed = 0
 

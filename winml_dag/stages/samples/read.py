@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.engine.stage import Workspace
@@ -14,31 +15,58 @@ from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Samples, random_samples
 
 
-def samples_of(workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None) -> Samples:
-    """Of the stage's input ``data``, with what its input ``processor`` holds.
+@dataclass(frozen=True)
+class Given:
+    """Samples to validate on, the field of a recipe that they come from, and whether calibration has seen none."""
+
+    samples: Samples
+    source: str
+    held_out: bool
+
+    def __str__(self) -> str:
+        return f"{self.samples.count} {self.samples.kind} sample{'s' * (self.samples.count != 1)}"
+
+
+def samples_of(
+    workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None, *, slot: str = "data"
+) -> Samples:
+    """Of the stage's input *slot*, with what its input ``processor`` holds.
 
     Raises:
         StageError: as :func:`read_samples`.
     """
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
     mapping = {} if columns is None else columns.columns_mapping
-    return read_samples(workspace.inputs["data"], inputs, processor, mapping)
+    return read_samples(workspace.inputs[slot], inputs, processor, mapping)
 
 
 def samples_to_validate(
-    workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None, *, count: int, seed: int | None
-) -> tuple[Samples, bool]:
-    """*count* samples, and whether calibration has seen none of them: of the stage's input ``data`` those that are kept
-    back from it, without that input random ones, whose *seed* has to be given.
+    workspace: Workspace,
+    inputs: Sequence[InputSpec],
+    columns: Columns | None,
+    *,
+    count: int | None,
+    seed: int | None,
+    held_out: bool | None,
+) -> Given:
+    """*count* samples: the first ones of the stage's input ``input_data`` (None: all), which are *held_out* or not;
+    without it, those that calibration leaves of its input ``data``; without both, random ones from *seed*.
 
     Raises:
         StageError: as :func:`read_samples`.
     """
+    if workspace.has("input_data"):
+        try:
+            samples = samples_of(workspace, inputs, columns, slot="input_data")
+        except StageError as error:
+            raise StageError(f"validate.input_data: {error.message}", advice=error.advice) from error
+        return Given(samples.first(count), "validate.input_data", held_out is True)
+    assert count is not None
     if workspace.has("data"):
         samples = samples_of(workspace, inputs, columns)
-        return samples.held_out(count), samples.count > 1
+        return Given(samples.held_out(count), "quant.calibration_data", samples.count > 1)
     assert seed is not None
-    return random_samples(inputs, count, seed, "uniform", purpose="validate"), True
+    return Given(random_samples(inputs, count, seed, "uniform", purpose="validate"), "validate.seed", held_out=True)
 
 
 def read_samples(

@@ -45,6 +45,10 @@ class Samples:
     def __iter__(self) -> Iterator[Feed]:
         return self.read(self.numbers)
 
+    def first(self, count: int | None) -> Samples:
+        """The first *count*; None: all."""
+        return replace(self, numbers=self.numbers[:count])
+
     def to_calibrate(self, count: int, keep_back: int, seed: int | None = None) -> Samples:
         """*count* of those that are left when *keep_back* are kept back for validation: the first ones, or with *seed*
         a choice of them.

@@ -34,14 +34,17 @@ class SamplesFields:
     """The samples that validate has.
 
     Attributes:
-        samples: how many inputs to run; of a ``data`` input those that are kept back from calibration.
-        seed: of random inputs, which are used when there is no ``data`` input; None when there is.
+        samples: how many inputs to run; of a ``data`` input those that are kept back from calibration. None: all of an
+            ``input_data`` input.
+        seed: of random inputs, which are used when there is neither; None when there is one.
         classifies: whether the first output has scores of classes, whatever it is called.
+        held_out: whether calibration has seen nothing of an ``input_data`` input; None without one.
     """
 
-    samples: int
+    samples: int | None
     seed: int | None
     classifies: bool
+    held_out: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ SENSITIVITY = Stage(
         "model": kinds.model_slot("ranked by sensitivity", kinds.FLOAT_MODEL),
         "ranges": InputSlot(frozenset({kinds.RANGES}), required=False),
         "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
+        "input_data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
         "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
     },
     outputs={"report": kinds.SENSITIVITY},

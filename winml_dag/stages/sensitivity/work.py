@@ -93,7 +93,10 @@ def _name_nodes(model_file: Path) -> None:
 
 def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[InputSpec]) -> _Findings:
     columns, wanted = Columns(config.quant.columns_mapping or {}), config.validate
-    samples, held_out = samples_to_validate(workspace, inputs, columns, count=wanted.samples, seed=wanted.seed)
+    given = samples_to_validate(
+        workspace, inputs, columns, count=wanted.samples, seed=wanted.seed, held_out=wanted.held_out
+    )
+    samples, held_out = given.samples, given.held_out
     feeds = list(samples)
     ranges = read_ranges(workspace)
     quantize = QuantizeConfig(config.quant, config.target)

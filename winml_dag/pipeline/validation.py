@@ -1,0 +1,130 @@
+"""How a build's result is validated: on which data, where, and against which bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml_dag.engine.stage import Source
+from winml_dag.ep.registry import Target, installed
+from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
+from winml_dag.pipeline.compilation import file_option_names, provider_options
+from winml_dag.pipeline.datasets import folders_in
+from winml_dag.pipeline.sources import calibration_source
+from winml_dag.pipeline.variant import Skip, chosen
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.schema import Quant
+from winml_dag.stages import kinds
+from winml_dag.stages.bounds import minimum_cosine
+from winml_dag.stages.compile import CompileConfig
+from winml_dag.stages.samples import TABLES, Columns, kind_of
+from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields, ValidateTarget
+
+
+@dataclass(frozen=True)
+class ValidationData:
+    """What a build is validated on, if that is not what calibration leaves; all None if it is.
+
+    Attributes:
+        data: arrays, texts, images or tables; ``processor`` turns all but arrays into inputs.
+        columns: of tables, which is what; None for other data.
+        held_out: whether calibration has seen none of these files.
+        looked_at: files and folders that decided which files these are.
+    """
+
+    data: Source | None = None
+    processor: Source | None = None
+    columns: Mapping[str, str] | None = None
+    held_out: bool | None = None
+    looked_at: tuple[Path, ...] = ()
+
+
+def find_validation_data(
+    asked: Asked, model: Model, quant: Quant | Skip, calibration: Calibration, task: str | None, *, download: bool
+) -> ValidationData:
+    """What ``validate.input_data`` names, none of it read yet.
+
+    Raises:
+        InputError: for what is missing; UsageError: for a package or a processor that is.
+    """
+    wanted = asked.recipe.validation
+    if wanted.input_data is None or asked.overrides.validate is False or not wanted.enabled:
+        return ValidationData()
+    path = resolve_path(asked.base, wanted.input_data)
+    found = replace(calibration_source(path, "validate.input_data"), name="validation data")
+    kind = str(kind_of(found.files[0].name))
+    require_packages(kind)
+    section = chosen(quant) or Quant()
+    columns = columns_of(section, task) if kind in TABLES else None
+    folder = processor_of(asked, model, section, kind, columns, download=download)
+    # What calibration has is of the same model, and a graph has each source once.
+    processor = calibration.processor or (None if folder is None else folder.processor_source())
+    seen = set() if calibration.data is None else {file.path.resolve() for file in calibration.data.files}
+    return ValidationData(
+        found,
+        None if folder is None else processor,
+        columns,
+        held_out=seen.isdisjoint(file.path.resolve() for file in found.files),
+        looked_at=(*folders_in(path), *(() if folder is None else folder.looked_at)),
+    )
+
+
+def validate_config(
+    asked: Asked,
+    target: Target,
+    precision: str,
+    compiled: CompileConfig | Skip,
+    calibration: Calibration,
+    given: ValidationData,
+    *,
+    model_kind: str,
+    task: str | None,
+) -> ValidateConfig | Skip:
+    """The config of validate, or why it is left out; *model_kind* is that of the model that the build starts from."""
+    wanted, section = asked.recipe.validation, asked.recipe.compile
+    if asked.overrides.validate is False:
+        return Skip("--no-validate was given")
+    if not wanted.enabled:
+        return Skip("validate.enabled is false")
+    if section is not None and not section.validation:
+        return Skip("compile.validate is false")
+    came_compiled = model_kind == kinds.COMPILED_MODEL
+    if came_compiled and not target.ep.makes_ep_context:
+        return Skip(f"{target.ep.name} does not run the model, which came compiled; name the provider that it is for")
+    if came_compiled and not installed(target.ep):
+        return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
+    fields = _fields(asked, precision, calibration, given, task)
+    if came_compiled:
+        # There is nothing that bounds could be about.
+        fields = replace(fields, min_cosine=None, min_sqnr_db=None, max_abs_error=None, min_top1_agreement=None)
+    columns = calibration.columns if given.data is None else given.columns
+    names = None if columns is None else Columns(columns)
+    as_it_is = isinstance(compiled, Skip) and not came_compiled
+    if as_it_is and not (target.ep.takes_onnx and installed(target.ep)):
+        # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
+        return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"), names)
+    # A session gets no options that name files: they steer a compilation, and their paths are no content.
+    named = file_option_names(asked, target)
+    options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
+    return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options), names)
+
+
+def _fields(
+    asked: Asked, precision: str, calibration: Calibration, given: ValidationData, task: str | None
+) -> ValidateFields:
+    wanted = asked.recipe.validation
+    samples: int | None = wanted.samples
+    if given.data is not None and "samples" not in wanted.model_fields_set:
+        samples = None
+    return ValidateFields(
+        min_cosine=minimum_cosine(precision) if wanted.min_cosine is None else wanted.min_cosine,
+        samples=samples,
+        seed=None if given.data is not None or calibration.data is not None else wanted.seed,
+        classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
+        min_sqnr_db=wanted.min_sqnr_db,
+        max_abs_error=wanted.max_abs_error,
+        min_top1_agreement=wanted.min_top1_agreement,
+        held_out=given.held_out,
+    )

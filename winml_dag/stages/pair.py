@@ -1,0 +1,166 @@
+"""A model run beside its reference, or alone where it has none: figures of its outputs, and values that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from winml_dag.engine.progress import Tell, tell_nobody
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.figures import Measuring, OutputFigures
+from winml_dag.stages.running import run_model
+from winml_dag.stages.samples.samples import Array, Feed, Samples
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_OVERFLOW = "Half precision overflows beyond 65504: try optim.clamp_constant_values, or a quantized precision."
+
+
+@dataclass(frozen=True)
+class Odd:
+    """How many values of an output are no numbers."""
+
+    nan: int = 0
+    infinite: int = 0
+
+    @classmethod
+    def of(cls, values: Array) -> Odd:
+        if values.dtype.kind != "f":
+            return cls()
+        return cls(int(np.isnan(values).sum()), int(np.isinf(values).sum()))
+
+    def __add__(self, other: Odd) -> Odd:
+        return Odd(self.nan + other.nan, self.infinite + other.infinite)
+
+    def __bool__(self) -> bool:
+        return bool(self.nan or self.infinite)
+
+    def __str__(self) -> str:
+        return f"{self.nan} NaN and {self.infinite} infinite values"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of every output, and what of the reference's values is no number, by output."""
+
+    outputs: tuple[OutputFigures, ...]
+    odd: dict[str, Odd]
+
+    def warnings(self, words: str) -> Iterator[str]:
+        """A sentence for each output of the reference with odd values; *words* say what it was run on."""
+        for name, odd in self.odd.items():
+            if odd:
+                yield (
+                    f"Output {name!r} of the reference itself has {odd} on {words}: NaN is compared with nothing, and"
+                    " what is infinite counts as its largest number. Give inputs that make sense to the model"
+                    " (validate.input_data); if it has them on those too, the reference is broken."
+                )
+
+
+class Pair:
+    """Sessions of a model and of its reference, which have the outputs *names*."""
+
+    def __init__(self, reference: onnxruntime.InferenceSession, candidate: onnxruntime.InferenceSession) -> None:
+        """Raises StageError when their outputs are not of the same names."""
+        expected, found = _names(reference), _names(candidate)
+        if set(expected) != set(found):
+            raise StageError(
+                f"The model has the outputs {', '.join(found)}, but its reference has {', '.join(expected)}."
+            )
+        self.names = expected
+        self._reference = reference
+        self._candidate = candidate
+
+    def measure(self, feeds: Samples, scores: Collection[str], progress: Tell = tell_nobody) -> Measured:
+        """Run both. *scores*: outputs whose values are scores of classes.
+
+        Raises:
+            StageError: when one of them does not run, or an output has another shape or kind of values.
+        """
+        measuring = Measuring(self.names, scores)
+        odd = {name: Odd() for name in self.names}
+        for done, feed in enumerate(feeds):
+            progress(done, feeds.count, "samples")
+            expected = run_model(self._reference, self.names, feed)
+            found = run_model(self._candidate, self.names, feed)
+            for name, wanted, got in zip(self.names, expected, found, strict=True):
+                _require_alike(name, wanted, got)
+                odd[name] += Odd.of(wanted)
+            measuring.add(feed, expected, found)
+        progress(feeds.count, feeds.count, "samples")
+        return Measured(measuring.figures(), odd)
+
+
+def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str, progress: Tell = tell_nobody) -> None:
+    """Run a model that there is nothing to hold against on *feeds*, which *words* describe.
+
+    Raises:
+        StageError: when it does not run, or gives what is no number.
+    """
+    names = _names(session)
+    for done, feed in enumerate(feeds):
+        progress(done, feeds.count, "samples")
+        for name, values in zip(names, run_model(session, names, feed), strict=True):
+            if odd := Odd.of(_tensor(name, values)):
+                raise StageError(
+                    f"Output {name!r} has {odd} on {words}, and there is no reference that has them too.",
+                    advice="Give inputs that make sense to the model (validate.input_data), or build it from the ONNX"
+                    " model that it was compiled from.",
+                )
+    progress(feeds.count, feeds.count, "samples")
+
+
+def require_numbers(figures: Sequence[OutputFigures], words: str) -> None:
+    """Raise StageError when an output has NaN or infinities where the reference has numbers."""
+    for output in figures:
+        whole = output.whole
+        if whole.nan_count or whole.inf_count:
+            raise StageError(
+                f"Output {whole.name!r} has {Odd(whole.nan_count, whole.inf_count)} on {words} where the reference has"
+                " numbers.",
+                advice=_OVERFLOW,
+            )
+
+
+def ones(inputs: Sequence[InputSpec]) -> Samples:
+    """One sample in which every value is 1. Dimensions that are not numbers become 1."""
+
+    def make(_number: int) -> Feed:
+        return {
+            spec.name: np.ones([dim if isinstance(dim, int) else 1 for dim in spec.shape], np.dtype(spec.dtype))
+            for spec in inputs
+        }
+
+    return Samples.one_by_one("ones", 1, make)
+
+
+def _names(session: onnxruntime.InferenceSession) -> list[str]:
+    return [output.name for output in session.get_outputs()]
+
+
+def _require_alike(name: str, expected: Array, found: Array) -> None:
+    if _tensor(name, expected).shape != _tensor(name, found).shape:
+        raise StageError(
+            f"Output {name!r} of the model has the shape {list(found.shape)}, but its reference's has"
+            f" {list(expected.shape)}."
+        )
+    # float16 for float32 is what quantizing does; numbers for truth values are another output.
+    if (expected.dtype.kind == "f") != (found.dtype.kind == "f"):
+        raise StageError(
+            f"Output {name!r} of the model has values of type {found.dtype}, but its reference's are {expected.dtype}."
+        )
+
+
+def _tensor(name: str, value: Array) -> Array:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
+        kind = f"values of type {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise StageError(
+            f"Output {name!r} is {kind}, and validate compares tensors of numbers.",
+            advice="Leave that output out of the model, or switch validate off (validate.enabled: false).",
+        )
+    return value
