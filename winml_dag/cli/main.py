@@ -26,6 +26,7 @@ COMMANDS = {
     "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
     "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),
     "perf": ("winml_dag.cli.perf", "Measure how fast a finished model loads and runs."),
+    "eval": ("winml_dag.cli.eval", "Evaluate a finished model on labelled data, or beside its float model."),
     "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
     "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),

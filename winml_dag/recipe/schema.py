@@ -279,7 +279,10 @@ class Dataset(Section):
 
 
 class Eval(Section):
-    """Accuracy on a data set, or (``mode`` compare) against another model."""
+    """Accuracy on a data set, or (``mode`` compare) against another model: what the eval command does. No build does.
+
+    Ours: ``batch_size``, and ``pooling``, of the embeddings of a text's tokens; None: as suits the model.
+    """
 
     runtime: Literal["winml", "pytorch"] = "winml"
     mode: Literal["onnx", "compare"] = "onnx"
@@ -300,6 +303,8 @@ class Eval(Section):
     shape_config: Mapping[str, JsonValue] | None = None
     export_overrides: Mapping[str, JsonValue] | None = None
     dataset: OrEmpty[Dataset] = Field(default_factory=Dataset.model_construct)
+    batch_size: Count = 1
+    pooling: Literal["mean", "cls"] | None = None
     output_path: Text | None = None
     skip_build: bool = True
     use_cache: bool = True

@@ -25,6 +25,16 @@ TASKS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "score": ("score", "similarity_score", "label", "relatedness_score"),
     },
 }
+# What each is measured by, the most telling first; token-classification has the first four where tags name entities
+# (B-PER, I-PER, O), else the last two.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "text-classification": ("accuracy", "macro_f1"),
+    "image-classification": ("accuracy", "top5_accuracy"),
+    "token-classification": ("entity_f1", "entity_precision", "entity_recall", "token_accuracy", "token_macro_f1"),
+    "question-answering": ("exact_match", "f1"),
+    "feature-similarity": ("spearman", "pearson"),
+}
+
 # What models of these tasks are usually evaluated as.
 EVALUATED_AS: Mapping[str, str] = {
     "feature-extraction": "feature-similarity",

@@ -1,0 +1,228 @@
+"""``winml-dag eval``: how good a finished model is, on labelled data, or beside the float model on the same inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.canonical import JsonValue
+from winml_dag.cli.measuring import measured, subject_of, subject_options
+from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.settings import Settings, ep_option, pairs
+from winml_dag.errors import StageError, UsageError
+from winml_dag.store.location import default_cache_dir
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.evaluation import EvaluationPlan, EvaluationRequest
+    from winml_dag.pipeline.measurement import Measurement
+
+_COUNT = click.IntRange(min=1)
+
+# Of `eval`.
+_EVAL = Settings(
+    (
+        click.option("-t", "--task", type=TEXT, help="What is measured [what the model was built for]; see --schema."),
+        click.option("--mode", type=click.Choice(["onnx", "compare"]), help="A task, or all outputs [onnx]."),
+        click.option("--model-id", type=TEXT, help="The model whose tokenizer, image processor and labels are used."),
+        click.option("--reference", type=FILE, help="The float model beside it [what the build left of it]."),
+        click.option("--input-data", type=FILE, help="For --mode compare: inputs, such as a .npz [random ones]."),
+        click.option("--batch-size", type=_COUNT, help="Samples at once, where the model takes any number [1]."),
+        click.option("--pooling", type=click.Choice(["mean", "cls"]), help="Of the tokens' embeddings of a text."),
+        click.option("--ep", type=TEXT, help="Execution provider to run on [the one that it was built for]."),
+        click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name too."),
+    ),
+    {
+        "task": "task",
+        "mode": "mode",
+        "model_id": "model_id",
+        "reference_path": "reference",
+        "input_data": "input_data",
+        "batch_size": "batch_size",
+        "pooling": "pooling",
+        "ep": "ep",
+        "device": "device",
+    },
+)
+
+# Of `eval.dataset`.
+_DATASET = Settings(
+    (
+        click.option("--dataset", type=TEXT, help="Labelled data: a file, a folder, or a data set's hub id."),
+        click.option("--dataset-name", type=TEXT, help="One of the data set's subsets [its default one]."),
+        click.option("--dataset-revision", type=TEXT, help="A branch, tag or commit of the data set [main]."),
+        click.option("--split", type=TEXT, help="One of the data set's splits [validation]."),
+        click.option("--samples", type=_COUNT, help="How many samples at most [100]."),
+        click.option("--shuffle/--no-shuffle", default=None, help="A choice of the samples, or the first ones."),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of the choice, or of random inputs [42]."),
+        click.option(
+            "--column",
+            type=TEXT,
+            metavar="WHAT=COLUMN",
+            multiple=True,
+            callback=pairs,
+            help="A column that is called otherwise; again for another.",
+        ),
+        click.option(
+            "--label-mapping",
+            type=TEXT,
+            metavar="FILE|LABEL=CLASS",
+            multiple=True,
+            help="The model's class of a label, or a JSON file of them.",
+        ),
+    ),
+    {
+        "path": "dataset",
+        "name": "dataset_name",
+        "revision": "dataset_revision",
+        "split": "split",
+        "samples": "samples",
+        "shuffle": "shuffle",
+        "seed": "seed",
+        "columns_mapping": "column",
+    },
+)
+
+
+@click.command(name="eval")
+@subject_options
+@_EVAL
+@ep_option
+@_DATASET
+@click.option("--no-reference", is_flag=True, help="Evaluate the model alone.")
+@click.option(
+    "--min",
+    "bounds",
+    type=TEXT,
+    metavar="METRIC=VALUE",
+    multiple=True,
+    callback=pairs,
+    help="End with exit code 1 when the model has less, such as accuracy=0.8.",
+)
+@click.option("--schema", is_flag=True, help="Tell which columns a task needs, and which metrics it has.")
+@click.option("-o", "--output-dir", type=FILE, help="Where evaluation.json goes [nowhere].")
+@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds after which it is given up [3600].")
+@how_options
+def command(**options: Any) -> int:
+    """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, beside those of
+    the float model on the same samples; or, with --mode compare, how far its outputs are from the float model's.
+
+    \b
+    winml-dag eval out --dataset pairs.csv
+    winml-dag eval model.onnx -t text-classification --model-id ./bert --dataset nyu-mll/glue --dataset-name sst2
+    winml-dag eval out --mode compare --input-data inputs.npz
+    """
+    how = How.of(options)
+    if options["schema"]:
+        return _tell_schema(options["task"], how)
+    cache_dir: Path = how.cache_dir or default_cache_dir()
+    with errors_as_object(how):
+        bounds = _numbers(options["bounds"] or {})
+        plan, done = _evaluate(options, how, cache_dir)
+        from winml_dag.cli.evaluated import kept, require_known
+
+        require_known(bounds, done)
+    _tell(plan, done, how, options["output_dir"], bounds)
+    return 0 if all(kept(bounds, done).values()) else StageError.exit_code
+
+
+def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[EvaluationPlan, Measurement]:
+    from winml_dag.pipeline.evaluation import plan_evaluation
+    from winml_dag.store.local import LocalStore
+
+    request = request_of(options)
+    subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+    store = LocalStore(cache_dir)
+    plan = plan_evaluation(subject, request, store.fingerprints)
+    return plan, measured(
+        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["timeout"]
+    )
+
+
+def request_of(options: Mapping[str, Any]) -> EvaluationRequest:
+    """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
+    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section
+    from winml_dag.recipe.load import load_recipe
+
+    if options["no_reference"] and options["reference"] is not None:
+        raise UsageError("--reference and --no-reference exclude each other.", advice="Give one of them.")
+    loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
+    said, dataset = _EVAL.given(options), _DATASET.given(options)
+    said |= {name: _as_seen_here(said[name]) for name in ("model_id",) if name in said}
+    dataset |= {name: _as_seen_here(dataset[name]) for name in ("path",) if name in dataset}
+    section = eval_section(
+        None if loaded is None else loaded.recipe.eval, said, {**dataset, **_labels(options["label_mapping"])}
+    )
+    return EvaluationRequest(
+        section,
+        Path.cwd() if loaded is None else loaded.path.parent,
+        options=options["ep_option"] or {},
+        has_reference=not options["no_reference"],
+    )
+
+
+def _as_seen_here(text: JsonValue) -> JsonValue:
+    """A path as it is from where the user stands, which may not be the recipe's folder; a hub id as it is."""
+    path = Path(str(text)).expanduser()
+    return str(path.absolute()) if path.exists() else text
+
+
+def _labels(given: tuple[str, ...]) -> dict[str, JsonValue]:
+    """As fields of ``eval.dataset``: one file, or pairs."""
+    if not given:
+        return {}
+    if len(given) == 1 and Path(given[0]).is_file():
+        return {"label_mapping_file": str(Path(given[0]).absolute())}
+    mapping: dict[str, JsonValue] = {}
+    for text in given:
+        label, equals, number = text.rpartition("=")
+        if not (equals and number.strip().isdecimal()):
+            raise UsageError(f"--label-mapping: {text!r} is neither a JSON file nor LABEL=CLASS, with a number.")
+        mapping[label.strip()] = int(number)
+    return {"label_mapping": mapping}
+
+
+def _numbers(given: Mapping[str, str]) -> dict[str, float]:
+    found = {}
+    for name, text in given.items():
+        try:
+            found[name] = float(text)
+        except ValueError:
+            raise UsageError(f"--min: {text!r} is no number.", advice="Give one, such as accuracy=0.8.") from None
+    return found
+
+
+def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
+    from winml_dag.cli.evaluated import evaluated_json, evaluated_lines
+
+    if how.as_json:
+        print_object(evaluated_json(plan, done, folder, bounds))
+        return
+    for line in evaluated_lines(plan, done, folder, bounds, quiet=how.quiet):
+        click.echo(line)
+
+
+def _tell_schema(task: str | None, how: How) -> int:
+    from winml_dag.stages.evaluate import METRICS, TASKS
+
+    with errors_as_object(how):
+        if task is not None and task not in TASKS:
+            raise UsageError(f"There are no metrics for {task}.", advice=f"Tasks are: {', '.join(TASKS)}.")
+    chosen = {name: roles for name, roles in TASKS.items() if task in (None, name)}
+    if how.as_json:
+        value = {
+            name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
+            for name, roles in chosen.items()
+        }
+        click.echo(json.dumps({"success": True, "tasks": value}, ensure_ascii=False))
+        return 0
+    for name, roles in chosen.items():
+        click.echo(f"{name}: {', '.join(METRICS[name])}")
+        for role, names in roles.items():
+            others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
+            click.echo(f"  {role}{others}")
+    return 0

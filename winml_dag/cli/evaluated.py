@@ -1,0 +1,206 @@
+"""What ``eval`` prints: JSON for programs, a table for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import UsageError
+from winml_dag.stages.evaluate import METRICS, REPORT_FILE
+from winml_dag.store.quantities import counted
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.evaluation import EvaluationPlan
+    from winml_dag.pipeline.measurement import Measurement
+
+# Of the outputs' figures, those that are better when they are larger.
+_OF_OUTPUTS = ("cosine", "cosine_min", "sqnr_db")
+_AGREEMENTS = ("top1", "top5", "exact")
+
+
+def evaluated_json(
+    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float]
+) -> JsonObject:
+    """Everything that was found, of what, with what, and where it was put."""
+    keeps = kept(bounds, done)
+    figures = _figures(done)
+    return {
+        "success": all(keeps.values()),
+        "model": str(plan.subject.model.path),
+        "precision": plan.subject.precision,
+        "reference": None if plan.reference is None else str(plan.reference.path),
+        "measured": done.told,
+        "made_at": done.made_at,
+        "elapsed_seconds": round(done.elapsed_seconds, 3),
+        **_report(done),
+        "bounds": {
+            name: {"at_least": bound, "found": _finite(figures[name]), "kept": keeps[name]}
+            for name, bound in bounds.items()
+        },
+        "notices": list(plan.notices),
+        "toolchain": done.toolchain,
+        "report": None if folder is None else str(folder / REPORT_FILE),
+    }
+
+
+def evaluated_lines(
+    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float], *, quiet: bool
+) -> Iterator[str]:
+    """The same for people; *quiet* leaves out what is no figure."""
+    found: Any = _report(done)
+    if not quiet:
+        yield f"{_what(plan)}: {_when(done)}"
+        yield _on(plan, found)
+    yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
+    for name, bound in bounds.items():
+        if not kept(bounds, done)[name]:
+            yield f"error: {name} is {_number(_figures(done)[name])}, below the bound of {bound:g}."
+    if quiet:
+        return
+    for notice in plan.notices:
+        yield f"note: {notice}"
+    if folder is not None:
+        yield f"report: {folder / REPORT_FILE}"
+
+
+def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
+    """Raise UsageError for a bound of what was not measured."""
+    figures = _figures(done)
+    for name in bounds:
+        if name not in figures:
+            raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(figures)}.")
+
+
+def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
+    """Which of *bounds* the model keeps. What is not defined keeps none; a ratio to no noise keeps all."""
+    figures = _figures(done)
+    return {name: (value := figures[name]) is not None and value >= bound for name, bound in bounds.items()}
+
+
+def _report(done: Measurement) -> JsonObject:
+    """What the stage told, the metrics of a task in their order: records sort names."""
+    found: Any = {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
+    if "metrics" in found:
+        metrics = found["metrics"]
+        found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
+    report: JsonObject = found
+    return report
+
+
+def _figures(done: Measurement) -> dict[str, float | None]:
+    """What a bound may be put on: the metrics of a task; or of all outputs the worst."""
+    found: Any = _report(done)
+    if "metrics" in found:
+        return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
+    outputs = found["outputs"].values()
+    worst: dict[str, float | None] = {}
+    for name in _OF_OUTPUTS:
+        values = [_ratio(output) if name == "sqnr_db" else output[name] for output in outputs]
+        worst[name] = min((value for value in values if value is not None), default=None)
+    for name in _AGREEMENTS:
+        known = [output[name] for output in outputs if output[name] is not None]
+        if known:
+            worst[name] = min(one["agreed"] / one["of"] if one["of"] else 1.0 for one in known)
+    return worst
+
+
+def _ratio(output: Any) -> float:
+    """Without noise it is infinite, which JSON has no number for."""
+    ratio = output["sqnr_db"]
+    if ratio is None:
+        return float("inf") if output["cosine"] == 1 else float("-inf")
+    return float(ratio)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _what(plan: EvaluationPlan) -> str:
+    precision = f" ({plan.subject.precision})" if plan.subject.precision else ""
+    return f"{plan.subject.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
+
+
+def _when(done: Measurement) -> str:
+    if done.is_live:
+        return f"evaluated live, in {done.elapsed_seconds:.1f} s"
+    return f"cached, evaluated {done.made_at} (--rebuild evaluates again)"
+
+
+def _on(plan: EvaluationPlan, found: Any) -> str:
+    samples = counted(found["samples"], "sample")
+    of = "" if found["of"] in (None, found["samples"]) else f" of {found['of']}"
+    data = "random" if found["data"] == "random" else found["data"]
+    beside = "" if plan.reference is None else f", beside {plan.reference.path}"
+    return f"{plan.task or 'outputs'} on {samples}{of} ({data}){beside}"
+
+
+def _metrics_table(metrics: Mapping[str, Any]) -> Iterator[str]:
+    rows = [["", "model", "reference", "difference", ""]]
+    for name, found in metrics.items():
+        difference = found["difference"]
+        rows.append(
+            [
+                name,
+                _estimate(found["candidate"]),
+                "" if found["reference"] is None else _estimate(found["reference"]),
+                "" if difference is None else _estimate(difference, sign="+"),
+                "" if difference is None else _significance(difference),
+            ]
+        )
+    if all(found["reference"] is None for found in metrics.values()):
+        rows = [row[:2] for row in rows]
+    yield from _aligned(rows)
+    yield "  [low, high]: where it lies with 95 % confidence, as far as the choice of these samples goes"
+
+
+def _estimate(found: Any, sign: str = "") -> str:
+    if found["value"] is None:
+        return "not defined"
+    interval = "" if found["low"] is None else f" [{_number(found['low'], sign)}, {_number(found['high'], sign)}]"
+    return f"{_number(found['value'], sign)}{interval}"
+
+
+def _significance(difference: Any) -> str:
+    by = "" if difference["p_value"] is None else f" (p = {difference['p_value']:.2g})"
+    if difference["significant"] is None:
+        return ""
+    return f"{'significant' if difference['significant'] else 'not significant'}{by}"
+
+
+def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
+    heads = {"top1": "top-1", "top5": "top-5", "exact": "equal"}
+    shown = [name for name in _AGREEMENTS if any(output[name] for output in outputs.values())]
+    rows = [["", "cosine", "lowest", "SQNR", "largest error", *(heads[name] for name in shown), ""]]
+    for name, output in outputs.items():
+        ratio = "none" if output["sqnr_db"] is None else f"{output['sqnr_db']:.1f} dB"
+        rows.append(
+            [
+                name,
+                _number(output["cosine"]),
+                _number(output["cosine_min"]),
+                "exact" if output["sqnr_db"] is None and output["cosine"] == 1 else ratio,
+                "" if output["max_abs_error"] is None else f"{output['max_abs_error']:.2g}",
+                *("" if output[one] is None else f"{output[one]['agreed']} of {output[one]['of']}" for one in shown),
+                _not_finite(output),
+            ]
+        )
+    yield from _aligned(rows)
+
+
+def _not_finite(output: Any) -> str:
+    parts = [(output["nan_count"], "NaN"), (output["inf_count"], "infinite")]
+    return ", ".join(f"{count} {what} where the reference has numbers" for count, what in parts if count)
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.4f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

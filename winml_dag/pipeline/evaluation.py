@@ -1,0 +1,313 @@
+"""What eval asks for: a finished model, data, and a reference to hold it against; as a graph to be carried out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.config import config_json
+from winml_dag.engine.stage import Source
+from winml_dag.engine.toolchain import versions
+from winml_dag.ep.registry import Target, require_installed
+from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.pipeline.calibration import packages_of, require_packages
+from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
+from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.sources import ModelFolder, OnnxFile, calibration_source, data_source, find_model_folder
+from winml_dag.pipeline.subject import Subject, measured_on, options_on
+from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.recipe.schema import Dataset, Eval
+from winml_dag.stages import kinds
+from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields, EvaluateTarget
+from winml_dag.stages.perf.notices import is_emulated
+from winml_dag.stages.samples import TABLES, kind_of
+from winml_dag.stages.validate import CLASSIFYING_TASKS
+from winml_dag.store.fingerprints import Fingerprints
+
+_ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
+
+# Of winml-cli's fields, those by which it builds a model first, or has its own library run one: what is evaluated here
+# is finished.
+_BUILDS = (
+    "quant",
+    "optimize",
+    "analyze",
+    "max_optim_iterations",
+    "shape_config",
+    "export_overrides",
+    "skip_build",
+    "use_cache",
+    "rebuild",
+    "trust_remote_code",
+    "allow_unsupported_nodes",
+    "precision",
+)
+_ELSEWHERE: Mapping[str, str] = {
+    "runtime": "the ONNX model is run, by onnxruntime; give the float ONNX model as the reference",
+    "model_path": "the model is what the recipe builds; without a recipe, give its path to `winml-dag eval`",
+    "reference_ep": "the reference runs on the CPU",
+    "reference_device": "the reference runs on the CPU",
+    "output_path": "give the folder for the report as -o",
+    "dataset.streaming": "data sets are files here, read from front to back",
+    "dataset.build_script": "scripts are not run; make files of the data, and give those as eval.dataset.path",
+}
+# Two ways of saying one thing.
+_LABELS = frozenset({"label_mapping", "label_mapping_file"})
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """How a model is to be evaluated.
+
+    Attributes:
+        section: of a recipe, with what this run says otherwise.
+        base: the folder that paths in it start from.
+        options: of the provider, by which those that the model was built with are replaced.
+        has_reference: whether a float model is evaluated beside, where one is at hand.
+        download: allows fetching a tokenizer or a data set from the hub.
+    """
+
+    section: Eval
+    base: Path
+    options: Mapping[str, str]
+    has_reference: bool = True
+    download: bool = True
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """An evaluation, ready to be carried out, and what it is of. ``notices``: what to know of it, a sentence each."""
+
+    measurement: MeasurementGraph
+    subject: Subject
+    target: Target
+    task: str | None
+    reference: OnnxFile | None
+    notices: tuple[str, ...]
+
+
+def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
+    """The section of a recipe with the fields *said*, and those of its *dataset*, in place of what it has.
+
+    Raises:
+        RecipeError: with one line in ``problems`` for everything that is wrong.
+    """
+    section = {} if written is None else written.model_dump(mode="json", exclude_unset=True)
+    below = section.get("dataset") or {}
+    if not _LABELS.isdisjoint(dataset):
+        below = {name: value for name, value in below.items() if name not in _LABELS}
+    try:
+        return Eval.model_validate({**section, **said, "dataset": {**below, **dataset}})
+    except ValidationError as error:
+        # Imported here: few values are wrong, and it needs a while.
+        from winml_dag.recipe.document import Positions
+        from winml_dag.recipe.problems import problems
+
+        raise RecipeError(
+            "The evaluation's settings are wrong:", problems=problems(error, Eval, Positions(), "eval")
+        ) from None
+
+
+def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: Fingerprints) -> EvaluationPlan:
+    """The evaluation of *subject* that *request* means.
+
+    Raises:
+        UsageError: for a target that is not installed or that the model cannot run on, a task or field that means
+            nothing here, and settings that contradict each other.
+        InputError: for data, a tokenizer or a reference that is missing.
+    """
+    section = request.section
+    _refuse_unavailable(section)
+    target = measured_on(subject, section.ep, None if section.device == "auto" else section.device)
+    require_installed(target.ep)
+    compares = section.mode == "compare"
+    task = None if compares else _task(subject, section)
+    data = _input_data(section, request.base) if compares and section.input_data else _data(request)
+    if data is None and not compares:
+        raise UsageError(
+            "There is no labelled data to evaluate on.",
+            advice="Give a file, a folder or a data set (--dataset), or --mode compare, which needs none.",
+        )
+    processor = None if data is None else _processor(subject, request, data, task)
+    reference = _reference(subject, request)
+    config = EvaluateConfig(
+        _fields(subject, request, task, data),
+        EvaluateTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+    )
+    inputs = {
+        "model": subject.model.source(),
+        "reference": None if reference is None else reference.source(),
+        "data": data,
+        "processor": processor,
+    }
+    tools = versions(packages_of(data, processor))
+    node = measuring_node(EVALUATE, config_json(config), inputs, target, fingerprints, tools)
+    scope = f"eval {section.mode} {subject.model.path.resolve()}"
+    planned = plan_measurement([node], inputs.values(), fingerprints, scope)
+    return EvaluationPlan(planned, subject, target, task, reference, tuple(_notices(request, target, reference)))
+
+
+def _refuse_unavailable(section: Eval) -> None:
+    """Raise RecipeError for fields that ask for what eval does not do: silence would be a wrong result."""
+    plain = Eval()
+    problems = [
+        f"eval.{name}: a model is built first, and evaluated as it is; say this where it is built"
+        for name in _BUILDS
+        if getattr(section, name) != getattr(plain, name)
+    ]
+    for path, why in _ELSEWHERE.items():
+        given, usual = (_at(one, path) for one in (section, plain))
+        if given not in (usual, "cpu" if path.startswith("reference_") else usual, "auto"):
+            problems.append(f"eval.{path}: {why}")
+    if section.mode == "onnx" and section.input_data is not None:
+        problems.append("eval.input_data: inputs without labels are for eval.mode compare")
+    if section.dataset.label_mapping is not None and section.dataset.label_mapping_file is not None:
+        problems.append("eval.dataset.label_mapping_file: there is a label_mapping as well; keep one of the two")
+    if problems:
+        raise RecipeError("The evaluation asks for what eval does not do.", problems=tuple(problems))
+
+
+def _at(section: Eval, path: str) -> object:
+    value: object = section
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _task(subject: Subject, section: Eval) -> str:
+    said = section.task or subject.task
+    known = ", ".join(TASKS)
+    if said is None:
+        raise UsageError(
+            f"What is {subject.name} for? Nobody says.", advice=f"Give --task, one of: {known}; or --mode compare."
+        )
+    task = EVALUATED_AS.get(said, said)
+    if task not in TASKS:
+        raise UsageError(
+            f"There are no metrics for {said}.", advice=f"Give --task, one of: {known}; or --mode compare."
+        )
+    return task
+
+
+def _fields(subject: Subject, request: EvaluationRequest, task: str | None, data: Source | None) -> EvaluateFields:
+    section, dataset = request.section, request.section.dataset
+    said = section.task or subject.task or ""
+    is_table = data is not None and kind_of(data.files[0].name) in TABLES
+    return EvaluateFields(
+        mode=section.mode,
+        task=task,
+        samples=dataset.samples,
+        seed=dataset.seed if dataset.shuffle or data is None else None,
+        columns_mapping=dict(dataset.columns_mapping) if is_table else {},
+        label_mapping=None if task is None else _label_mapping(dataset, request.base),
+        batch_size=section.batch_size,
+        pooling=section.pooling if task == "feature-similarity" else None,
+        classifies=task is None and said.endswith(CLASSIFYING_TASKS),
+    )
+
+
+def _label_mapping(dataset: Dataset, base: Path) -> Mapping[str, int] | None:
+    if dataset.label_mapping_file is None:
+        return dataset.label_mapping
+    path = resolve_path(base, dataset.label_mapping_file)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"eval.dataset.label_mapping_file: {path} cannot be read: {error}.") from error
+    if not isinstance(value, dict) or not all(type(number) is int for number in value.values()):
+        raise InputError(
+            f"eval.dataset.label_mapping_file: {path} is no object of labels and the numbers of their classes.",
+            advice='Write it as {"negative": 0, "positive": 1}.',
+        )
+    return value
+
+
+def _input_data(section: Eval, base: Path) -> Source:
+    assert section.input_data is not None
+    if section.dataset.path is not None:
+        raise RecipeError("eval.input_data and eval.dataset.path name two sets of data. Keep one of them.")
+    return calibration_source(resolve_path(base, section.input_data), "eval.input_data")
+
+
+def _data(request: EvaluationRequest) -> Source | None:
+    """The files of the data set: a file, a folder of files, a folder that is divided into splits, or one of the hub."""
+    dataset = request.section.dataset
+    if dataset.path is None:
+        return None
+    path = resolve_path(request.base, dataset.path)
+    asks_for_split = bool({"split", "name"} & dataset.model_fields_set)
+    if path.is_file() or (path.is_dir() and not asks_for_split and not tells_splits(path)):
+        source = calibration_source(path, _ASKER.name)
+    elif not path.exists() and is_path_like(dataset.path):
+        raise InputError(f"{_ASKER.name}: {path} does not exist.", advice="Check the path, or give a hub id.")
+    else:
+        found = find_dataset(
+            dataset.path,
+            request.base,
+            dataset.name,
+            dataset.split,
+            revision=dataset.revision,
+            asker=_ASKER,
+            download=request.download,
+        )
+        source = data_source(found.files, f"{_ASKER.name}: {dataset.path}")
+    require_packages(str(kind_of(source.files[0].name)))
+    return source
+
+
+def _processor(subject: Subject, request: EvaluationRequest, data: Source, task: str | None) -> Source | None:
+    """Tokenizer, image processor and the names of classes: of the model folder that is named, else of the one that the
+    model was built from, if that is here.
+    """
+    named = request.section.model_id
+    if named is not None:
+        path = resolve_path(request.base, named)
+        # A processor may lie alone, without the config.json of a model.
+        folder = (
+            ModelFolder(path, {}, (path,))
+            if path.is_dir()
+            else find_model_folder(named, request.base, None, download=request.download)
+        )
+        return folder.processor_source()
+    if task is None and kind_of(data.files[0].name) in ("npz", "npy"):
+        return None
+    built_from = subject.settings.get("model")
+    if not isinstance(built_from, str):
+        return None
+    try:
+        return find_model_folder(built_from, subject.folder, None, download=request.download).processor_source()
+    except InputError:
+        # It may have been taken away; the stage says so where it needs one.
+        return None
+
+
+def _reference(subject: Subject, request: EvaluationRequest) -> OnnxFile | None:
+    """The float model: as the user says, else what the build left of it."""
+    named = request.section.reference_path
+    if named is not None:
+        reference = OnnxFile.at(resolve_path(request.base, named))
+        if reference.kind == kinds.COMPILED_MODEL:
+            raise UsageError(
+                f"{reference.path} is compiled, and the reference runs on the CPU.",
+                advice="Give the float model that it was made from.",
+            )
+        return reference
+    found = subject.reference if request.has_reference else None
+    if found is None and request.section.mode == "compare":
+        raise UsageError(
+            f"There is nothing to compare {subject.name} with: no build left a float model beside it.",
+            advice="Give one with --reference.",
+        )
+    return found
+
+
+def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | None) -> Iterator[str]:
+    if reference is None and request.has_reference:
+        yield "No float model is at hand, so nothing says what the precision has cost. Give one with --reference."
+    if is_emulated(target):
+        yield "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
