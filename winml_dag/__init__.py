@@ -6,16 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
+    "CommandResult",
     "QuantizeResult",
     "WinMLQuantizationConfig",
     "__version__",
     "build_hf_model",
     "build_onnx_model",
+    "calibrate_onnx",
+    "compile_onnx",
+    "export_model",
+    "optimize_onnx",
     "quantize_onnx",
 ]
 
 if TYPE_CHECKING:
-    from winml_dag.api import build_hf_model, build_onnx_model, quantize_onnx
+    from winml_dag.api import (
+        build_hf_model,
+        build_onnx_model,
+        calibrate_onnx,
+        compile_onnx,
+        export_model,
+        optimize_onnx,
+        quantize_onnx,
+    )
+    from winml_dag.pipeline.commandresult import CommandResult
     from winml_dag.pipeline.quantized import QuantizeResult
     from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 

@@ -5,6 +5,8 @@ result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a1
 
 from winml_dag import quantize_onnx
 done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
+
+export_model, optimize_onnx, calibrate_onnx and compile_onnx do one stage each, in the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 from winml_dag.engine.events import Observer
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
+from winml_dag.pipeline.commandresult import CommandResult, command_result
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
 from winml_dag.pipeline.request import Overrides, Request, beside, plan_request
 from winml_dag.recipe.chain import chained
@@ -59,13 +62,25 @@ class HfArguments(OnnxArguments, total=False):
     trust_remote_code: bool
 
 
-class QuantizeArguments(TypedDict, total=False):
+class FileArguments(TypedDict, total=False):
+    """What every function for one stage takes: how to go about it.
+
+    ``overwrite``: replace a file that is not ours. The others are as for a build.
+    """
+
+    overwrite: bool
+    force_rebuild: bool
+    cache_dir: str | Path | None
+    observer: Observer | None
+
+
+class QuantizeArguments(FileArguments, total=False):
     """What :func:`quantize_onnx` takes. None, or leaving one out, lets ``config`` decide.
 
     ``precision``: one, or several that are applied one after the other (``["int4", "fp16"]``). ``config``: a
     ``WinMLQuantizationConfig``, or its fields as a mapping; paths are relative to the current folder.
     ``calibration_data``: a file or folder. ``ep``, ``device``: whose rules to follow; the CPU's when left out.
-    ``validate``: hold the result against the float model. ``overwrite``: replace a file that is not ours.
+    ``validate``: hold the result against the float model.
     """
 
     precision: str | Sequence[str] | None
@@ -75,10 +90,6 @@ class QuantizeArguments(TypedDict, total=False):
     ep: str | None
     device: str | None
     validate: bool
-    overwrite: bool
-    force_rebuild: bool
-    cache_dir: str | Path | None
-    observer: Observer | None
 
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
@@ -135,10 +146,102 @@ def quantize_onnx(
         command="quantize",
         output_file=beside(model, "quantize") if output is None else Path(output),
     )
-    options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
-    done = quantize_result(_carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer")))
+    done = quantize_result(_carry_out_one(request, arguments))
     assert done is not None
     return done
+
+
+def export_model(
+    model: str | Path,
+    output: str | Path,
+    *,
+    task: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Export a PyTorch *model* (a hub id or a folder) into the ONNX file *output*. *config*: fields of ``export``.
+
+    Raises:
+        StageError: when a stage failed.
+        RecipeError, UsageError, InputError, StoreError: as their names say.
+    """
+    overrides = Overrides(
+        model=str(model), task=task, settings={"export": config or {}}, trust_remote_code=trust_remote_code
+    )
+    return _command(Request(None, overrides, command="export", output_file=Path(output)), arguments)
+
+
+def optimize_onnx(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    flags: Mapping[str, bool] | None = None,
+    ep: str | None = None,
+    device: str | None = None,
+    validate: bool = True,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` beside it, with *flags* on
+    or off. Raises as :func:`export_model` does.
+    """
+    overrides = Overrides(
+        onnx=Path(model), ep=ep, device=device, settings={"optim": flags or {}}, validate=None if validate else False
+    )
+    return _command(_of_onnx(model, output, "optimize", overrides), arguments)
+
+
+def calibrate_onnx(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    calibration_data: str | Path | None = None,
+    config: WinMLQuantizationConfig | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Put the ranges of the activations of the ONNX file *model* into the file *output*, by default
+    ``<model>_ranges.json`` beside it. *config*: fields of ``quant``. Raises as :func:`export_model` does.
+    """
+    settings = {} if config is None else dict(_fields(config))
+    if calibration_data is not None:
+        settings["calibration_data"] = str(Path(calibration_data).absolute())
+    overrides = Overrides(onnx=Path(model), task=task, quant_settings=settings)
+    return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
+
+
+def compile_onnx(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    ep: str | None = None,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    validate: bool = True,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
+    beside it. *config*: fields of ``compile``. Raises as :func:`export_model` does.
+    """
+    overrides = Overrides(
+        onnx=Path(model), ep=ep, device=device, compile_settings=config, validate=None if validate else False
+    )
+    return _command(_of_onnx(model, output, "compile", overrides), arguments)
+
+
+def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrides: Overrides) -> Request:
+    file = beside(Path(model), command) if output is None else Path(output)
+    return Request(None, overrides, command=command, output_file=file)
+
+
+def _command(request: Request, arguments: FileArguments) -> CommandResult:
+    assert request.command is not None
+    return command_result(_carry_out_one(request, arguments), request.command)
+
+
+def _carry_out_one(request: Request, arguments: FileArguments) -> BuildResult:
+    options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
+    return _carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer"))
 
 
 def _fields(config: WinMLQuantizationConfig | Mapping[str, Any]) -> Mapping[str, Any]:

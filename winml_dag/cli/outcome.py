@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def _value(result: BuildResult, request: Request) -> JsonObject:
-    from winml_dag.pipeline.outcome import outcome_of
+    from winml_dag.pipeline.commandresult import command_result
 
     assert request.command is not None
-    return outcome_of(result, request.command).to_json()
+    return command_result(result, request.command).to_json()
 
 
 def _lines(result: BuildResult, request: Request) -> Iterator[str]:
-    from winml_dag.pipeline.outcome import outcome_of
+    from winml_dag.pipeline.commandresult import command_result
 
     assert request.command is not None
-    outcome = outcome_of(result, request.command)
+    outcome = command_result(result, request.command)
     if line := _LINES.get(request.command):
         yield f"{line(outcome.metrics)}, {outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
     if outcome.quality is not None:

@@ -54,10 +54,12 @@ def _json(value: Any) -> JsonValue:
 
 
 def target_options(function: F) -> F:
-    """Add what the model is for: an execution provider and a device."""
+    """Add what the model is for: an execution provider and a device. Without either it is the CPU."""
     device = "npu, gpu, cpu or auto; an execution provider's name works too."
     function = click.option("-d", "--device", type=TEXT, help=device)(function)
-    return click.option("--ep", type=TEXT, help="Execution provider whose rules to follow [cpu].")(function)
+    return click.option("--ep", type=TEXT, help="Execution provider that the model is for: cpu, qnn, openvino, ...")(
+        function
+    )
 
 
 # Of `quant`.

@@ -38,9 +38,9 @@ def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -
     if planned.summary.output_file is not None:
         name = planned.summary.output_file
         file = _output_file(planned, name, store, overwrite=overwrite)
-        file.refuse_foreign(
-            beside_output(name, report) for node in planned.graph.nodes if is_ours(node) for report in reports(node)
-        )
+        nodes = [node for node in planned.graph.nodes if is_ours(node)]
+        beside = [beside_output(name, report) for node in nodes for report in reports(node)]
+        file.refuse_foreign((*planned.summary.also, *beside))
     elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
         names = reserved(planned.summary.settings) if planned.final else (MANIFEST,)
         output_folder(planned, store).refuse_foreign(names)

@@ -17,7 +17,7 @@ _NO_METRICS: JsonObject = {}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandResult:
     """What became of a command.
 
     Attributes:
@@ -53,12 +53,12 @@ class Outcome:
         return value
 
 
-def outcome_of(result: BuildResult, command: str) -> Outcome:
+def command_result(result: BuildResult, command: str) -> CommandResult:
     """What became of *command*, whose stage has its name, in *result*."""
     main = next(view for view in result.stages if view.stage == command)
     validation = next((view for view in result.stages if view.stage == "validate"), None)
     done = [view.result for view in result.stages if view.result is not None]
-    return Outcome(
+    return CommandResult(
         success=not result.failed,
         output_path=result.final_artifact,
         total_time_seconds=result.elapsed_seconds,

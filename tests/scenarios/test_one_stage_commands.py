@@ -1,0 +1,130 @@
+"""Commands for one stage do what builds do, and both find what the other has made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+from conftest import Project
+from onnx_samples import perceptron, samples
+
+pytestmark = pytest.mark.slow
+
+DATA = ("--calibration-data", "data.npz")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A model, data, and a cache that the tests of this file fill together, in their order."""
+    pytest.importorskip("onnxruntime_qnn")
+    project = Project(tmp_path_factory.mktemp("stages"))
+    perceptron(project.folder / "model.onnx")
+    samples(project.folder / "data.npz")
+    project.recipe_file.write_text("quant: {calibration_data: data.npz}\ncompile: {}\n", encoding="utf-8")
+    return project
+
+
+def told(project: Project, *arguments: str) -> dict[str, Any]:
+    finished = project.run(*arguments, "--format", "json")
+    assert finished.returncode == 0, finished.stderr
+    value: dict[str, Any] = json.loads(finished.stdout)
+    return value
+
+
+def with_status(stages: list[dict[str, Any]], status: str) -> list[str]:
+    return [stage["stage"] for stage in stages if stage["status"] == status]
+
+
+def test_a_build_after_commands_for_each_of_its_stages_runs_none_of_them(shared: Project) -> None:
+    """Each goes on from the file that the one before has made, under the name that a build gives it."""
+    optimized = told(shared, "optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn")
+    assert optimized["metrics"]["nodes_after"] < optimized["metrics"]["nodes_before"]
+    assert optimized["validation"]["quality"]["cosine"] > 0.9999
+    ranges = told(shared, "calibrate", "-m", "a/optimized.onnx", *DATA)
+    assert ranges["output_path"] == str(Path("a/optimized_ranges.json"))
+    assert json.loads((shared.folder / "a" / "optimized_ranges.json").read_text())["method"] == "minmax"
+    quantize = ("quantize", "-m", "a/optimized.onnx", *DATA, "-p", "w8a16", "-d", "qnn", "-o", "a/quantized.onnx")
+    assert with_status(told(shared, *quantize)["stages"], "reused") == ["calibrate"]
+    compiled = told(shared, "compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx")
+    assert compiled["metrics"]["ep_context_partitions"] == 1
+    assert {path.name for path in (shared.folder / "a").glob("net*")} == {"net.onnx", "net_qnn.bin"}
+
+    build = ("build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-d", "qnn", "-p", "w8a16", "-o", "built")
+    stages = told(shared, *build)["builds"][0]["stages"]
+    assert with_status(stages, "ran") == ["validate", "finalize"]
+    assert {"optimize", "calibrate", "quantize", "compile"} <= set(with_status(stages, "reused"))
+
+
+def test_commands_after_a_build_run_no_stage_that_it_has_run(shared: Project) -> None:
+    target = ("-d", "qnn", "--htp-optimization-level", "1", "--no-validate")
+    told(shared, "build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-p", "w8a16", "-o", "built", *target)
+    compiled = told(shared, "compile", "-m", "built/quantized.onnx", "-o", "b.onnx", *target)
+    assert with_status(compiled["stages"], "ran") == ["finalize"]
+    assert compiled["cached"]
+
+
+def test_a_binary_goes_with_its_model_and_comes_back_with_it(shared: Project) -> None:
+    compile_ = ("compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "c/net.onnx", "--no-validate")
+    told(shared, *compile_)
+    (shared.folder / "c" / "net_qnn.bin").unlink()
+    assert with_status(told(shared, *compile_)["stages"], "ran") == []
+    assert (shared.folder / "c" / "net_qnn.bin").exists()
+    told(shared, *compile_, "--embed")
+    assert [path.name for path in (shared.folder / "c").iterdir()] == ["net.onnx"]
+
+
+def test_a_second_call_looks_and_imports_nothing_heavy(shared: Project) -> None:
+    script = """
+import sys
+from winml_dag.cli.main import run
+codes = [run(call) for call in (
+    ["optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn"],
+    ["calibrate", "-m", "a/optimized.onnx", "--calibration-data", "data.npz"],
+    ["compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx"],
+)]
+heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "pydantic", "networkx", "rich"} & sys.modules.keys()
+print(codes, sorted(heavy))
+"""
+    shared.python(script)  # remembered apart for each way in which Python is started
+    finished = shared.python(script)
+    *lines, last = finished.stdout.splitlines()
+    assert [line.partition(" (")[0] for line in lines] == [
+        f"Up to date: {Path('a/optimized.onnx')}",
+        f"Up to date: {Path('a/optimized_ranges.json')}",
+        f"Up to date: {Path('a/net.onnx')}",
+    ]
+    assert last == "[0, 0, 0] []", finished.stderr
+
+
+def test_python_does_the_same(shared: Project) -> None:
+    script = """
+from pathlib import Path
+from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx
+from winml_dag.errors import UsageError
+done = optimize_onnx("model.onnx", "a/optimized.onnx", ep="qnn")
+assert isinstance(done, CommandResult) and done.cached and done.output_path == Path("a/optimized.onnx"), done
+assert done.quality.cosine > 0.9999
+assert calibrate_onnx("a/optimized.onnx", calibration_data="data.npz").cached
+assert compile_onnx("a/quantized.onnx", "a/net.onnx", device="qnn", config={"embed_context": False}).cached
+try:
+    compile_onnx("model.onnx", ep="cpu")
+except UsageError as error:
+    print(error)
+"""
+    finished = shared.python(script)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("There is nothing to compile for CPUExecutionProvider")
+
+
+def test_export_finds_what_a_build_has_exported(project: Project) -> None:
+    export = ("export", "-m", "model", "-t", "text-classification", "-o", "bert.onnx")
+    value = told(project, *export)
+    assert value["cached"]
+    assert value["metrics"]["max_abs_difference"] < 1e-5
+    assert onnxruntime.InferenceSession(project.folder / "bert.onnx").get_outputs()[0].name == "logits"
+    assert (project.folder / "bert_htp_metadata.json").read_bytes() == (
+        project.folder / "out" / "export_htp_metadata.json"
+    ).read_bytes()
