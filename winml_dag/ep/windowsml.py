@@ -37,7 +37,7 @@ def ready_library(name: str) -> Path:
     Raises:
         StageError: when Windows ML, or the provider, is not there.
     """
-    if sys.platform != "win32":
+    if not is_windows():
         raise StageError(
             f"Windows ML, from which {name} would come, is part of Windows.", advice="Run this stage there."
         )

@@ -1,0 +1,138 @@
+"""Providers from the catalog of Windows ML. It is Windows' own, so a catalog of the same form stands for it here; what
+it gives to onnxruntime is a real library where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from winml_dag.ep import registry, windowsml
+from winml_dag.ep.registry import DML, MIGRAPHX, QNN, installed, package_of
+from winml_dag.errors import StageError
+
+# Names and values as the package windowsml 2.5 has them.
+CATALOG = """
+import enum, os
+
+
+class EpReadyState(enum.IntEnum):
+    Ready = 0
+    NotReady = 1
+    NotPresent = 2
+
+
+class ExecutionProvider:
+    name = "QNNExecutionProvider"
+    prepared = []
+
+    @property
+    def ready_state(self):
+        return EpReadyState[os.environ["STATE"]]
+
+    @property
+    def library_path(self):
+        return os.environ["LIBRARY"]
+
+    def ensure_ready(self):
+        self.prepared.append(self.name)
+
+
+class EpCatalog:
+    def find_all_providers(self):
+        return [ExecutionProvider()]
+"""
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine with Windows ML, and QNN in its catalog. Returns the folder that the package is in."""
+    (tmp_path / "windowsml").mkdir()
+    (tmp_path / "windowsml" / "__init__.py").write_text(CATALOG)
+    for module in (windowsml, registry):
+        monkeypatch.setattr(module, "is_windows", lambda: True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setenv("STATE", "Ready")
+    monkeypatch.setenv("LIBRARY", str(tmp_path / "onnxruntime_providers_qnn.dll"))
+    windowsml._catalog.cache_clear()
+    yield tmp_path
+    windowsml._catalog.cache_clear()
+    sys.modules.pop("windowsml", None)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there, the catalog is")
+def test_elsewhere_it_is_refused_in_one_sentence() -> None:
+    with pytest.raises(StageError) as caught:
+        windowsml.ready_library("QNNExecutionProvider")
+    assert str(caught.value) == (
+        "Windows ML, from which QNNExecutionProvider would come, is part of Windows. Run this stage there."
+    )
+    assert windowsml.library_in_catalog("QNNExecutionProvider") is None
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_catalog_counts_where_no_package_brings_the_provider() -> None:
+    package = package_of(QNN, None)
+    assert package is not None
+    assert package.catalog
+    assert installed(QNN)
+    assert not installed(DML)  # no catalog has it: Windows ML's build of onnxruntime does
+
+
+@pytest.mark.parametrize("state", ["Ready", "NotReady"])
+def test_what_is_on_this_machine_is_made_ready_and_found(
+    catalog: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setenv("STATE", state)
+    assert windowsml.library_in_catalog(QNN.name) == catalog / "onnxruntime_providers_qnn.dll"
+    import windowsml as package
+
+    assert package.ExecutionProvider.prepared == []
+    assert windowsml.ready_library(QNN.name) == catalog / "onnxruntime_providers_qnn.dll"
+    assert package.ExecutionProvider.prepared == [QNN.name]
+
+
+@pytest.mark.usefixtures("catalog")
+def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATE", "NotPresent")
+    with pytest.raises(StageError, match="is not installed") as caught:
+        windowsml.ready_library(QNN.name)
+    assert "ensure_ready()" in caught.value.advice
+    import windowsml as package
+
+    assert package.ExecutionProvider.prepared == []
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_provider_without_its_hardware_is_not_in_the_catalog() -> None:
+    with pytest.raises(StageError, match=f"has no {MIGRAPHX.name} for this machine"):
+        windowsml.ready_library(MIGRAPHX.name)
+
+
+_USE = """
+import dataclasses, os
+import onnxruntime_qnn
+os.environ["LIBRARY"] = str(onnxruntime_qnn.get_library_path())
+from winml_dag.ep import registry, session, windowsml
+windowsml.is_windows = registry.is_windows = lambda: True
+catalog = next(package for package in registry.QNN.packages if package.catalog)
+qnn = registry.QNN = session.QNN = dataclasses.replace(registry.QNN, packages=(catalog,))
+session.session_options(registry.Target(qnn, "npu"), {})
+import onnxruntime
+assert qnn.name in {device.ep_name for device in onnxruntime.get_ep_devices()}
+"""
+
+
+@pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
+def test_a_library_from_the_catalog_serves_onnxruntime(tmp_path: Path) -> None:
+    (tmp_path / "windowsml").mkdir()
+    (tmp_path / "windowsml" / "__init__.py").write_text(CATALOG)
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": search, "STATE": "NotReady"}
+    done = subprocess.run([sys.executable, "-c", _USE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
