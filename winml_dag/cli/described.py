@@ -11,6 +11,7 @@ from winml_dag.onnxmodel.description import Description, Sidecar, TensorSize
 from winml_dag.onnxmodel.inspect import EpContext, TensorSpec
 from winml_dag.pipeline.provenance import Provenance
 from winml_dag.pipeline.verification import Found
+from winml_dag.stages.compiled import cpu_nodes, first_names
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text
 
@@ -136,6 +137,8 @@ def _compiled(model: Description) -> Iterator[str]:
         yield f"{context.partition or 'partition'}: {_binary(context, model)}"
     if len(contexts) > _MOST_PARTITIONS:
         yield f"and {len(contexts) - _MOST_PARTITIONS} more"
+    left = cpu_nodes(model.model)
+    yield f"left to the CPU: {first_names(left)}" if left else "nothing is left to the CPU but conversions at its edges"
     for provider, info in model.compatibility.items():
         yield f"compatibility with {provider}: {info}"
 
@@ -218,6 +221,7 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
         "is_quantized": summary.is_quantized,
         "is_compiled": summary.is_compiled,
         "ep_context": [_context_json(context) for context in summary.ep_context],
+        "cpu_nodes": _cpu_nodes_json(model),
         "ep_compatibility": model.compatibility,
         "files": [_file_json(file) for file in model.sidecars],
         "tensors": {
@@ -250,6 +254,13 @@ def _context_json(context: EpContext) -> JsonObject:
         "file": context.sidecar,
         "is_main": context.is_main,
     }
+
+
+def _cpu_nodes_json(model: Description) -> list[JsonValue] | None:
+    """What the compiler left to the CPU; None for a model that is not compiled."""
+    if not model.summary.is_compiled:
+        return None
+    return [{"name": node.name, "op_type": node.op_type} for node in cpu_nodes(model.model)]
 
 
 def _file_json(file: Sidecar) -> JsonObject:

@@ -56,6 +56,7 @@ class Description:
 
     Attributes:
         size: of the model file itself, in bytes.
+        model: its graph as it was read.
         tensors: all constants, the largest first.
         compatibility: what each execution provider left for its runtime to check, by its name.
         warnings: what is surely wrong, as sentences.
@@ -63,6 +64,7 @@ class Description:
 
     path: Path
     size: int
+    model: Model
     summary: ModelSummary
     precision: FoundPrecision
     tensors: tuple[TensorSize, ...]
@@ -97,6 +99,7 @@ def describe_model(path: Path, *, for_npu: bool = False) -> Description:
     return Description(
         path=path,
         size=path.stat().st_size,
+        model=model,
         summary=summary,
         precision=precision_of(model),
         tensors=tuple(_tensors(path, model)),

@@ -127,17 +127,23 @@ def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says: Says) -> Non
 
 
 def test_a_missing_binary_is_told_and_the_rest_too(tmp_path: Path, says: Says) -> None:
-    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="a.bin")
+    nodes = [
+        helper.make_node("EPContext", ["x"], ["z"], domain="com.microsoft", embed_mode=0, ep_cache_context="a.bin"),
+        helper.make_node("Relu", ["z"], ["y"], name="last"),
+    ]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     model = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets), model)
-    assert "a.bin, missing" in says("inspect", str(model), code=3)
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=opsets), model)
+    text = says("inspect", str(model), code=3)
+    assert "a.bin, missing" in text
+    assert "left to the CPU: last (Relu)" in text
     found = value(says("inspect", str(model), "--format", "json", code=3))
     assert found["files"] == [
         {"name": "a.bin", "holds": "binary", "present": False, "size_bytes": None, "needed_bytes": 1}
     ]
     assert "a.bin, which m.onnx needs, does not exist" in found["errors"][0]
+    assert found["cpu_nodes"] == [{"name": "last", "op_type": "Relu"}]
 
 
 def test_a_folder_as_it_was_built_is_sound(out: Path, says: Says) -> None:
