@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """A model, where it is to run, and how."""
+    """A model, where it is to run, and how; ``compiled``: whether it is compiled for that."""
 
     path: Path
     target: Target
     options: Mapping[str, str]
     threads: int | None
+    compiled: bool
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
     registered = time.perf_counter()
     before = resident()
     started = time.perf_counter()
-    session = create_session(model.path, model.target, model.options, threads=model.threads)
+    session = create_session(model.path, model.target, model.options, threads=model.threads, compiled=model.compiled)
     ended = time.perf_counter()
     return session, Load(imported - began, registered - imported, ended - started, before, resident())
 
@@ -79,6 +80,7 @@ def load_in_fresh_process(model: Model) -> Load:
         "device": model.target.device,
         "options": dict(model.options),
         "threads": model.threads,
+        "compiled": model.compiled,
     }
     answer = Path(f"{model.path.name}.load.json").absolute()
     answer.unlink(missing_ok=True)
@@ -101,7 +103,9 @@ def main(request: str, answer: str) -> None:
     given = json.loads(request)
     target = Target(find_ep(given["execution_provider"]), given["device"])
     try:
-        _session, found = load(Model(Path(given["path"]), target, given["options"], given["threads"]))
+        _session, found = load(
+            Model(Path(given["path"]), target, given["options"], given["threads"], given["compiled"])
+        )
         told: object = asdict(found)
     except WinmlDagError as error:
         told = {"error": error.message, "advice": error.advice}

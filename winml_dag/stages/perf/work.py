@@ -10,18 +10,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.options import file_options
 from winml_dag.ep.registry import CPU, Target, resolve_target
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
+from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
-from winml_dag.stages.perf.latency import NS_PER_MS, latency_json, measure, throughput_json
+from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.memory import resident
 from winml_dag.stages.perf.notices import EMULATED, is_emulated, of_latencies, of_load_average, of_open_sizes
@@ -35,47 +36,39 @@ if TYPE_CHECKING:
 _MOST_FEEDS = 32
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What was measured: loads in fresh processes, then all else in this one."""
+
+    loads: Sequence[Load]
+    baseline_loads: Sequence[Load]
+    load: Load
+    first_ms: float
+    latencies: Latencies
+    peak_bytes: int | None
+    assigned: JsonObject
+
+
 def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     """Measure ``model``, and how long ``baseline`` takes to load; write ``perf.json``, which also has every inference.
 
     Raises:
         StageError: when a model does not load or run on its target, or data does not fit its inputs.
     """
-    target = resolve_target(config.target.execution_provider, config.target.device)
     busy = _load_average()
+    target = resolve_target(config.target.execution_provider, config.target.device)
     model = _model(workspace, "model", target, config)
-    loads = _Loads(config.perf.loads, workspace.progress)
     baseline = _model(workspace, "baseline", target, config) if workspace.has("baseline") else None
-    cold, cold_baseline = loads.of(model, baseline)
-    session, own = load(model)
     inputs = model_inputs(model.path)
     feeds = _feeds(inputs, config.perf, workspace)
-    first_ms = _first_inference(session, feeds[0])
-    latencies = measure(_inference(session, feeds), config.perf, workspace.progress)
-    peak = resident().peak
-
-    batch, is_random = _batch_size(feeds[0]), not workspace.has("data")
-    notices = [
-        *([EMULATED] if is_emulated(target) else []),
-        *of_latencies(latencies),
-        *of_load_average(busy),
-        *(of_open_sizes(inputs) if is_random else ()),
-    ]
-    report: dict[str, JsonValue] = {
+    found = _measure(model, baseline, feeds, config.perf, workspace.progress)
+    is_random = not workspace.has("data")
+    report: JsonObject = {
         "execution_provider": target.ep.name,
         "device": target.device,
         "provider_options": dict(config.target.provider_options),
         "host": dict(config.host),
-        "load": _load_json(cold),
-        "baseline": None if not cold_baseline else _baseline_json(cold, cold_baseline),
-        "first_inference_ms": first_ms,
-        "latency_ms": latency_json(latencies),
-        "throughput": throughput_json(latencies, batch),
-        "memory_bytes": {
-            "before_load": own.memory_before.now,
-            "after_load": own.memory_after.now,
-            "peak": peak,
-        },
+        **_figures(found, _batch_size(feeds[0])),
         "inputs": [
             {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in feeds[0].items()
         ],
@@ -85,39 +78,63 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "iterations": config.perf.iterations,
         "duration": config.perf.duration,
         "threads": config.perf.threads,
-        "batch_size": batch,
+        "batch_size": _batch_size(feeds[0]),
         "seed": config.perf.seed,
-        "assigned_nodes": _assigned(session, target),
         "load_average_before": busy,
-        "notices": notices,
+        "notices": [
+            *([EMULATED] if is_emulated(target) else []),
+            *of_latencies(found.latencies),
+            *of_load_average(busy),
+            *(of_open_sizes(inputs) if is_random else ()),
+        ],
     }
-    whole = {**report, "latencies_ns": list(latencies.each)}
-    text = json.dumps(whole, sort_keys=True, allow_nan=False)
+    text = json.dumps({**report, "latencies_ns": found.latencies.each}, sort_keys=True, allow_nan=False)
     (workspace.outputs["report"] / REPORT_FILE).write_text(text + "\n", encoding="utf-8", newline="\n")
     return report
 
 
+def _measure(model: Model, baseline: Model | None, feeds: Sequence[Feed], fields: PerfFields, progress: Tell) -> _Found:
+    loads, baseline_loads = _load_in_turn(model, baseline, fields.loads, progress)
+    session, own = load(model)
+    first_ms = _first_inference(session, feeds[0])
+    latencies = measure(_inference(session, feeds), fields, progress)
+    peak = resident().peak
+    return _Found(loads, baseline_loads, own, first_ms, latencies, peak, _assigned(session, model.target))
+
+
+def _figures(found: _Found, batch_size: int) -> JsonObject:
+    return {
+        "load": _load_json(found.loads),
+        "baseline": _baseline_json(found.loads, found.baseline_loads) if found.baseline_loads else None,
+        "first_inference_ms": found.first_ms,
+        "latency_ms": latency_json(found.latencies),
+        "throughput": throughput_json(found.latencies, batch_size),
+        "memory_bytes": {
+            "before_load": found.load.memory_before.now,
+            "after_load": found.load.memory_after.now,
+            "peak": found.peak_bytes,
+        },
+        "assigned_nodes": found.assigned,
+    }
+
+
 def _model(workspace: Workspace, slot: str, target: Target, config: PerfConfig) -> Model:
-    files = file_options(target.ep)
-    options = {name: value for name, value in config.target.provider_options.items() if name not in files}
-    return Model(workspace.input_file(slot, ".onnx"), target, options, config.perf.threads)
+    path = workspace.input_file(slot, ".onnx")
+    options = config.target.provider_options
+    return Model(path, target, options, config.perf.threads, inspect_model(path).is_compiled)
 
 
-class _Loads:
-    """Loads of two models in turn: were all of one before all of the other, one would have the quieter time."""
-
-    def __init__(self, times: int, progress: Tell) -> None:
-        self._times = times
-        self._progress = progress
-
-    def of(self, model: Model, baseline: Model | None) -> tuple[Sequence[Load], Sequence[Load]]:
-        models = [model] if baseline is None else [model, baseline]
-        loads: list[list[Load]] = [[] for _ in models]
-        for done in range(self._times):
-            for at, one in enumerate(models):
-                self._progress(done * len(models) + at, self._times * len(models), "loads")
-                loads[at].append(load_in_fresh_process(one))
-        return loads[0], loads[1] if baseline is not None else ()
+def _load_in_turn(
+    model: Model, baseline: Model | None, times: int, progress: Tell
+) -> tuple[Sequence[Load], Sequence[Load]]:
+    """Loads of both, one after the other: were all of one before all of the other, one would have the quieter time."""
+    models = [model] if baseline is None else [model, baseline]
+    loads: list[list[Load]] = [[] for _ in models]
+    for done in range(times):
+        for at, one in enumerate(models):
+            progress(done * len(models) + at, times * len(models), "loads")
+            loads[at].append(load_in_fresh_process(one))
+    return loads[0], [] if baseline is None else loads[1]
 
 
 def _load_json(loads: Sequence[Load]) -> JsonObject:
