@@ -138,7 +138,10 @@ def _compiled(model: Description) -> Iterator[str]:
     if len(contexts) > _MOST_PARTITIONS:
         yield f"and {len(contexts) - _MOST_PARTITIONS} more"
     left = cpu_nodes(model.model)
-    yield f"left to the CPU: {first_names(left)}" if left else "nothing is left to the CPU but conversions at its edges"
+    edges = model.summary.total_nodes - len(contexts) - len(left)
+    conversions = f" but {counted(edges, 'conversion')} at its edges" if edges else ""
+    nothing = f"nothing is left to the CPU{conversions}"
+    yield f"left to the CPU: {first_names(left)}" if left else nothing
     for provider, info in model.compatibility.items():
         yield f"compatibility with {provider}: {info}"
 
