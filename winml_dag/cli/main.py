@@ -25,6 +25,7 @@ COMMANDS = {
     "calibrate": ("winml_dag.cli.calibrate", "Write down the ranges of a model's activations."),
     "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
     "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),
+    "validate": ("winml_dag.cli.validate", "Run a finished model and hold it against what it was made from."),
     "perf": ("winml_dag.cli.perf", "Measure how fast a finished model loads and runs."),
     "eval": ("winml_dag.cli.eval", "Evaluate a finished model on labelled data, or beside its float model."),
     "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),

@@ -11,7 +11,14 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import Telling, how_options, run_one
 from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import CALIBRATION, INTEGERS, RANGES, target_options
+from winml_dag.cli.settings import (
+    CALIBRATION,
+    INTEGERS,
+    RANGES,
+    VALIDATION,
+    no_validate_option,
+    target_options,
+)
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.chain import chained
 
@@ -29,7 +36,8 @@ if TYPE_CHECKING:
 @RANGES
 @click.option("--save-calibration", type=FILE, help="Where to put the ranges.")
 @target_options
-@click.option("--no-validate", is_flag=True, help="Do not hold the result against the float model.")
+@VALIDATION
+@no_validate_option
 @click.option("--sensitivity", is_flag=True, help="Rank nodes by what quantizing them alone costs.")
 @how_options
 def command(**options: Any) -> int:
@@ -55,6 +63,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         device=options["device"],
         precision=chain.precision,
         quant_settings={**chain.fields, **given[0], **given[1], **given[2]},
+        settings={"validate": VALIDATION.given(options)},
         validate=False if options["no_validate"] else None,
         sensitivity=options["sensitivity"],
     )

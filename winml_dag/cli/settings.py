@@ -194,6 +194,7 @@ COMPILE = Settings(
     },
 )
 
+# Of `validate`: what a build and the commands that end with it have.
 VALIDATION = Settings(
     (
         click.option(
@@ -201,8 +202,29 @@ VALIDATION = Settings(
             type=click.FloatRange(-1, 1),
             help="The cosine to the reference below which an output is wrong [the precision's].",
         ),
+        click.option("--input-data", type=FILE, help="A file or folder of inputs to validate on [random ones]."),
     ),
-    {"min_cosine": "min_cosine"},
+    {"min_cosine": "min_cosine", "input_data": "input_data"},
+)
+
+# Of `validate` too: what only its own command has as options.
+BOUNDS = Settings(
+    (
+        click.option("--min-sqnr-db", type=click.FloatRange(-1000, 1000), help="The least signal to noise, in dB."),
+        click.option("--max-abs-error", type=click.FloatRange(0, 1e38), help="The largest difference of one value."),
+        click.option(
+            "--min-top1-agreement", type=click.FloatRange(0, 1), help="The part of samples with the same best class."
+        ),
+        click.option("--samples", type=click.IntRange(min=1), help="How many inputs [3 random ones, or all given]."),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
+    ),
+    {
+        "min_sqnr_db": "min_sqnr_db",
+        "max_abs_error": "max_abs_error",
+        "min_top1_agreement": "min_top1_agreement",
+        "samples": "samples",
+        "seed": "seed",
+    },
 )
 
 

@@ -1,0 +1,145 @@
+"""``winml-dag validate``: run a finished model and hold it against the one that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.measuring import measured, subject_of, subject_options
+from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
+from winml_dag.errors import UsageError
+from winml_dag.store.location import default_cache_dir
+from winml_dag.store.quantities import counted
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.validationplan import ValidationPlan, ValidationRequest
+
+
+@click.command(name="validate")
+@subject_options
+@click.option("--reference", type=FILE, help="The model to hold it against [the float model that its build left].")
+@click.option("--no-reference", is_flag=True, help="Only run it: it must give numbers.")
+@click.option("-p", "--precision", type=TEXT, help="Whose bounds count [what the model has].")
+@VALIDATION
+@BOUNDS
+@click.option("--ep", type=TEXT, help="Execution provider to run on [the one that it was built for].")
+@click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too.")
+@ep_option
+@click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification.")
+@click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor prepares the inputs.")
+@click.option("-o", "--output-dir", type=FILE, help="Where validation.json goes [nowhere].")
+@how_options
+def command(**options: Any) -> int:
+    """Load a finished model where it is to run, run it, and hold every output against the model that it was made from.
+    It fails for what is no number, and for an output that is too far away.
+
+    \b
+    winml-dag validate out
+    winml-dag validate quantized.onnx --reference model.onnx --input-data samples.npz
+    winml-dag validate compiled.onnx --ep qnn --no-reference
+    """
+    how = How.of(options)
+    cache_dir: Path = how.cache_dir or default_cache_dir()
+    with errors_as_object(how):
+        plan, done = _validate(options, how, cache_dir)
+    if how.as_json:
+        print_object(_value(plan, done))
+        return 0
+    for line in _lines(plan, done, quiet=how.quiet):
+        click.echo(line)
+    return 0
+
+
+def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[ValidationPlan, Measurement]:
+    from winml_dag.pipeline.validationplan import plan_validation
+    from winml_dag.store.local import LocalStore
+
+    request = request_of(options)
+    subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+    store = LocalStore(cache_dir)
+    plan = plan_validation(subject, request, store.fingerprints)
+    return plan, measured(plan.measurement, store, how, folder=options["output_dir"])
+
+
+def request_of(options: Mapping[str, Any]) -> ValidationRequest:
+    """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
+    from winml_dag.pipeline.validationplan import ValidationRequest
+    from winml_dag.recipe.load import load_recipe
+    from winml_dag.recipe.schema import Validate, section_of
+
+    if options["no_reference"] and options["reference"] is not None:
+        raise UsageError("--reference and --no-reference exclude each other.", advice="Give one of them.")
+    loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
+    written = {} if loaded is None else loaded.recipe.validation.model_dump(mode="json", exclude_unset=True)
+    model_id = options["model_id"]
+    if model_id is not None and Path(model_id).exists():
+        model_id = str(Path(model_id).absolute())
+    return ValidationRequest(
+        section=section_of(Validate, {**written, **VALIDATION.given(options), **BOUNDS.given(options)}, "validate"),
+        base=Path.cwd() if loaded is None else loaded.path.parent,
+        reference=options["reference"],
+        has_reference=not options["no_reference"],
+        precision=options["precision"],
+        ep=options["ep"],
+        device=options["device"],
+        options=options["ep_option"] or {},
+        task=options["task"],
+        model_id=model_id,
+    )
+
+
+def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
+    return {
+        "success": True,
+        "model": str(plan.subject.model.path),
+        "reference_path": None if plan.reference is None else str(plan.reference.path),
+        "precision": plan.precision,
+        "measured": done.told,
+        "made_at": done.made_at,
+        "elapsed_seconds": round(done.elapsed_seconds, 3),
+        **_report(done),
+        "toolchain": done.toolchain,
+        "errors": [],
+    }
+
+
+def _report(done: Measurement) -> JsonObject:
+    return {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
+
+
+def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[str]:
+    report: Any = _report(done)
+    if not quiet:
+        for warning in report["warnings"]:
+            yield f"warning: {warning}"
+        yield from _table(report.get("outputs", {}))
+        if bounds := [f"{name} {bound:g}" for name, bound in plan.bounds.to_json().items() if bound is not None]:
+            yield f"bounds kept: {', '.join(bounds)} ({plan.precision})"
+    against = "nothing to hold it against" if plan.reference is None else f"against {plan.reference.path}"
+    when = f"in {done.elapsed_seconds:.1f} s" if done.is_live else f"reused, made {done.made_at}"
+    yield (
+        f"Valid: {plan.subject.model.path} on {plan.target.ep.name} {plan.target.device}, {against}, on"
+        f" {counted(report['samples'], 'sample')} ({report['data']}) and on ones, {when}."
+    )
+
+
+def _table(outputs: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each output, the figures of its worst sample among them."""
+    if not outputs:
+        return
+    width = max(len("output"), *map(len, outputs))
+    yield f"{'output':<{width}}  {'cosine':>8}  {'lowest':>8}  {'SQNR':>9}  {'largest error':>13}  top-1"
+    for name, figures in outputs.items():
+        lowest = "" if figures["cosine_min"] is None else f"{figures['cosine_min']:.5f}"
+        ratio = "no noise" if figures["sqnr_db"] is None else f"{figures['sqnr_db']:.1f} dB"
+        top1 = f"{figures['top1_agreed']} of {figures['top1_of']}" if figures.get("top1_of") else ""
+        error = f"{figures['max_abs_error']:.3g}"
+        row = f"{name:<{width}}  {figures['cosine']:>8.5f}  {lowest:>8}  {ratio:>9}  {error:>13}  {top1}"
+        yield row.rstrip()

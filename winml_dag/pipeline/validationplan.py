@@ -1,0 +1,194 @@
+"""What the command validate asks for: a finished model, a reference and inputs; as a graph to be carried out.
+
+Its one stage is that of every build, so what a build has validated in the same way is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.engine.config import config_json
+from winml_dag.engine.stage import Source
+from winml_dag.engine.toolchain import versions
+from winml_dag.ep.registry import CPU, Target, require_installed
+from winml_dag.errors import InputError, UsageError
+from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.precision import precision_of
+from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
+from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.sources import ModelFolder, OnnxFile, calibration_source, find_model_folder
+from winml_dag.pipeline.subject import Subject, measured_on, options_on
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.precision import parse_precision
+from winml_dag.recipe.schema import Quant, Validate
+from winml_dag.stages import kinds
+from winml_dag.stages.bounds import AS_IT_IS, Bounds, minimum_cosine
+from winml_dag.stages.samples import TABLES, Columns, kind_of
+from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields, ValidateTarget
+from winml_dag.store.fingerprints import Fingerprints
+
+
+@dataclass(frozen=True)
+class ValidationRequest:
+    """How a model is to be validated.
+
+    Attributes:
+        section: of a recipe, with what this run says otherwise; paths in it start from *base*.
+        reference: the model to hold it against; None for what its build left.
+        has_reference: whether it is held against anything.
+        precision: whose bounds count; None for what the model has.
+        ep, device: where it runs; None for where it was built for.
+        options: of the provider, by which those that the model was built with are replaced.
+        task: what the model is for; None for what its build says.
+        model_id: whose tokenizer or image processor prepares the inputs; None for that of the build's model.
+    """
+
+    section: Validate
+    base: Path
+    reference: Path | None
+    has_reference: bool
+    precision: str | None
+    ep: str | None
+    device: str | None
+    options: Mapping[str, str]
+    task: str | None
+    model_id: str | None
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """A validation, ready to be carried out. ``reference``: what the model is held against; None where nothing is."""
+
+    measurement: MeasurementGraph
+    subject: Subject
+    target: Target
+    precision: str
+    reference: OnnxFile | None
+    bounds: Bounds
+
+
+def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: Fingerprints) -> ValidationPlan:
+    """The validation of *subject* that *request* means.
+
+    Raises:
+        UsageError: for a target that is not installed or that the model cannot run on, and for bounds without a
+            reference.
+        InputError: for inputs, a tokenizer or a reference that is missing.
+    """
+    target = measured_on(subject, request.ep, request.device)
+    require_installed(target.ep)
+    reference = _reference(subject, request, target)
+    precision = _precision(subject, request, reference)
+    data = _data(request)
+    kind = None if data is None else str(kind_of(data.files[0].name))
+    processor = None if kind is None else _processor(subject, request, kind)
+    fields = _fields(subject, request, precision, data, has_reference=reference is not None)
+    columns = columns_of(Quant(), request.task or subject.task) if kind in TABLES else None
+    config = ValidateConfig(
+        fields,
+        ValidateTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        None if columns is None else Columns(columns),
+    )
+    inputs = {
+        "model": subject.model.source(),
+        "reference": None if reference is None else reference.source(),
+        "input_data": data,
+        "processor": processor,
+    }
+    tools = versions(packages_of(data, processor))
+    node = measuring_node(VALIDATE, config_json(config), inputs, target, fingerprints, tools)
+    scope = f"validate {subject.model.path.resolve()}"
+    planned = plan_measurement([node], inputs.values(), fingerprints, scope)
+    return ValidationPlan(planned, subject, target, precision, reference, fields.bounds)
+
+
+def _reference(subject: Subject, request: ValidationRequest, target: Target) -> OnnxFile | None:
+    """As the user says, else what the build left of the float model, else the model itself on the CPU: a provider that
+    takes ONNX has to give what the CPU gives.
+    """
+    if request.reference is not None:
+        found = OnnxFile.at(request.reference)
+        if found.kind == kinds.COMPILED_MODEL:
+            raise UsageError(
+                f"{found.path} is compiled, and the reference runs on the CPU.",
+                advice="Give the model that it was made from.",
+            )
+        return found
+    if not request.has_reference:
+        return None
+    itself = subject.model
+    if subject.reference is not None and subject.reference.path.resolve() != itself.path.resolve():
+        return subject.reference
+    return None if target.ep == CPU or itself.kind == kinds.COMPILED_MODEL else itself
+
+
+def _precision(subject: Subject, request: ValidationRequest, reference: OnnxFile | None) -> str:
+    """Whose bounds count: of a model that is held against itself, no precision's."""
+    if request.precision is not None:
+        return parse_precision(request.precision).name
+    if reference is not None and reference.path == subject.model.path:
+        return AS_IT_IS
+    return subject.precision or precision_of(read_model(subject.model.path)).name or AS_IT_IS
+
+
+def _data(request: ValidationRequest) -> Source | None:
+    if request.section.input_data is None:
+        return None
+    source = calibration_source(resolve_path(request.base, request.section.input_data), "validate.input_data")
+    require_packages(str(kind_of(source.files[0].name)))
+    return source
+
+
+def _processor(subject: Subject, request: ValidationRequest, kind: str) -> Source | None:
+    if request.model_id is not None:
+        path = resolve_path(request.base, request.model_id)
+        # A processor may lie alone, without the config.json of a model.
+        folder = (
+            ModelFolder(path, {}, (path,))
+            if path.is_dir()
+            else find_model_folder(request.model_id, request.base, None, download=True)
+        )
+        return folder.processor_source()
+    built_from = subject.settings.get("model")
+    if kind in ("npz", "npy") or not isinstance(built_from, str):
+        return None
+    try:
+        return find_model_folder(built_from, subject.folder, None, download=True).processor_source()
+    except InputError:
+        # It may have been taken away; the stage says so where it needs one.
+        return None
+
+
+def _fields(
+    subject: Subject, request: ValidationRequest, precision: str, data: Source | None, *, has_reference: bool
+) -> ValidateFields:
+    section, task = request.section, request.task or subject.task
+    bounds = Bounds(section.min_cosine, section.min_sqnr_db, section.max_abs_error, section.min_top1_agreement)
+    if not has_reference and bounds != Bounds():
+        raise UsageError(
+            f"There is nothing to hold {subject.model.path} against, so there is nothing to bound.",
+            advice="Give the model that it was made from as --reference, or leave the bounds out.",
+        )
+    usual = minimum_cosine(precision) if has_reference else None
+    return ValidateFields(
+        min_cosine=usual if bounds.min_cosine is None else bounds.min_cosine,
+        samples=None if data is not None and "samples" not in section.model_fields_set else section.samples,
+        seed=section.seed if data is None else None,
+        classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
+        min_sqnr_db=bounds.min_sqnr_db,
+        max_abs_error=bounds.max_abs_error,
+        min_top1_agreement=bounds.min_top1_agreement,
+        held_out=None if data is None else _is_held_out(subject, data),
+    )
+
+
+def _is_held_out(subject: Subject, data: Source) -> bool:
+    """Whether calibration is known to have seen none of *data*."""
+    quant = subject.settings.get("quant")
+    seen = quant.get("calibration_data") if isinstance(quant, Mapping) else None
+    if subject.manifest is None or not isinstance(seen, str):
+        return False
+    calibrated_on = (subject.folder / seen).resolve()
+    return all(calibrated_on not in (path, *path.parents) for path in (file.path.resolve() for file in data.files))
