@@ -240,7 +240,6 @@ EDITS: tuple[Edit, ...] = (
     ("compile.enable_ep_context", "ep_device", False, "optimize compile validate finalize"),
     ("compile.embed_context", "static", True, "compile"),
     ("compile.compiler", "static", "ort_session", "compile"),
-    ("compile.compiler", "static", "qairt", REFUSED),
     ("compile.qnn_sdk_root", "static", "/opt/qairt", NOTHING),
     ("compile.soc_model", "static", 57, "compile validate"),
     ("compile.soc_model", "static", "Snapdragon X2 Elite", "compile validate"),

@@ -279,6 +279,7 @@ def _task(job: Job) -> Task:
         # The current folder is work/, a sibling: whatever a library drops there is thrown away.
         inputs={slot: f"../inputs/{slot}" for slot in job.node.inputs} if job.at is None else dict(job.seen),
         outputs={slot: f"../outputs/{slot}" if job.at is None else job.output_path(slot) for slot in stage.outputs},
+        surroundings=dict(job.node.surroundings),
     )
 
 

@@ -87,6 +87,8 @@ class Node:
             the key. None for a stage whose outputs stay in the cache until the whole build is put together.
         paths: by output slot the file (``build/notes.txt``) or folder (``build/model/``) that it is, as declared; part
             of the key by way of the config.
+        surroundings: what the work has to know of this machine, such as the folder of an SDK. No part of the key: what
+            of it shapes the bytes is in the toolchain.
         interpreter: the Python of another environment that does the work; None for the one that we run in. No part of
             the key: what is installed there is, by way of the toolchain.
     """
@@ -102,6 +104,7 @@ class Node:
     folder: Path | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
     interpreter: Path | None = None
+    surroundings: Mapping[str, str] = field(default_factory=dict)
 
     def output(self, slot: str) -> str:
         """The graph-wide name of what this node puts out in *slot*."""
@@ -133,13 +136,14 @@ class Workspace:
     """The folders a stage works with, all relative to its current folder, so that no absolute path can reach the bytes.
 
     Each input slot is a folder with private copies of the artifact's files under their names; each output slot is an
-    empty folder to fill. Anything written elsewhere is thrown away. Long work calls ``progress(done, total, unit)``:
-    somebody may be waiting for it.
+    empty folder to fill. Anything written elsewhere is thrown away. ``surroundings`` are those of the node. Long work
+    calls ``progress(done, total, unit)``: somebody may be waiting for it.
     """
 
     inputs: Mapping[str, Path]
     outputs: Mapping[str, Path]
     progress: Tell = tell_nobody
+    surroundings: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, slot: str) -> bool:
         return slot in self.inputs

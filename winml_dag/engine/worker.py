@@ -43,6 +43,7 @@ class Task:
     config: JsonObject
     inputs: dict[str, str]
     outputs: dict[str, str]
+    surroundings: dict[str, str]
 
     def write(self, folder: Path) -> None:
         (folder / TASK_FILE).write_text(json.dumps(self.__dict__), encoding="utf-8")
@@ -99,6 +100,7 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
             inputs={slot: Path(folder) for slot, folder in task.inputs.items()},
             outputs={slot: Path(folder) for slot, folder in task.outputs.items()},
             progress=progress,
+            surroundings=task.surroundings,
         )
         work: Callable[[object, Workspace], JsonObject] = load(task.work)
         metrics = work(config, workspace)

@@ -15,7 +15,8 @@ from winml_dag.ep.options import (
     option_of,
     with_npu_settings,
 )
-from winml_dag.ep.registry import Target
+from winml_dag.ep.qairt import OPTIONS, QairtSdk, find_sdk
+from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.variant import Skip
@@ -97,6 +98,35 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
             compiler=section.compiler if section else "ort",
         )
     )
+
+
+def sdk_of(asked: Asked, compiled: CompileConfig | Skip) -> QairtSdk | None:
+    """The SDK that compiles, for the compiler qairt.
+
+    Raises:
+        UsageError: when none is named, the folder is none, or the SDK cannot be told what is asked for.
+        InputError: when the folder is not there.
+    """
+    section = asked.recipe.compile
+    if isinstance(compiled, Skip) or compiled.compile.compiler != "qairt" or section is None:
+        return None
+    fields = compiled.compile
+    if fields.execution_provider != QNN.name or fields.device != "npu":
+        raise UsageError(
+            f"The compiler qairt is for {QNN.name} on the npu, not for {fields.execution_provider} on the"
+            f" {fields.device}.",
+            advice="Leave it to ort.",
+        )
+    if section.qnn_sdk_root is None:
+        raise UsageError(
+            "The compiler qairt is Qualcomm's SDK, and compile.qnn_sdk_root (--qnn-sdk-root) does not say where it is.",
+            advice="Name its folder, or leave compiling to ort, which needs no SDK.",
+        )
+    if unread := sorted((fields.provider_options.keys() | file_option_names(asked, Target(QNN, "npu"))) - OPTIONS):
+        raise UsageError(
+            f"The compiler qairt cannot be told {unread[0]!r}.", advice=f"It knows: {', '.join(sorted(OPTIONS))}."
+        )
+    return find_sdk(resolve_path(asked.base, section.qnn_sdk_root))
 
 
 def finalize_config(asked: Asked, compiled: CompileConfig | Skip) -> FinalizeConfig:

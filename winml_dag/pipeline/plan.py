@@ -20,6 +20,7 @@ from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.calibration import packages_of
+from winml_dag.pipeline.compilenode import looked_at, of_models, of_sdk
 from winml_dag.pipeline.epplace import HERE, EpPlace, configuration, ep_place
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
@@ -34,7 +35,7 @@ from winml_dag.stages.finalize import FINALIZE
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
-from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage
+from winml_dag.stages.shared import FINALIZE_SHARED
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
@@ -267,21 +268,19 @@ class _Line:
             )
 
     def _compile(self, config: CompileConfig) -> Node:
-        also = self._build.also
+        build = self._build
         node = self._node(
             "compile",
             COMPILE,
             config_json(config),
-            place=self._place(self._build.target),
+            place=self._place(build.target),
             model=self._model,
-            option_files=self._build.inputs.option_files,
+            option_files=build.inputs.option_files,
         )
-        if not also:
-            return node
-        inputs = dict(node.inputs)
-        names = (inputs.pop("model"), *(source.name for source in also))
-        inputs |= {f"model_{number}": name for number, name in enumerate(names)}
-        return replace(node, stage=shared_compile_stage(len(names)), inputs=inputs)
+        if build.sdk is not None:
+            self.looked_at += looked_at(build.sdk)
+            return of_sdk(node, build.sdk, self._fingerprints)
+        return of_models(node, build.also) if build.also else node
 
     def _after(self, node: Node) -> Node:
         """Let what follows read the model that *node* puts out."""

@@ -22,7 +22,7 @@ from winml_dag.pipeline import sections
 from winml_dag.pipeline.asked import Asked, Model, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
-from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, with_compile_settings
+from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
@@ -198,6 +198,7 @@ def resolve(
         calibrate=sections.calibrate_config(asked, quant, validate, calibration),
         quantize=sections.quantize_configs(quant, target),
         compile=compile_,
+        sdk=sdk_of(asked, compile_),
         validate=validate,
         finalize=finalize_config(asked, would_compile),
         save_ranges=_save_ranges(asked, calibration),

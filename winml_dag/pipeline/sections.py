@@ -40,8 +40,6 @@ def refuse_unavailable(recipe: Recipe) -> None:
         for name, what in _UNAVAILABLE_LOADER.items()
         if getattr(recipe.loader, name) is not None
     ]
-    if recipe.compile is not None and recipe.compile.compiler == "qairt":
-        problems.append("compile.compiler: qairt is not available yet; use ort")
     if problems:
         raise RecipeError("The recipe asks for what this version cannot do.", problems=tuple(problems))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from winml_dag.engine.stage import Source
+from winml_dag.ep.qairt import QairtSdk
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.userstages import Declared
@@ -70,7 +71,8 @@ class Build:
     """One resolved variant: what it is called, where it starts, and the config of each stage.
 
     ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
-    is a second. ``also``: further models that compile puts into one binary with the first. ``sensitivity`` ranks nodes
+    is a second. ``also``: further models that compile puts into one binary with the first. ``sdk``: what
+    compiles in place of onnxruntime. ``sensitivity`` ranks nodes
     by the first quantization, beside the line. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
     stages of the recipe's own, which run beside and between ours.
     """
@@ -90,6 +92,7 @@ class Build:
     sensitivity: SensitivityConfig | None = None
     declared: Declared | None = None
     also: tuple[Source, ...] = ()
+    sdk: QairtSdk | None = None
 
 
 @dataclass(frozen=True)

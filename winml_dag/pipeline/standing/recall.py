@@ -217,6 +217,7 @@ def _node_line(node: Node, stage: int, made: Made | None) -> str:
         "folder": None if node.folder is None else str(node.folder),
         "paths": node.paths,
         "interpreter": None if node.interpreter is None else str(node.interpreter),
+        "surroundings": node.surroundings,
         "made": None if made is None else _made_json(made),
     }
     return _text(value)
@@ -236,6 +237,7 @@ def _node(value: Any, stages: Sequence[Stage]) -> Node:
         folder=None if folder is None else Path(folder),
         paths=value["paths"],
         interpreter=None if interpreter is None else Path(interpreter),
+        surroundings=value["surroundings"],
     )
 
 

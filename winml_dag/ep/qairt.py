@@ -1,0 +1,113 @@
+"""Qualcomm's own compiler, the QAIRT SDK: where its tools lie in the folder that the user names.
+
+Looked at, never started: a plan asks.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.errors import InputError, UsageError
+
+CONVERTER = "qairt-converter"
+GENERATOR = "qnn-context-binary-generator"
+
+# Of the options that QNN's execution provider has, those that the SDK's tools can be told too.
+OPTIONS = frozenset(
+    {"enable_htp_fp16_precision", "htp_arch", "htp_graph_finalization_optimization_mode", "soc_model", "vtcm_mb"}
+)
+
+_LIBRARIES = ("QnnHtp", "QnnHtpPrepare", "QnnHtpNetRunExtensions", "QnnModelDlc", "QnnIr")
+# With these it cannot be done; the others are not in every SDK.
+_NEEDED = ("QnnHtp", "QnnHtpNetRunExtensions")
+_VERSION = re.compile(r"^version:\s*[\"']?([\w.-]+)", re.MULTILINE)
+_IN_NAME = re.compile(r"\d+(\.\d+)+")
+
+
+@dataclass(frozen=True)
+class QairtSdk:
+    """The parts of an SDK that compiling needs.
+
+    Attributes:
+        root: its folder.
+        host: what its folders of programs and libraries for this machine are called.
+        version: as it says itself, or else as its folder is called; empty when neither tells.
+        python: the Python of the environment in its folder, ``venv`` or ``.venv``; None for ours.
+        site_packages: where the packages of that are.
+        files: its tools and libraries, whose content decides what they make.
+    """
+
+    root: Path
+    host: str
+    version: str
+    python: Path | None
+    site_packages: tuple[Path, ...]
+    files: tuple[Path, ...]
+
+
+def host_name() -> str:
+    """What the SDK calls machines like this one."""
+    arm = platform.machine().lower() in ("arm64", "aarch64")
+    if sys.platform == "win32":
+        return "aarch64-windows-msvc" if arm else "x86_64-windows-msvc"
+    return "aarch64-oe-linux-gcc11.2" if arm else "x86_64-linux-clang"
+
+
+def program(name: str) -> str:
+    """The file of the native program *name*."""
+    return f"{name}.exe" if sys.platform == "win32" else name
+
+
+def library(name: str) -> str:
+    """The file of the library *name*."""
+    return f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
+
+
+def find_sdk(root: Path) -> QairtSdk:
+    """The SDK in the folder *root*.
+
+    Raises:
+        InputError: when there is no such folder.
+        UsageError: when it is no SDK, or one without what compiling needs on this machine.
+    """
+    if not root.is_dir():
+        raise InputError(
+            f"compile.qnn_sdk_root: there is no folder {root}.", advice="Name the folder that the QAIRT SDK is in."
+        )
+    host = host_name()
+    tools = {name: root / "bin" / host / name for name in (CONVERTER, program(GENERATOR))}
+    libraries = {name: root / "lib" / host / library(name) for name in _LIBRARIES}
+    needed = (*tools.values(), *(libraries[name] for name in _NEEDED))
+    if missing := [path.relative_to(root).as_posix() for path in needed if not path.is_file()]:
+        raise UsageError(
+            f"compile.qnn_sdk_root: {root} is no QAIRT SDK for {host}: it has no {missing[0]}.",
+            advice="Name the folder of a QAIRT SDK from 2.31 on, the one that has bin and lib in it.",
+        )
+    python, site_packages = _environment(root)
+    files = (*tools.values(), *(path for path in libraries.values() if path.is_file()))
+    return QairtSdk(root, host, _version(root), python, site_packages, files)
+
+
+def _version(root: Path) -> str:
+    try:
+        found = _VERSION.search((root / "sdk.yaml").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        found = None
+    if found is not None:
+        return found[1]
+    named = _IN_NAME.search(root.resolve().name)
+    return named[0] if named else ""
+
+
+def _environment(root: Path) -> tuple[Path | None, tuple[Path, ...]]:
+    for name in ("venv", ".venv"):
+        folder = root / name
+        python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+        if python.is_file():
+            found = [*sorted(folder.glob("lib/python3.*/site-packages")), folder / "Lib" / "site-packages"]
+            return python, tuple(path for path in found if path.is_dir())
+    return None, ()

@@ -1,0 +1,168 @@
+"""compile with the QAIRT SDK's own tools: ONNX to a DLC, that to a context binary, and an EPContext model around it.
+
+Quantization comes with the model: the converter takes it from Q and DQ nodes, so nothing is calibrated here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Stage, Workspace
+from winml_dag.ep.qairt import CONVERTER, GENERATOR, library, program
+from winml_dag.ep.registry import QNN
+from winml_dag.errors import StageError
+from winml_dag.stages import kinds
+from winml_dag.stages.compile import COMPILED_NAME, SINGLE_MODEL, CompileConfig
+
+# The name of the graph in the binary, which the SDK takes from the name of the file.
+_GRAPH = "model"
+_DLC = f"{_GRAPH}.dlc"
+_BINARY = "compiled_qnn.bin"
+
+COMPILE_QAIRT = Stage(
+    name="compile",
+    version=1,
+    work="winml_dag.stages.qairt:run",
+    config="winml_dag.stages.compile:CompileConfig",
+    inputs={"model": SINGLE_MODEL},
+    outputs={"model": kinds.COMPILED_MODEL},
+    packages=("onnx",),
+)
+
+
+def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
+    """Compile ``model`` with the SDK that is among the surroundings of the node.
+
+    Raises:
+        StageError: when a tool fails, with its last words, or writes nothing.
+    """
+    from winml_dag.onnxmodel.epcontext import Context, wrap_context
+    from winml_dag.stages.compiled import read_compiled
+    from winml_dag.stages.compiler import place_model
+
+    fields, here = config.compile, workspace.surroundings
+    root, host = Path(here["root"]), here["host"]
+    source = workspace.input_file("model", ".onnx")
+    model = place_model(source, QNN)
+    started = time.monotonic()
+    environment = _environment(root, host)
+    _call([here["python"], str(root / "bin" / host / CONVERTER), *_conversion(model)], environment, Path(_DLC))
+    _write_settings(fields.provider_options, root / "lib" / host)
+    context = Path("context", _BINARY)
+    generator = root / "bin" / host / program(GENERATOR)
+    _call([str(generator), *_generation(root / "lib" / host)], environment, context)
+    seconds = round(time.monotonic() - started, 3)
+    folder = workspace.outputs["model"]
+    binary = context
+    if not fields.embed_context:
+        binary = folder / _BINARY
+        context.replace(binary)
+    wrapped = Context(binary, QNN.name, _GRAPH, here["version"])
+    wrap_context(wrapped, model, folder / COMPILED_NAME, embed=fields.embed_context)
+    compiled = read_compiled(folder / COMPILED_NAME, QNN, embedded=fields.embed_context)
+    return {**compiled.metrics(), "compile_time_seconds": seconds}
+
+
+def _conversion(model: Path) -> list[str]:
+    return [
+        *("--input_network", model.as_posix(), "--output_path", _DLC),
+        # Floats are computed in half precision there, as they are when onnxruntime compiles.
+        *("--target_backend", "HTP", "--float_bitwidth", "16"),
+        # Inputs and outputs as the model has them: else those with Q and DQ nodes become integers.
+        "--preserve_io_datatype",
+    ]
+
+
+def _generation(libraries: Path) -> list[str]:
+    reader = libraries / library("QnnModelDlc")
+    return [
+        *("--backend", str(libraries / library("QnnHtp"))),
+        *(("--model", str(reader)) if reader.is_file() else ()),
+        *("--dlc_path", _DLC, "--config_file", "backend.json"),
+        *("--binary_file", _BINARY.removesuffix(".bin"), "--output_dir", "context"),
+    ]
+
+
+def _write_settings(options: Mapping[str, str], libraries: Path) -> None:
+    """What the generator is told in files: which chip, and how to prepare the graph for it."""
+    graph: dict[str, object] = {"graph_names": [_GRAPH]}
+    if level := options.get("htp_graph_finalization_optimization_mode"):
+        graph["O"] = int(level)
+    if size := options.get("vtcm_mb"):
+        graph["vtcm_mb"] = int(size)
+    if options.get("enable_htp_fp16_precision") == "1":
+        graph["fp16_relaxed_precision"] = 1
+    device: dict[str, object] = {}
+    if soc := options.get("soc_model"):
+        device["soc_model"] = int(soc)
+    if arch := options.get("htp_arch"):
+        device["dsp_arch"] = f"v{arch}"
+    _write(Path("htp.json"), {"graphs": [graph], "devices": [device]})
+    extensions = {
+        "shared_library_path": str(libraries / library("QnnHtpNetRunExtensions")),
+        "config_file_path": "htp.json",
+    }
+    _write(Path("backend.json"), {"backend_extensions": extensions})
+
+
+def _write(path: Path, value: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+def _environment(root: Path, host: str) -> dict[str, str]:
+    """What the SDK's own script for shells sets, on top of what is there."""
+    libraries, programs = str(root / "lib" / host), str(root / "bin" / host)
+    where = "PATH" if sys.platform == "win32" else "LD_LIBRARY_PATH"
+    set_here = {
+        "PATH": [programs, *([libraries] if where == "PATH" else [])],
+        **({} if where == "PATH" else {where: [libraries]}),
+        "PYTHONPATH": [str(root / "lib" / "python")],
+    }
+    joined = {
+        name: os.pathsep.join([*added, *filter(None, [os.environ.get(name)])]) for name, added in set_here.items()
+    }
+    return {**os.environ, **joined, "QNN_SDK_ROOT": str(root), "QAIRT_SDK_ROOT": str(root)}
+
+
+def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path) -> None:
+    """Run a tool of the SDK, whose words go to the log of this stage.
+
+    Raises:
+        StageError: when it fails, or ends well without having written *result*.
+    """
+    name = CONVERTER if CONVERTER in Path(arguments[1]).name else GENERATOR
+    print("$", *arguments, flush=True)
+    try:
+        done = subprocess.run(
+            arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise StageError(
+            f"{name} cannot be started: {error.strerror}.", advice="Its file may have lost the right to be run."
+        ) from error
+    print(done.stdout, flush=True)
+    if done.returncode:
+        last = next((line.strip() for line in reversed(done.stdout.splitlines()) if line.strip()), "it said nothing")
+        raise StageError(
+            f"{name} ended with exit code {done.returncode}: {last}",
+            advice="The log of this stage has all that it said. Its Python is that of `venv` in the SDK's folder, if"
+            " there is one."
+            if name == CONVERTER
+            else "The log of this stage has all that it said.",
+        )
+    if not result.is_file() or not result.stat().st_size:
+        raise StageError(f"{name} ended well, but wrote no {result.name}.", advice="The log may tell why.")
