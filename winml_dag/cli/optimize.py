@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli.onestage import how_options, run_one
+from winml_dag.cli.onestage import how_options, print_object, run_one
 from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.outcome import OUTCOME
 from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
@@ -19,24 +19,19 @@ from winml_dag.recipe.optim import OPTIM_FLAGS
 from winml_dag.recipe.spelling import known_instead
 
 
-def _print_flags(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    """The table of flags, in the format that the rest of the call asks for."""
-    if not wanted or context.resilient_parsing:
-        return
+def _tell_flags(format_: str) -> int:
     from winml_dag.stages.optimize.flags import FLAGS
 
-    if context.params.get("format_") == "json":
-        import json
-
-        flags = [
+    if format_ == "json":
+        flags: list[JsonValue] = [
             {"name": name, "description": flag.description, "always_on": flag.always_on} for name, flag in FLAGS.items()
         ]
-        click.echo(json.dumps({"flags": flags}, ensure_ascii=False))
-    else:
-        width = max(map(len, FLAGS))
-        for name, flag in FLAGS.items():
-            click.echo(f"{name:<{width}}  {flag.description}")
-    context.exit()
+        print_object({"flags": flags})
+        return 0
+    width = max(map(len, FLAGS))
+    for name, flag in FLAGS.items():
+        click.echo(f"{name:<{width}}  {flag.description}")
+    return 0
 
 
 def _winml_cli_flags(function: Any) -> Any:
@@ -48,18 +43,12 @@ def _winml_cli_flags(function: Any) -> Any:
 
 
 @click.command(name="optimize")
-@click.option("-m", "--model", type=FILE, required=True, help="The ONNX model.")
+@click.option("-m", "--model", type=FILE, help="The ONNX model.")
 @click.option("-o", "--output", type=FILE, help="Where the result goes [MODEL_opt.onnx beside the model].")
 @click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which optim, validate and the target count.")
 @click.option("--enable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to switch on.")
 @click.option("--disable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to leave out.")
-@click.option(
-    "--list-capabilities",
-    is_flag=True,
-    expose_value=False,
-    callback=_print_flags,
-    help="Print the optimizations that there are, and nothing else.",
-)
+@click.option("--list-capabilities", is_flag=True, help="Print the optimizations that there are, and nothing else.")
 @_winml_cli_flags
 @target_options
 @VALIDATION
@@ -72,6 +61,10 @@ def command(**options: Any) -> int:
     winml-dag optimize -m model.onnx --enable gelu_fusion
     winml-dag optimize --list-capabilities
     """
+    if options["list_capabilities"]:
+        return _tell_flags(options["format_"])
+    if options["model"] is None:
+        raise click.UsageError("Missing option '-m' / '--model'.")
     return run_one(options, request_of, OUTCOME)
 
 

@@ -1,0 +1,217 @@
+"""What each option of the commands for one stage asks for, and what they refuse before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.cli.main import run
+from winml_dag.pipeline.request import Request
+
+# winml-cli's, word for word, as far as they mean something here.
+WINML_CLI = {
+    "export": ("-m", "--model", "-o", "--output", "-t", "--task", "--batch-size", "--dynamo", "--hierarchy", "-c"),
+    "optimize": ("-m", "--model", "-o", "--output", "--ep", "-d", "-c", "--list-capabilities", "--enable-gelu-fusion"),
+    "compile": (
+        *("-m", "--model", "-o", "--output", "--output-dir", "--ep", "-d", "--ep-options", "--validate", "--embed"),
+        *("--compiler", "--qnn-sdk-root"),
+    ),
+}
+ALIKE = ("-f", "--format", "--rebuild", "--overwrite", "--cache-dir", "-v", "-q")
+
+
+def command_of(name: str) -> Any:
+    return importlib.import_module(f"winml_dag.cli.{name}")
+
+
+def asked(name: str, *arguments: str) -> Request:
+    module = command_of(name)
+    request: Request = module.request_of(module.command.make_context(name, [*arguments]).params)
+    return request
+
+
+@pytest.mark.parametrize("name", ["export", "optimize", "calibrate", "quantize", "compile", "validate"])
+def test_options_are_alike_and_those_of_winml_cli_are_there(name: str) -> None:
+    known = {option for parameter in command_of(name).command.params for option in parameter.opts}
+    assert {*ALIKE, *WINML_CLI.get(name, ())} <= known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "section", "settings"),
+    [
+        (("export", "-m", "bert"), "export", {}),
+        (
+            ("export", "-m", "bert", "--batch-size", "2", "--no-dynamo", "--opset", "20", "--no-hierarchy"),
+            "export",
+            {"batch_size": 2, "dynamo": False, "opset_version": 20, "enable_hierarchy_tags": False},
+        ),
+        (("optimize", "-m", "m.onnx"), "optim", {}),
+        (
+            ("optimize", "-m", "m.onnx", "--enable", "gelu-fusion", "--disable", "layer_norm_fusion"),
+            "optim",
+            {"gelu_fusion": True, "layer_norm_fusion": False},
+        ),
+        (
+            ("optimize", "-m", "m.onnx", "--enable-gelu-fusion", "--disable-layer-norm-fusion"),
+            "optim",
+            {"gelu_fusion": True, "layer_norm_fusion": False},
+        ),
+        (("optimize", "-m", "m.onnx", "--min-cosine", "0.5"), "validate", {"min_cosine": 0.5}),
+        (("compile", "-m", "m.onnx", "--min-cosine", "0.5"), "validate", {"min_cosine": 0.5}),
+    ],
+)
+def test_an_option_is_a_field_of_a_section(arguments: tuple[str, ...], section: str, settings: dict[str, Any]) -> None:
+    output = ("-o", "x.onnx") if arguments[0] == "export" else ()
+    given = asked(*arguments, *output).overrides.settings
+    assert given is not None
+    assert given[section] == settings
+
+
+def test_options_of_a_compilation_are_fields_of_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert asked("compile", "-m", "m.onnx").overrides.compile_settings == {}
+    request = asked(
+        *("compile", "-m", "m.onnx", "--ep-option", "vtcm_mb=4", "--ep-options", "rpc_control_latency=a=b", "--embed"),
+        *("--compiler", "qairt", "--qnn-sdk-root", "sdk", "--soc-model", "60", "--htp-arch", "73"),
+        *("--htp-optimization-level", "1", "--require-full-offload", "--no-validate", "-d", "qnn"),
+    )
+    assert request.overrides.compile_settings == {
+        "provider_options": {"vtcm_mb": "4", "rpc_control_latency": "a=b"},
+        "embed_context": True,
+        "compiler": "qairt",
+        "qnn_sdk_root": str(tmp_path / "sdk"),
+        "soc_model": "60",
+        "htp_arch": 73,
+        "htp_optimization_level": 1,
+        "require_full_offload": True,
+    }
+    assert (request.overrides.validate, request.overrides.device) == (False, "qnn")
+
+
+def test_results_lie_beside_the_model_or_where_the_user_says() -> None:
+    model = ("-m", "in/m.onnx")
+    assert asked("optimize", *model).output_file == Path("in/m_opt.onnx")
+    assert asked("calibrate", *model).output_file == Path("in/m_ranges.json")
+    assert asked("compile", *model).output_file == Path("in/m_compiled.onnx")
+    assert asked("compile", *model, "--output-dir", "out").output_file == Path("out/m_compiled.onnx")
+    assert asked("compile", *model, "-o", "x.onnx").output_file == Path("x.onnx")
+    several = asked("compile", *model, "-m", "b.onnx", "--output-dir", "out")
+    assert (several.output_file, several.also) == (Path("out/m_compiled.onnx"), (Path("b.onnx"),))
+
+
+def test_two_calls_that_ask_otherwise_are_never_taken_for_one() -> None:
+    model = ("-m", "m.onnx")
+    calls = [("optimize", *model), ("calibrate", *model), ("compile", *model), ("quantize", *model)]
+    calls += [("optimize", *model, "-o", "m_ranges.json"), ("optimize", *model, "--enable", "gelu_fusion")]
+    calls += [("compile", *model, "--embed"), ("compile", *model, "--ep-option", "a=b"), ("compile", *model, *model)]
+    calls[-1] += ("--output-dir", ".")
+    assert len({asked(*call).words for call in calls}) == len(calls)
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Calls a command in a folder of its own, which is as it was afterwards; gives what it said."""
+    monkeypatch.chdir(tmp_path)
+    _save("m.onnx", helper.make_node("Add", ["x", "w"], ["y"]))
+    _save("c.onnx", helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=1, source="QNN"))
+    _save("q.onnx", helper.make_node("QLinearAdd", ["x", "x"], ["y"], domain="com.microsoft"))
+    (tmp_path / "theirs.onnx").write_bytes(b"mine")
+    (tmp_path / "bad.yaml").write_text("optimm: {}\n", encoding="utf-8")
+
+    def refused(*arguments: str, code: int = 2) -> str:
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        assert run([*arguments, "--cache-dir", "cache"]) == code
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err + said.out
+        return said.err
+
+    return refused
+
+
+def _save(path: str, node: onnx.NodeProto) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    weights = [numpy_helper.from_array(np.ones(4, np.float32), "w")]
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", [value], [result], weights)
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("export -m m.onnx -o x.onnx", 2, "There is nothing to export: the model is ONNX already."),
+        ("export -o x.onnx", 2, "No model is named. Give -m, or a recipe with -c."),
+        ("export -m ./nope -o x.onnx", 3, "nope does not exist"),
+        ("export -m . -o x.onnx", 3, "has no config.json, so it is not a model folder"),
+        ("export -m . -o x.bin", 2, "x.bin does not end with .onnx. Give -o a file such as result.onnx."),
+        ("optimize", 2, "Missing option '-m' / '--model'."),
+        ("optimize -m nope.onnx", 3, "nope.onnx does not exist"),
+        ("optimize -m .", 2, ". is a folder, and `optimize` takes an ONNX model."),
+        ("optimize -m theirs.onnx", 3, "theirs.onnx is not an ONNX model"),
+        ("optimize -m m.onnx -o theirs.onnx", 2, "theirs.onnx is in the way"),
+        ("optimize -m m.onnx -o m.onnx --overwrite", 2, "m.onnx is the model that is read"),
+        ("optimize -m m.onnx -c bad.yaml", 2, "optimm"),
+        ("optimize -m m.onnx --enable gelu_fusio", 2, "'gelu_fusio' is no optimization; did you mean 'gelu_fusion'?"),
+        ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is switched on and off."),
+        ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of QNN, which cannot"
+                                  " be optimized. Use the ONNX model that it was compiled from."),
+        ("optimize -m q.onnx", 2, "q.onnx is quantized already (QOperator). Use the float32 model."),
+        ("calibrate -m c.onnx", 2, "which cannot be calibrated"),
+        ("calibrate -m q.onnx", 2, "quantized already"),
+        ("calibrate -m m.onnx -o x.onnx", 2, "x.onnx does not end with .json"),
+        ("calibrate -m m.onnx --calibration-data no.npz", 3, "no.npz does not exist"),
+        ("compile -m m.onnx", 2, "There is nothing to compile for CPUExecutionProvider: it runs the ONNX model as it"
+                                 " is. Name a provider that compiles ahead of time, such as --ep qnn."),
+        ("compile -m m.onnx -d dml", 2, "nothing to compile for DmlExecutionProvider"),
+        ("compile -m c.onnx -d qnn", 2, "which cannot be compiled again"),
+        ("compile -m m.onnx -d qnn --ep-option vtcm", 2, "'vtcm' is not NAME=VALUE"),
+        ("compile -m m.onnx -d qnn --ep-option a=1 --ep-option a=2", 2, "a is given twice"),
+        ("compile -m m.onnx -o a.onnx --output-dir b", 2, "-o and --output-dir say both where the result goes."),
+        ("compile -m m.onnx -m q.onnx -d qnn", 2, "Several models have several results."),
+        ("validate", 2, "No model is given."),
+        ("validate nope.onnx", 3, "nope.onnx does not exist"),
+        ("validate m.onnx --reference c.onnx", 2, "c.onnx is compiled, and the reference runs on the CPU."),
+        ("validate m.onnx --reference nope.onnx", 3, "nope.onnx does not exist"),
+        ("validate m.onnx --min-cosine 0.9", 2, "There is nothing to hold m.onnx against"),
+        ("validate m.onnx --reference q.onnx --no-reference", 2, "exclude each other"),
+        ("validate m.onnx --reference m.onnx -p int9", 2, "'int9' is not a precision"),
+        ("validate m.onnx --input-data no.npz", 3, "validate.input_data"),
+        ("validate c.onnx --ep openvino", 2, "c.onnx is compiled"),
+    ],
+)  # fmt: skip
+def test_mistakes_end_with_a_sentence(refused: Refused, arguments: str, code: int, message: str) -> None:
+    assert message in refused(*arguments.split(), code=code)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["optimize -m nope.onnx", "compile -m m.onnx", "validate m.onnx --min-cosine 1", "export -o x.onnx"]
+)
+def test_what_is_refused_is_one_json_object_too(
+    refused: Refused, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    code = run([*arguments.split(), "-f", "json", "--cache-dir", "cache"])
+    value = json.loads(capsys.readouterr().out)
+    said = refused(*arguments.split(), code=code)
+    assert value == {"success": False, "errors": [said.removeprefix("error: ").strip()]}
+
+
+def test_the_table_of_optimizations_is_told_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["optimize", "--list-capabilities"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert run(["optimize", "--list-capabilities", "-f", "json"]) == 0
+    flags = json.loads(capsys.readouterr().out)["flags"]
+    assert [line.split()[0] for line in lines] == [flag["name"] for flag in flags]
+    assert "gelu_fusion" in {flag["name"] for flag in flags}
