@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +22,8 @@ from winml_dag.stages.perf.latency import (
     throughput_json,
 )
 from winml_dag.stages.perf.memory import resident
-from winml_dag.stages.perf.notices import is_emulated, of_latencies, of_load_average, of_open_sizes
+from winml_dag.stages.perf.notices import is_emulated, of_latencies, of_open_sizes, of_waiting
+from winml_dag.stages.perf.waiting import waited_ns, waited_share
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
@@ -95,11 +99,25 @@ def test_the_clock_ticks() -> None:
     assert 0 < clock_resolution_ns() < 10**9
 
 
-def test_a_busy_machine_is_told_of() -> None:
-    (notice,) = of_load_average(1000.0)
+def test_other_programs_are_told_of() -> None:
+    (notice,) = of_waiting(0.25)
 
-    assert "load average 1000.0" in notice
-    assert [*of_load_average(0.0), *of_load_average(None)] == []
+    assert "25 % of the time" in notice
+    assert [*of_waiting(0.01), *of_waiting(None)] == []
+
+
+def test_what_threads_waited_is_that_of_the_one_that_waited_longest() -> None:
+    before, after = {"1": 100, "2": 50}, {"1": 110, "2": 90, "3": 30}
+
+    assert waited_share(before, after, passed_ns=80) == 0.5
+    assert waited_share(before, after, passed_ns=20) == 1.0
+    assert waited_share({}, {}, passed_ns=80) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a thread has waited")
+def test_this_thread_has_waited_for_some_time() -> None:
+    assert str(os.getpid()) in waited_ns()
+    assert all(waited >= 0 for waited in waited_ns().values())
 
 
 def test_open_sizes_are_told_of_but_not_the_batch() -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.stages.perf import PerfFields
+from winml_dag.stages.perf.waiting import waited_ns, waited_share
 
 PERCENTILES = (50, 90, 99)
 PERCENTILE_DEFINITION = "nearest rank: the smallest measured value that at least p % of all do not exceed"
@@ -25,10 +26,14 @@ _CLOCK_READINGS = 1000
 
 @dataclass(frozen=True)
 class Latencies:
-    """Nanoseconds of each inference in the order in which they ran, and of all together, what lies between included."""
+    """Nanoseconds of each inference in the order in which they ran, and of all together, what lies between included.
+
+    ``waited_share``: what part of all that a thread waited for a processor; None where the system does not tell.
+    """
 
     each: tuple[int, ...]
     together: int
+    waited_share: float | None = None
 
 
 def measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell = tell_nobody) -> Latencies:
@@ -47,6 +52,7 @@ def _measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell)
     # Python's own collector would stop one inference or another for something that is none of the model's.
     was_enabled = gc.isenabled()
     gc.disable()
+    waited = waited_ns()
     try:
         started = told = clock()
         now = started
@@ -61,8 +67,9 @@ def _measure(infer: Callable[[int], object], fields: PerfFields, progress: Tell)
     finally:
         if was_enabled:
             gc.enable()
+    share = waited_share(waited, waited_ns(), now - started)
     progress(len(each), len(each), "inferences")
-    return Latencies(tuple(each), now - started)
+    return Latencies(tuple(each), now - started, share)
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:

@@ -18,6 +18,7 @@ from winml_dag.engine.freshpython import fresh_python
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.stages.perf.memory import Resident, resident
+from winml_dag.stages.perf.waiting import waited_ns, waited_share
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -37,12 +38,13 @@ class Model:
 @dataclass(frozen=True)
 class Load:
     """What one load took, in seconds: importing onnxruntime, registering the execution provider, and what is called the
-    load, making a session of the model.
+    load, making a session of the model. ``waited_share``: what part of that it waited for a processor.
     """
 
     import_seconds: float
     register_seconds: float
     seconds: float
+    waited_share: float | None
     memory_before: Resident
     memory_after: Resident
 
@@ -61,11 +63,13 @@ def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
     imported = time.perf_counter()
     register(model.target.ep)
     registered = time.perf_counter()
-    before = resident()
+    before, waited = resident(), waited_ns()
     started = time.perf_counter()
     session = create_session(model.path, model.target, model.options, threads=model.threads, compiled=model.compiled)
     ended = time.perf_counter()
-    return session, Load(imported - began, registered - imported, ended - started, before, resident())
+    seconds = ended - started
+    share = waited_share(waited, waited_ns(), round(seconds * 1e9))
+    return session, Load(imported - began, registered - imported, seconds, share, before, resident())
 
 
 def load_in_fresh_process(model: Model) -> Load:

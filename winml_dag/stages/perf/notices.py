@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 
@@ -14,6 +13,8 @@ from winml_dag.stages.perf.latency import Latencies, clock_resolution_ns, percen
 _SHORT_NS = 50_000
 # A clock that ticks so often within one inference tells its duration to 1 %.
 _TICKS = 100
+# Less than this is what every system does now and then.
+_DISTURBED = 0.05
 # With fewer, p99 is the slowest of all.
 _ENOUGH_FOR_P99 = 100
 
@@ -48,13 +49,12 @@ def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[s
         )
 
 
-def of_load_average(load_average: float | None) -> Iterator[str]:
-    """*load_average*: how many processes ran in the last minute, None where the system does not tell."""
-    processors = os.cpu_count() or 1
-    if load_average is not None and load_average > processors / 2:
+def of_waiting(waited_share: float | None) -> Iterator[str]:
+    """*waited_share*: what part of the time a thread waited for a processor, None where the system does not tell."""
+    if waited_share is not None and waited_share > _DISTURBED:
         yield (
-            f"The machine was busy before (load average {load_average:.1f} on {processors} processors): other programs"
-            " make the figures worse, and different each time."
+            f"Other programs ran meanwhile: {100 * waited_share:.0f} % of the time the model waited for a processor."
+            " On a quiet machine it is faster."
         )
 
 

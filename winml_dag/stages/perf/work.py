@@ -6,7 +6,6 @@ All figures are of one process at a time; nothing of ours runs beside it.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
 from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.memory import resident
-from winml_dag.stages.perf.notices import EMULATED, is_emulated, of_latencies, of_load_average, of_open_sizes
+from winml_dag.stages.perf.notices import EMULATED, is_emulated, of_latencies, of_open_sizes, of_waiting
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -55,7 +54,6 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: when a model does not load or run on its target, or data does not fit its inputs.
     """
-    busy = _load_average()
     target = resolve_target(config.target.execution_provider, config.target.device)
     model = _model(workspace, "model", target, config)
     baseline = _model(workspace, "baseline", target, config) if workspace.has("baseline") else None
@@ -80,11 +78,11 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "threads": config.perf.threads,
         "batch_size": _batch_size(feeds[0]),
         "seed": config.perf.seed,
-        "load_average_before": busy,
+        "waited_share": found.latencies.waited_share,
         "notices": [
             *([EMULATED] if is_emulated(target) else []),
             *of_latencies(found.latencies),
-            *of_load_average(busy),
+            *of_waiting(found.latencies.waited_share),
             *(of_open_sizes(inputs) if is_random else ()),
         ],
     }
@@ -143,6 +141,7 @@ def _load_json(loads: Sequence[Load]) -> JsonObject:
         "import_seconds": statistics.median(load.import_seconds for load in loads),
         "register_seconds": statistics.median(load.register_seconds for load in loads),
         "each_seconds": [load.seconds for load in loads],
+        "each_waited_share": [load.waited_share for load in loads],
     }
 
 
@@ -204,8 +203,3 @@ def _assigned(session: onnxruntime.InferenceSession, target: Target) -> JsonObje
 
     # For the CPU there is nothing to tell.
     return {name: dict(counts) for name, counts in assigned_nodes(session).items()} if target.ep != CPU else {}
-
-
-def _load_average() -> float | None:
-    """How many processes ran in the last minute, on average; None where the system does not tell."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
