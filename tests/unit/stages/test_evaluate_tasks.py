@@ -1,0 +1,349 @@
+"""Each task on a model whose answers are known: the metrics are those that counting by hand gives."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluation_samples import (
+    LENGTH,
+    WORDS,
+    evaluate,
+    linear_model,
+    row_of,
+    table,
+    text_model,
+    write_processor,
+    write_rows,
+)
+
+from winml_dag.errors import StageError
+from winml_dag.stages.evaluate import EvaluateFields
+
+CHANCE = random.Random(0)
+TAGS = ("O", "B-PER", "I-PER")
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_processor(tmp_path_factory.mktemp("processor"), ("bad", "good", "mixed"))
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_processor(tmp_path_factory.mktemp("tagger"), TAGS)
+
+
+def sentence(most: int = 8) -> str:
+    return " ".join(CHANCE.choices(WORDS, k=CHANCE.randint(1, most)))
+
+
+def value(report: Any, metric: str, which: str = "candidate") -> float:
+    found = report["metrics"][metric][which]
+    assert found["low"] <= found["value"] <= found["high"]
+    return float(found["value"])
+
+
+@pytest.mark.parametrize("batch", [1, "batch", 4])
+def test_the_accuracy_on_texts_is_the_share_of_labels_that_the_model_finds(
+    tmp_path: Path, processor: Path, batch: int | str
+) -> None:
+    good, poor = table(3), table(3, seed=1)
+    texts = [sentence() for _ in range(30)]
+    ids = [[row_of(word) for word in ("[CLS]", *text.split(), "[SEP]")] for text in texts]
+    found = [int(good[row].sum(axis=0).argmax()) for row in ids]
+    worse = [int(poor[row].sum(axis=0).argmax()) for row in ids]
+    labels = [number if at % 5 else (number + 1) % 3 for at, number in enumerate(found)]
+    names = ("bad", "good", "mixed")
+    data = write_rows(
+        tmp_path / "data.jsonl",
+        [{"sentence": text, "label": names[label]} for text, label in zip(texts, labels, strict=True)],
+    )
+    fields = EvaluateFields("onnx", "text-classification", batch_size=5 if batch == "batch" else 1)
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "good.onnx", good, ["logits"], pooled=True, batch=batch),
+        data,
+        fields,
+        reference=text_model(tmp_path / "poor.onnx", poor, ["logits"], pooled=True, batch=batch),
+        processor=processor,
+    )
+    assert value(report, "accuracy") == pytest.approx(np.mean([a == b for a, b in zip(labels, found, strict=True)]))
+    expected = np.mean([a == b for a, b in zip(labels, worse, strict=True)])
+    assert value(report, "accuracy", "reference") == pytest.approx(expected, abs=1e-5)
+    assert report["metrics"]["accuracy"]["difference"]["test"] == "mcnemar"
+    assert (report["samples"], report["of"], report["data"]) == (30, 30, "dataset")
+
+
+def test_rows_may_have_the_models_inputs_and_labels_of_any_name(tmp_path: Path) -> None:
+    weights = table(8)[:6]
+    rows = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
+    scores = rows @ weights
+    labels = [int(np.argsort(-row)[at % 8]) for at, row in enumerate(scores)]
+    data = write_rows(
+        tmp_path / "data.jsonl",
+        [{"x": row.tolist(), "kind": f"c{label}"} for row, label in zip(rows, labels, strict=True)],
+    )
+    fields = EvaluateFields(
+        "onnx",
+        "image-classification",
+        columns_mapping={"label": "kind"},
+        label_mapping={f"c{number}": number for number in range(8)},
+    )
+    report = evaluate(tmp_path, linear_model(tmp_path / "m.onnx", weights), data, fields)
+    assert value(report, "accuracy") == 1 / 8
+    assert value(report, "top5_accuracy") == 5 / 8
+    assert report["metrics"]["accuracy"]["reference"] is None
+
+
+def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
+    from PIL import Image
+    from transformers import ViTImageProcessor
+
+    names = ("blue", "green", "red")
+    folder = write_processor(tmp_path / "processor", names)
+    (folder / "tokenizer.json").unlink()
+    # Whatever the processor makes of it: the channel with the highest mean names the class, in the order of bytes.
+    ViTImageProcessor(size={"height": 4, "width": 4}).save_pretrained(folder)
+    for number, name in enumerate(names):
+        for shade in range(3):
+            colour = [60, 60, 60]
+            colour[2 - number] = 200 + shade
+            if shade == 0 and name == "red":
+                colour = [0, 250, 0]
+            into = tmp_path / "data" / name / f"{shade}.png"
+            into.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (5, 7), tuple(colour)).save(into)
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMean", ["pixel_values", "axes"], ["rgb"], keepdims=0),
+            helper.make_node("MatMul", ["rgb", "turned"], ["logits"]),
+        ],
+        "colour",
+        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, [1, 3, 4, 4])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 3])],
+        [
+            numpy_helper.from_array(np.array([2, 3], np.int64), "axes"),
+            numpy_helper.from_array(np.eye(3, dtype=np.float32)[::-1].copy(), "turned"),
+        ],
+    )
+    from evaluation_samples import save
+
+    report = evaluate(
+        tmp_path,
+        save(graph, tmp_path / "m.onnx"),
+        tmp_path / "data",
+        EvaluateFields("onnx", "image-classification"),
+        processor=folder,
+    )
+    assert (value(report, "accuracy"), report["data"]) == (pytest.approx(8 / 9, abs=1e-5), "images")
+
+
+def test_entities_are_counted_without_padding_and_words_that_have_no_tag(tmp_path: Path, tagger: Path) -> None:
+    rows = table(3)
+    # Padding would be an entity if it were read.
+    rows[row_of("[PAD]")] = [0, 9, 0]
+    data, right, words = [], 0, 0
+    for at in range(12):
+        text = sentence(LENGTH - 2).split()
+        tags: list[int] = [int(rows[row_of(word)].argmax()) for word in text]
+        if at % 3 == 0:
+            tags[-1] = 0 if tags[-1] else 1
+        counted = [tag == int(rows[row_of(word)].argmax()) for tag, word in zip(tags, text, strict=True)]
+        if at % 4 == 0:
+            tags[0], counted = -100, counted[1:]
+        right, words = right + sum(counted), words + len(counted)
+        data.append({"tokens": text, "ner_tags": tags})
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "m.onnx", rows, ["logits"]),
+        write_rows(tmp_path / "data.jsonl", data),
+        EvaluateFields("onnx", "token-classification"),
+        processor=tagger,
+    )
+    assert value(report, "token_accuracy") == pytest.approx(right / words, abs=1e-5)
+    assert 0 < value(report, "entity_f1") < 1
+    assert report["metrics"]["entity_f1"]["candidate"]["interval"] == "bootstrap"
+
+
+def test_tags_that_name_no_entities_are_counted_as_they_are(tmp_path: Path, processor: Path) -> None:
+    rows = table(3)
+    data = [{"words": text, "tags": " ".join("good" for _ in text.split())} for text in (sentence() for _ in range(4))]
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "m.onnx", rows, ["logits"]),
+        write_rows(tmp_path / "data.jsonl", data),
+        EvaluateFields("onnx", "token-classification"),
+        processor=processor,
+    )
+    every = [int(rows[row_of(word)].argmax()) == 1 for row in data for word in row["words"].split()]
+    assert value(report, "token_accuracy") == pytest.approx(np.mean(every), abs=1e-5)
+    assert list(report["metrics"]) == ["token_accuracy", "token_macro_f1"]
+
+
+def test_an_answer_is_found_in_whatever_window_it_is(tmp_path: Path, processor: Path) -> None:
+    rows = np.zeros((len(table(1)), 2), np.float32)
+    rows[row_of("w7")] = [5, 0]
+    rows[row_of("w8")] = [0, 5]
+    filler = " ".join(["w1"] * 40)
+    data = [
+        {"question": "w2", "context": f"{filler} w7 w3 w8 w1", "answers": {"text": ["w7 w3 w8"], "answer_start": [0]}},
+        {"question": "w7 w8", "context": "w7 w8 w1", "answers": ["w7 w8", "w1"]},
+        {"question": "w2", "context": "w7 w3 w8", "answers": "w7 w8"},
+    ]
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "m.onnx", rows, ["start_logits", "end_logits"]),
+        write_rows(tmp_path / "data.jsonl", data),
+        EvaluateFields("onnx", "question-answering"),
+        processor=processor,
+    )
+    assert value(report, "exact_match") == pytest.approx(2 / 3, abs=1e-5)
+    assert value(report, "f1") == pytest.approx((1 + 1 + 2 * 2 / 5) / 3, abs=1e-5)
+
+
+def test_a_question_may_have_no_answer(tmp_path: Path, processor: Path) -> None:
+    rows = np.zeros((len(table(1)), 2), np.float32)
+    rows[row_of("w7")] = [5, 5]
+    rows[row_of("[CLS]")] = [2, 2]
+    data = [
+        {"question": "w2", "context": "w1 w7", "answers": {"text": ["w7"]}},
+        {"question": "w2", "context": "w1 w1", "answers": {"text": []}},
+        {"question": "w2", "context": "w7 w1", "answers": {"text": []}},
+    ]
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "m.onnx", rows, ["start_logits", "end_logits"]),
+        write_rows(tmp_path / "data.jsonl", data),
+        EvaluateFields("onnx", "question-answering"),
+        processor=processor,
+    )
+    assert value(report, "exact_match") == pytest.approx(2 / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("pooling", [None, "mean", "cls"])
+def test_the_similarity_of_texts_is_that_of_their_embeddings(
+    tmp_path: Path, processor: Path, pooling: str | None
+) -> None:
+    rows = table(6)
+    rows[row_of("[PAD]")] = 100
+    pairs = [(sentence(), sentence()) for _ in range(20)]
+
+    def embedding(text: str) -> Any:
+        tokens = rows[[row_of(word) for word in ("[CLS]", *text.split(), "[SEP]")]].astype(np.float64)
+        return tokens[0] if pooling == "cls" else tokens.mean(axis=0)
+
+    def cosine(first: str, second: str) -> float:
+        a, b = embedding(first), embedding(second)
+        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+    # Of all pairs but the last two, people say what the model says.
+    cosines = [cosine(*pair) for pair in pairs]
+    scores = sorted(range(20), key=cosines.__getitem__)
+    people = [float(scores.index(at)) for at in range(20)]
+    people[-1], people[-2] = people[-2], people[-1]
+    data = write_rows(
+        tmp_path / "data.jsonl",
+        [{"text1": a, "text2": b, "score": score} for (a, b), score in zip(pairs, people, strict=True)],
+    )
+    model = text_model(tmp_path / "m.onnx", rows, ["last_hidden_state"])
+    fields = EvaluateFields("onnx", "feature-similarity", pooling=pooling)
+    report = evaluate(tmp_path, model, data, fields, processor=processor)
+    if pooling == "cls":  # all begin with the same token: there is nothing to correlate
+        assert report["metrics"]["spearman"]["candidate"]["value"] is None
+        return
+    swapped = 2 * (people[-1] - people[-2]) ** 2
+    assert value(report, "spearman") == pytest.approx(1 - 6 * swapped / (20 * (20**2 - 1)), abs=1e-5)
+    assert value(report, "pearson") == pytest.approx(np.corrcoef(people, cosines)[0, 1], abs=1e-5)
+
+
+def test_a_choice_of_the_samples_is_the_same_every_time(tmp_path: Path) -> None:
+    weights = table(3)[:4]
+    rows = np.random.default_rng(3).normal(size=(30, 4)).astype(np.float32)
+    data = write_rows(tmp_path / "data.jsonl", [{"x": row.tolist(), "label": at % 3} for at, row in enumerate(rows)])
+    model = linear_model(tmp_path / "m.onnx", weights)
+    task = "text-classification"
+    chosen = [
+        evaluate(tmp_path, model, data, EvaluateFields("onnx", task, samples=10, seed=seed)) for seed in (1, 1, 2, None)
+    ]
+    assert chosen[0] == chosen[1]
+    assert {report["samples"] for report in chosen} == {10}
+    first = rows[:10] @ weights
+    expected = np.mean(first.argmax(1) == np.arange(10) % 3)
+    assert value(chosen[3], "accuracy") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "message"),
+    [
+        ([{"x": [0, 0], "label": "dog"}], {}, "'dog' of row 0 is no number, and the model has no names"),
+        ([{"x": [0, 0], "label": 7}], {}, "row 0 is class 7, and the model has 3 classes"),
+        ([{"x": [0, 0], "label": "dog"}], {"label_mapping": {"cat": 0}}, "'dog' of row 0 is not in label_mapping"),
+        ([{"x": [0, 0]}], {}, "no column label or labels"),
+        ([{"x": [0, 0], "label": 1}], {"columns_mapping": {"label": "kind"}}, "no column kind"),
+        ([{"x": [0, 0], "label": None}], {}, "Column 'label' has no value in row 0"),
+        ([{"x": [0, 0], "label": 1}], {"batch_size": 4}, "takes 1 at once, and a batch of 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    tmp_path: Path, rows: list[dict[str, Any]], fields: dict[str, Any], message: str
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl", rows)
+    model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
+    with pytest.raises(StageError) as caught:
+        evaluate(tmp_path, model, data, EvaluateFields("onnx", "text-classification", **fields))
+    assert message in str(caught.value)
+
+
+def test_outputs_beside_a_reference_are_compared_one_by_one(tmp_path: Path) -> None:
+    weights = table(8)[:6]
+    noisy = weights + np.float32(0.05) * table(8, seed=5)[:6]
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(4).normal(size=(25, 6)).astype(np.float32))
+    models = [linear_model(tmp_path / f"{name}.onnx", values) for name, values in (("m", noisy), ("r", weights))]
+    report = evaluate(
+        tmp_path, models[0], tmp_path / "data.npz", EvaluateFields("compare", samples=20), reference=models[1]
+    )
+    inputs = np.load(tmp_path / "data.npz")["x"][:20]
+    expected, found = (inputs @ values for values in (weights, noisy))
+    output = report["outputs"]["logits"]
+    assert output["cosine"] == pytest.approx(
+        (expected * found).sum() / np.linalg.norm(expected) / np.linalg.norm(found), abs=1e-5
+    )
+    assert output["top1"] == {"agreed": int((expected.argmax(1) == found.argmax(1)).sum()), "of": 20}
+    assert output["max_abs_error"] == pytest.approx(np.abs(expected - found).max(), rel=0.05)
+    assert (report["samples"], report["of"], report["data"]) == (20, 25, "npz")
+
+
+def test_without_data_random_inputs_are_compared_also_in_batches(tmp_path: Path) -> None:
+    weights = table(8)[:6]
+    model = linear_model(tmp_path / "m.onnx", weights, batch="batch")
+    alone, together = (
+        evaluate(tmp_path, model, None, EvaluateFields("compare", samples=7, batch_size=size), reference=model)
+        for size in (1, 3)
+    )
+    assert alone == together
+    assert alone["outputs"]["logits"]["cosine"] == 1.0
+    assert (alone["data"], alone["of"]) == ("random", None)
+
+
+def test_a_model_with_other_outputs_than_its_reference_is_refused(tmp_path: Path) -> None:
+    model = linear_model(tmp_path / "m.onnx", table(3)[:2])
+    other = text_model(tmp_path / "o.onnx", table(3), ["scores"])
+    with pytest.raises(StageError, match="outputs"):
+        evaluate(tmp_path, model, None, EvaluateFields("compare"), reference=other)
+
+
+def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) -> None:
+    from winml_dag.stages.evaluate.labels import Labels
+
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
+    labels = Labels.of(None, tmp_path)
+    assert [labels.number(one, "row 0") for one in (1, 1.0, True, "1", "positive", "POSITIVE ")] == [1] * 6
+    with pytest.raises(StageError, match=r"'neutral' of row 3 .* has: NEGATIVE, POSITIVE"):
+        labels.number("neutral", "row 3")
