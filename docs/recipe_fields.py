@@ -32,9 +32,6 @@ def _unused(text: str) -> Meaning:
     return Meaning(text, NO_EFFECT)
 
 
-# Sections of which nothing is used: listed without a description of each field.
-UNUSED_SECTIONS = frozenset({"eval", "eval.dataset"})
-
 # The nested form of compile: the same fields as there.
 SAME_AS = {"compile.ep_config": "compile", "compile.quant_config": "quant"}
 
@@ -81,8 +78,12 @@ SECTIONS = {
         "one of `command`, `run` and `uses`; one with only `inputs`, under the name of one of our stages, says where "
         "that stage reads from."
     ),
-    "eval": "Accuracy on a data set. Read and checked, so that recipes with it load; no stage uses it.",
-    "eval.dataset": "",
+    "eval": (
+        "How `winml-dag eval` evaluates the result; no build does. See "
+        "[Measure the accuracy](../how-to/measure-accuracy.md). Fields that are marked as refused may have winml-cli's "
+        "default, or be left out."
+    ),
+    "eval.dataset": "Labelled data, or in the mode compare any data.",
 }
 
 FIELDS: dict[str, Meaning] = {
@@ -228,4 +229,48 @@ FIELDS: dict[str, Meaning] = {
     "perf.input_data": _ours("A .npz file with inputs: arrays by the names of inputs, whose first axis counts the "
                              "samples. Random ones when left out."),
     "perf.loads": _ours("Processes that load the model, each for the first time; their median is told."),
+    "eval.runtime": _refused("`pytorch`. The reference is a float ONNX model."),
+    "eval.mode": Meaning("`onnx`: the metrics of a task. `compare`: every output beside the reference's."),
+    "eval.model_id": Meaning("The model folder or hub id whose tokenizer, image processor and labels are used. Left "
+                             "out: those of the model that was built."),
+    "eval.model_path": _refused("The model is what the recipe builds."),
+    "eval.input_data": Meaning("For `compare`: a file or folder of inputs, such as a .npz. Random ones when left out."),
+    "eval.reference_path": Meaning("The float ONNX model beside it. Left out: what the build left of it."),
+    "eval.reference_device": _refused("Any but `cpu`."),
+    "eval.reference_ep": _refused("Any but `cpu`."),
+    "eval.task": Meaning("A [task](../how-to/measure-accuracy.md#tasks). Left out: what the model was built for."),
+    "eval.device": Meaning("Where the model runs. `auto`: what it was built for."),
+    "eval.precision": _refused("It is that of the build."),
+    "eval.ep": Meaning("Where the model runs. Left out: what it was built for."),
+    "eval.quant": _refused("A model is built first, then evaluated as it is."),
+    "eval.optimize": _refused("As `eval.quant`."),
+    "eval.analyze": _refused("As `eval.quant`."),
+    "eval.max_optim_iterations": _refused("As `eval.quant`."),
+    "eval.shape_config": _refused("As `eval.quant`."),
+    "eval.export_overrides": _refused("As `eval.quant`."),
+    "eval.dataset": Meaning("See below."),
+    "eval.batch_size": _ours("Samples that go in at once, where the model's batch axis is free."),
+    "eval.pooling": _ours("How the embedding of a text is made of its tokens': their mean, or that of the first one "
+                          "(`cls`). Left out: the model's own embedding of the text if it has one, else the mean."),
+    "eval.output_path": _refused("Give the folder as `-o`."),
+    "eval.skip_build": _refused("As `eval.quant`."),
+    "eval.use_cache": _refused("As `eval.quant`."),
+    "eval.rebuild": _refused("As `eval.quant`."),
+    "eval.trust_remote_code": _refused("As `eval.quant`."),
+    "eval.allow_unsupported_nodes": _refused("As `eval.quant`."),
+    "eval.dataset.path": Meaning("A file, a folder, or the hub id of a data set."),
+    "eval.dataset.name": Meaning("One of its subsets."),
+    "eval.dataset.split": Meaning("One of its splits. A folder that is not divided into splits is used whole, unless "
+                                  "this is set."),
+    "eval.dataset.samples": Meaning("How many samples at most."),
+    "eval.dataset.shuffle": Meaning("A choice of the samples; `false`: the first ones."),
+    "eval.dataset.seed": Meaning("Of that choice, or of random inputs."),
+    "eval.dataset.columns_mapping": Meaning("Which column is what, where columns are called otherwise, such as "
+                                            "`{text: sentence}`."),
+    "eval.dataset.label_mapping": Meaning("The model's class by the label in the data. Left out: by the names in the "
+                                          "model's `config.json`, or by number."),
+    "eval.dataset.label_mapping_file": Meaning("The same in a JSON file."),
+    "eval.dataset.streaming": _refused("Files are read from front to back in any case."),
+    "eval.dataset.revision": Meaning("A branch, tag or commit of a data set on the hub."),
+    "eval.dataset.build_script": _refused("Scripts of data sets are not run."),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_fields import FIELDS, NO_EFFECT, SAME_AS, SECTIONS, UNUSED_SECTIONS, Meaning
+from recipe_fields import FIELDS, SAME_AS, SECTIONS
 from tables import join, table
 
 from winml_dag.recipe.schema import Recipe
@@ -19,8 +19,7 @@ def recipe() -> str:
     """
     sections = recipe_sections()
     fields = {join(path, name) for path, section in sections.items() for name in _fields(path, section)}
-    unused = {field for field in fields if field.rpartition(".")[0] in UNUSED_SECTIONS}
-    if differing := (fields - unused) ^ FIELDS.keys():
+    if differing := fields ^ FIELDS.keys():
         raise ValueError(f"docs/recipe_fields.py and the schema differ in: {', '.join(sorted(differing))}")
     return "\n\n".join(_section(path, section) for path, section in sections.items())
 
@@ -58,7 +57,7 @@ def _fields(path: str, section: Mapping[str, Any]) -> dict[str, Mapping[str, Any
 def _section(path: str, section: Mapping[str, Any]) -> str:
     rows = []
     for name, field in _fields(path, section).items():
-        meaning = FIELDS.get(join(path, name), Meaning("", NO_EFFECT))
+        meaning = FIELDS[join(path, name)]
         mark = f"**{meaning.mark}**. " if meaning.mark else ""
         rows.append((f"`{name}`", _type(field), _default(field), (mark + meaning.text).strip()))
     text = table(("field", "type", "default", "meaning"), rows)

@@ -94,6 +94,8 @@ _eval = st.none() | _section(
     model_path=WORDS | st.dictionaries(TEXT, WORDS, max_size=2),
     dataset=_dataset,
     shape_config=json_objects,
+    batch_size=_counts,
+    pooling=st.none() | st.sampled_from(["mean", "cls"]),
 )
 
 recipes = _section(
