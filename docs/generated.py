@@ -118,7 +118,7 @@ def stages() -> str:
 
 
 def declared_stages() -> Iterator[Stage]:
-    for name in (*LINE, "sensitivity"):
+    for name in (*LINE, "sensitivity", "perf"):
         if name != "analyze":
             stage = load(f"winml_dag.stages.{name}:{name.upper()}")
             assert isinstance(stage, Stage)
@@ -160,8 +160,9 @@ def providers() -> str:
     for ep in registry.EXECUTION_PROVIDERS:
         names = ", ".join(f"`{name}`" for name in (ep.alias, *ep.aliases))
         compiles = "yes" if ep.makes_ep_context else "no"
-        rows.append((ep.name, names, ", ".join(ep.devices), compiles, ep.ihv_type, ep.how_to_get))
-    return table(("provider", "aliases", "devices", "compiles", "vendor", "how to get it"), rows)
+        packages = ", ".join(f"`{package.distribution}`" for package in ep.packages)
+        rows.append((ep.name, names, ", ".join(ep.devices), compiles, ep.ihv_type, packages, ep.how_to_get))
+    return table(("provider", "aliases", "devices", "compiles", "vendor", "packages", "how to get it"), rows)
 
 
 def qnn_options() -> str:
