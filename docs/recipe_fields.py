@@ -218,7 +218,15 @@ FIELDS: dict[str, Meaning] = {
     "validate.enabled": _ours("`false`: leave the validate stage out."),
     "validate.min_cosine": _ours("Bound for the cosine of each output; that of the "
                                  "[precision](precisions.md#bounds-of-validate) when left out."),
-    "validate.samples": _ours("Inputs to compare on."),
+    "validate.min_sqnr_db": _ours("Bound for the signal to quantization noise of each output, in dB; not checked when "
+                                  "left out."),
+    "validate.max_abs_error": _ours("Bound for the largest error of a single value; not checked when left out."),
+    "validate.min_top1_agreement": _ours("Bound for the part of decisions with the same best class, of outputs that are "
+                                         "scores of classes; not checked when left out."),
+    "validate.input_data": _ours("What to compare on: arrays, texts, images or tables, as `quant.calibration_data` has "
+                                 "them, relative to the recipe. What calibration leaves of that, or random inputs, "
+                                 "when left out. See [validate](../how-to/validate.md)."),
+    "validate.samples": _ours("Inputs to compare on; of `validate.input_data`, all when left out."),
     "validate.seed": _ours("Of random inputs."),
     "perf.warmup": _ours("Inferences that are run before, and not counted."),
     "perf.iterations": _ours("Inferences that are measured: 100 when left out, unless `perf.duration` says otherwise."),

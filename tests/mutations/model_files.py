@@ -28,6 +28,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "branch": {"model": "org/name", "loader": {"revision": "v2"}, "ep": "cpu"},
     "onnx": {"model": "onnx/model.onnx", "ep": "qnn", "quant": {"calibration_data": "data"}, "compile": {}},
     "compiled": {"model": "compiled/model.onnx", "skip_optimize": True},
+    "own inputs": {"model": "onnx/model.onnx", "quant": {}, "validate": {"input_data": "data"}},
     "npy": {"model": "onnx/model.onnx", "quant": {"calibration_data": "x.npy"}},
     "rows": {"model": "onnx/model.onnx", "quant": {"dataset_name": "rows"}},
     "data set of the hub": {"model": "onnx/model.onnx", "quant": {"dataset_name": "org/rows"}},

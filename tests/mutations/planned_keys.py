@@ -49,7 +49,7 @@ def make_project(folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
         (folder / name / "model.safetensors").write_bytes(weights)
         (folder / name / "tokenizer.json").write_bytes(b"{}")
-    for name in ("data.npz", "data.txt", "same.txt", "photo.png", "rows.parquet"):
+    for name in ("data.npz", "same.npz", "data.txt", "same.txt", "photo.png", "rows.parquet"):
         (folder / name).write_bytes(b"content")
     for name in ("affinity.json", "renamed.json"):
         (folder / name).write_bytes(b'{"method": "minmax"}')

@@ -33,6 +33,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "quant.seed": ((None, 0),),
     # Without data of their own these folders are tables in JSON, the same in each.
     "quant.calibration_data": (("model", "same", "other"), ("data.txt", "same.txt")),
+    "validate.input_data": (("model", "same", "other"),),
     "quant.dataset_name": (("model", "same", "other"),),
     "quant.model_id": ((None, "model", "same", "other"),),
     "quant.task": ((None, *(word for word in WORDS if word != "question-answering")),),

@@ -153,6 +153,8 @@ MUST_CHANGE: dict[str, tuple[str, Change, str]] = {
     #
     "a byte of a text": ("safetensors", lambda at: flip_a_bit(at / "data.txt"), "calibrate validate"),
     "a byte of a sample": ("onnx", lambda at: flip_a_bit(at / "data/a.npz"), "calibrate validate"),
+    "a byte of a sample to validate on": ("own inputs", lambda at: flip_a_bit(at / "data/a.npz"), "validate"),
+    "one more sample to validate on": ("own inputs", lambda at: put(at / "data/c.npz", b"c.npz"), "validate"),
     "two samples swapped": ("onnx", lambda at: swap(at / "data/a.npz", at / "data/b.npz"), "calibrate validate"),
     "one more sample": ("onnx", lambda at: put(at / "data/c.npz", b"c.npz"), "calibrate validate"),
     "one more sample, further down": ("onnx", lambda at: put(at / "data/d/e.npz", b"e"), "calibrate validate"),

@@ -110,7 +110,14 @@ recipes = _section(
     compile=_compile,
     eval=_eval,
     validate=_section(
-        enabled=_booleans, min_cosine=st.none() | st.floats(-1, 1) | st.integers(-1, 1), samples=_counts, seed=_seeds
+        enabled=_booleans,
+        min_cosine=st.none() | st.floats(-1, 1) | st.integers(-1, 1),
+        min_sqnr_db=st.none() | st.floats(-9, 9),
+        max_abs_error=st.none() | st.floats(0, 9),
+        min_top1_agreement=st.none() | st.floats(0, 1),
+        input_data=WORDS,
+        samples=_counts,
+        seed=_seeds,
     ),
     perf=_section(warmup=_counts, iterations=_counts, threads=_counts, seed=_seeds, input_data=WORDS),
     auto=_booleans,

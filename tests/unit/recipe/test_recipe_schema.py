@@ -239,6 +239,8 @@ def test_a_recipe_cannot_be_changed() -> None:
         ("device: NPU", "device: 'NPU' is not one of auto, cpu, gpu, npu; did you mean 'npu'?"),
         ("ep: ''", "ep: must not be empty"),
         ("validate: {min_cosine: 1.5}", "validate.min_cosine: must be less than or equal to 1, got 1.5"),
+        ("validate: {max_abs_error: -1}", "validate.max_abs_error: must be greater than or equal to 0, got -1"),
+        ("validate: {min_top1_agreement: 90}", "validate.min_top1_agreement: must be less than or equal to 1, got 90"),
         ("optimm: {}", "optimm: unknown key; did you mean 'optim'?"),
         ("auto: yes", "auto: expected true or false, got 'yes'"),
     ],
