@@ -42,13 +42,13 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
     if not quiet:
         yield f"{_what(plan)}: {_when(done)}"
     yield from _load_lines(plan, found)
-    yield _line("first", f"{found['first_inference_ms']:.4g} ms, the first inference after loading")
+    yield _line("first", f"{_ms(found['first_inference_ms'])} ms, the first inference after loading")
     yield from _latency_lines(found)
     yield _line("memory", _memory(found["memory_bytes"]))
     if quiet:
         return
     yield _line("inputs", _inputs(found))
-    yield _line("host", _host(found["host"], done.toolchain))
+    yield _line("host", _host(found))
     for notice in found["notices"]:
         yield f"note: {notice}"
     if folder is not None:
@@ -93,13 +93,18 @@ def _load(load: Any) -> str:
 
 def _latency_lines(found: Any) -> Iterator[str]:
     latency, throughput = found["latency_ms"], found["throughput"]
-    figures = "  ".join(f"{name} {latency[name]:.4g}" for name in _FIGURES)
+    figures = "  ".join(f"{name} {_ms(latency[name])}" for name in _FIGURES)
     counts = f"{counted(latency['inferences'], 'inference')} after {found['warmup']} to warm up"
     threads = "" if found["threads"] is None else f", {counted(found['threads'], 'thread')}"
     yield _line("latency, ms", figures)
     yield _line("", f"{counts}{threads}")
     samples = f", {throughput['samples_per_second']:.4g} samples/s" if found["batch_size"] > 1 else ""
     yield _line("throughput", f"{throughput['inferences_per_second']:.4g} inferences/s{samples}")
+
+
+def _ms(value: float) -> str:
+    """Four digits, but no power of ten for what takes seconds."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _memory(memory: Mapping[str, int | None]) -> str:
@@ -119,11 +124,10 @@ def _inputs(found: Any) -> str:
     return f"{shapes} ({made})"
 
 
-def _host(host: Mapping[str, str], toolchain: JsonObject) -> str:
+def _host(found: Any) -> str:
+    host = found["host"]
     cores = f"{host['usable cores']} of {host['logical cores']} cores"
-    return (
-        f"{host['processor']}, {cores}, {host['memory']}, {host['system']}; onnxruntime {toolchain.get('onnxruntime')}"
-    )
+    return f"{host['processor']}, {cores}, {host['memory']}, {host['system']}; onnxruntime {found['onnxruntime']}"
 
 
 def _line(label: str, text: str) -> str:

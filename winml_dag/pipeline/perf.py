@@ -81,7 +81,9 @@ def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: 
     measures = measuring_node(PERF, config_json(config), inputs, target, fingerprints)
     draws = request.draws and distribution_version("matplotlib") is not None
     nodes = [measures, *([_drawing(measures, _title(subject, target))] if draws else [])]
-    planned = plan_measurement(nodes, inputs.values(), fingerprints, f"perf {subject.model.path.resolve()}")
+    # Remembered by where it runs, too: another provider differs in so much that nobody wants to read it.
+    scope = f"perf {subject.model.path.resolve()}\n{target.ep.alias} {target.device}"
+    planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
     return PerfPlan(planned, subject, target, baseline, draws)
 
 

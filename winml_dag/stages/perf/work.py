@@ -60,11 +60,14 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(model.path)
     feeds = _feeds(inputs, config.perf, workspace)
     found = _measure(model, baseline, feeds, config.perf, workspace.progress)
+    import onnxruntime  # not before the model has been loaded, which is measured
+
     is_random = not workspace.has("data")
     report: JsonObject = {
         "execution_provider": target.ep.name,
         "device": target.device,
         "provider_options": dict(config.target.provider_options),
+        "onnxruntime": onnxruntime.__version__,
         "host": dict(config.host),
         **_figures(found, _batch_size(feeds[0])),
         "inputs": [
