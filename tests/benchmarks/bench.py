@@ -24,11 +24,14 @@ from typing import Any
 
 from tables import (
     bytes_table,
+    compile_table,
     five_table,
+    levels_table,
     machine_table,
     miss_table,
     peers_table,
     precisions_table,
+    shared_table,
     start_table,
 )
 
@@ -108,6 +111,7 @@ def measure(folder: Path, tools_folder: str, *, quick: bool) -> dict[str, Any]:
             "small" if quick else "full",
         ),
         "precisions": run_program("precisions_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
+        "compile": run_program("compile_bench.py", "--folder", str(folder), *(["--quick"] if quick else [])),
     }  # fmt: skip
 
 
@@ -147,6 +151,9 @@ def page(found: dict[str, Any], where: dict[str, str]) -> str:
             f"{_MODELS[name]}\n\n{precisions_table(one['precisions'])}" for name, one in found["precisions"].items()
         ),
         five=five_table(found["precisions"]),
+        compiled=compile_table(found["compile"]["models"]),
+        levels=levels_table(found["compile"]["models"]),
+        shared=shared_table(found["compile"]["shared"]) if "shared" in found["compile"] else "",
         machine=machine_table(where),
     )
 
@@ -215,6 +222,23 @@ Five precisions (fp16, w16a16, w16a8, w8a16, w8a8) on the CPU as one graph, agai
 own:
 
 {five}
+
+## Compiling for QNN
+
+w8a16 for the NPU of a Snapdragon X Elite. "load raw" is a session of the quantized model, which QNN compiles while it
+loads; both loads are medians of fresh processes, in turns. Times are those of this machine, not of an NPU; the ratio is
+what compiling ahead of time saves here. The cosine is to the float model, on QNN's emulated NPU. "different outputs"
+counts the outputs of as many processes, each in another folder and with another hash seed: 1 is one and the same.
+
+{compiled}
+
+The levels of optimization (`compile.htp_optimization_level`), one run each:
+
+{levels}
+
+all-MiniLM-L6-v2 for 64 and for 128 tokens:
+
+{shared}
 
 ## Where it was measured
 

@@ -107,6 +107,48 @@ def _precision_row(name: str, one: Mapping[str, Any]) -> Sequence[object]:
     )
 
 
+def compile_table(found: Mapping[str, Any]) -> str:
+    """What a compile gave, by model."""
+    head = ["model", "parts", "nodes on the CPU", "compile, s", "binary, MB", "load raw, s", "load compiled, s", "ratio"]
+    head += ["cosine", "processes", "different outputs"]
+    rows = [
+        (
+            name,
+            one["partitions"],
+            sum(one["nodes_on_cpu"].values()),
+            one["compile_seconds"],
+            round(one["binary_bytes"] / 1e6, 1),
+            one["loading"]["quantized"],
+            one["loading"]["compiled"],
+            one["loading"]["ratio"],
+            _shown((one["quality"] or {}).get("cosine")),
+            one["processes"],
+            one["distinct_outputs"],
+        )
+        for name, one in found.items()
+    ]
+    return table(head, rows)
+
+
+def levels_table(found: Mapping[str, Any]) -> str:
+    """What each level of optimization costs, by model."""
+    head = ["model", "level", "compile, s", "to level 3", "binary, MB"]
+    rows = [
+        (name, level, cost["seconds"], _ratio(cost["seconds"], last["seconds"]), round(cost["bytes"] / 1e6, 2))
+        for name, one in found.items()
+        for last in [list(one["levels"].values())[-1]]
+        for level, cost in one["levels"].items()
+    ]
+    return table(head, rows)
+
+
+def shared_table(found: Mapping[str, Any]) -> str:
+    alone = ", ".join(f"{size / 1e6:.1f}" for size in found["alone_bytes"])
+    head = ["compiled", "binary, MB", "to the sum of both"]
+    rows = [("one by one", alone, 1), ("into one binary", round(found["together_bytes"] / 1e6, 1), found["ratio"])]
+    return table(head, rows)
+
+
 def _sentence(text: str) -> str:
     return text.partition(". ")[0].replace("|", "/")
 

@@ -1,0 +1,172 @@
+"""What compiling for QNN costs and gives: parts, what stays on the CPU, time, size, loading, quality, equal bytes.
+
+``python compile_bench.py --folder DIR [--models minilm,resnet50] [--quick]`` prints one JSON object. Every model is
+built in w8a16; its quantized model is then compiled again in fresh processes, each in a folder of its own and with
+another hash seed, at each level of optimization, and for two lengths of text into one binary. Loading is timed in fresh
+processes, the quantized model (which QNN compiles while it loads) and the compiled one in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from precisions_bench import build, recipes
+
+_LEVELS = (0, 1, 2, 3)
+_LENGTHS = (64, 128)
+
+# Loads a model for QNN once, with what the compile of the same model was told, and prints the seconds of that alone.
+_LOAD = """
+import sys, time
+from pathlib import Path
+from winml_dag.ep.options import complete_options
+from winml_dag.ep.registry import resolve_target
+from winml_dag.ep.session import register, session_options
+import onnxruntime
+target = resolve_target(sys.argv[2], None)
+register(target.ep)
+settings = session_options(target, complete_options(target, {}))
+settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+began = time.perf_counter()
+session = onnxruntime.InferenceSession(sys.argv[1], settings, enable_fallback=0)
+print("seconds", time.perf_counter() - began)
+"""
+
+
+def load_seconds(model: Path, ep: str = "qnn") -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(model), ep], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        check=True,
+    )  # fmt: skip
+    # QNN's own libraries print to stdout too.
+    return float(next(line for line in done.stdout.splitlines() if line.startswith("seconds ")).split()[1])
+
+
+def loading(output: Path, runs: int) -> dict[str, float]:
+    """Medians, taken in turns."""
+    quantized, compiled = output / "quantized.onnx", output / "model.onnx"
+    found: dict[str, list[float]] = {"quantized": [], "compiled": []}
+    for _ in range(runs):
+        found["quantized"].append(load_seconds(quantized))
+        found["compiled"].append(load_seconds(compiled))
+    seconds = {name: round(statistics.median(all_of_it), 4) for name, all_of_it in found.items()}
+    return {**seconds, "ratio": round(seconds["quantized"] / seconds["compiled"], 2)}
+
+
+def compiled(models: Sequence[Path], folder: Path, *options: str, seed: int = 0) -> dict[str, Any]:
+    """The metrics of a compile in a process of its own, with nothing cached, and the digests of its files."""
+    folder.mkdir(parents=True)
+    named = [argument for model in models for argument in ("-m", str(model.resolve()))]
+    where = ["--output-dir", "out"] if len(models) > 1 else ["-o", "out/model.onnx"]
+    command = [sys.executable, "-m", "winml_dag", "compile", *named, *where, "--ep", "qnn", "--no-validate"]
+    done = subprocess.run(
+        [*command, "--format", "json", "--cache-dir", "cache", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    metrics = next(stage for stage in json.loads(done.stdout)["stages"] if stage["stage"] == "compile")["metrics"]
+    files = sorted((folder / "out").iterdir())
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    shutil.rmtree(folder)
+    return {**metrics, "digests": digests}
+
+
+def one_model(name: str, recipe: dict[str, Any], folder: Path, *, runs: int) -> dict[str, Any]:
+    output = folder / name
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(recipe))
+    manifest, _ = build(path, output, folder / "cache", "--ep", "qnn", "-p", "w8a16", "--compile")
+    if "error" in manifest:
+        raise RuntimeError(manifest["error"])
+    stage = next(stage for stage in manifest["stages"] if stage["name"] == "compile")
+    again = [compiled([output / "quantized.onnx"], folder / f"run{seed}", seed=seed) for seed in range(runs)]
+    first = again[0]
+    levels = {
+        level: compiled([output / "quantized.onnx"], folder / "level", "--htp-optimization-level", str(level))
+        for level in _LEVELS
+    }
+    return {
+        "partitions": stage["ep_context_partitions"],
+        "nodes_on_cpu": stage["nodes_on_cpu"],
+        "binary_bytes": stage["binary_size_bytes"],
+        "sdk": stage["ep_sdk_version"],
+        "compile_seconds": round(statistics.median(one["compile_time_seconds"] for one in again), 2),
+        "processes": runs,
+        "distinct_outputs": len({json.dumps(one["digests"], sort_keys=True) for one in again}),
+        "same_as_build": sorted(first["digests"].values()) == sorted(
+            hashlib.sha256((output / file).read_bytes()).hexdigest() for file in ("model.onnx", "model_qnn.bin")
+        ),
+        "loading": loading(output, 3 if runs < 10 else 5),
+        "quality": manifest.get("quality"),
+        "levels": {
+            level: {"seconds": one["compile_time_seconds"], "bytes": one["binary_size_bytes"]}
+            for level, one in levels.items()
+        },
+    }
+
+
+def shared(recipe: dict[str, Any], folder: Path, *, runs: int) -> dict[str, Any]:
+    """One model of texts in two lengths, compiled one by one and into one binary."""
+    models = []
+    for length in _LENGTHS:
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        tensors = [{"name": name, "dtype": "int32", "shape": [1, length]} for name in names]
+        path = folder / f"length{length}.json"
+        path.write_text(json.dumps({**recipe, "export": {"input_tensors": tensors}, "validate": {"enabled": False}}))
+        output = folder / f"length{length}"
+        manifest, _ = build(path, output, folder / "cache", "--ep", "qnn", "-p", "w8a16", "--no-compile")
+        if "error" in manifest:
+            raise RuntimeError(manifest["error"])
+        models.append((output / "quantized.onnx").rename(folder / f"length{length}.onnx"))
+    alone = [compiled([model], folder / "alone")["binary_size_bytes"] for model in models]
+    together = [compiled(models, folder / f"together{seed}", seed=seed) for seed in range(runs)]
+    size = together[0]["binary_size_bytes"]
+    return {
+        "lengths": list(_LENGTHS),
+        "alone_bytes": alone,
+        "together_bytes": size,
+        "ratio": round(size / sum(alone), 3),
+        "distinct_outputs": len({json.dumps(one["digests"], sort_keys=True) for one in together}),
+        "processes": runs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--models", default="minilm,resnet50")
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    folder = (asked.folder / "compile").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    runs = 2 if asked.quick else 10
+    known = recipes(folder, asked.models.split(","))
+    result: dict[str, Any] = {"models": {}}
+    for name, recipe in known.items():
+        result["models"][name] = one = one_model(name, recipe, folder, runs=runs)
+        print(name, json.dumps(one), file=sys.stderr, flush=True)
+    if "minilm" in known:
+        result["shared"] = shared(known["minilm"], folder, runs=min(runs, 3))
+        print(json.dumps(result["shared"]), file=sys.stderr, flush=True)
+    shutil.rmtree(folder)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
