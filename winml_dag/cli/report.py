@@ -13,6 +13,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.compiled import compiled_lines
 from winml_dag.cli.quantized import quantized_lines
+from winml_dag.cli.validated import validated_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.compiled import compile_result
@@ -120,7 +121,7 @@ def print_result(
             for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
     if ran and not quiet and not result.failed:
-        for line in (*quantized_lines(result), *compiled_lines(result), *lines(result)):
+        for line in (*quantized_lines(result), *compiled_lines(result), *validated_lines(result), *lines(result)):
             click.echo(line, err=to_stderr)
     click.echo(summary(result), err=to_stderr)
 

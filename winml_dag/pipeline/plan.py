@@ -67,7 +67,7 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     line = _Line(build, fingerprints, own.rewired)
     nodes = tuple(line.nodes())
     roles = build.inputs
-    given = (roles.model, *build.also, *_data(roles), roles.ranges, roles.option_files, roles.reference)
+    given = (roles.model, *build.also, *_data(roles), roles.ranges, roles.option_files)
     sources = [*(source for source in given if source is not None), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     configured = tuple(path for path in configuration() if path.exists())
@@ -249,7 +249,7 @@ class _Line:
                 place=self._place(target),
                 data_packages=run_on.packages,
                 model=self._model,
-                reference=build.inputs.reference or (None if reference_kind == kinds.COMPILED_MODEL else reference),
+                reference=None if reference_kind == kinds.COMPILED_MODEL else reference,
                 data=run_on.data,
                 input_data=run_on.input_data,
                 processor=run_on.processor,

@@ -6,7 +6,7 @@ The fields that winml-cli's result has are here under the same names. Times are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,8 +133,15 @@ def quantize_result(result: BuildResult) -> QuantizeResult | None:
         quality=quality_of(done),
         poor=warning is not None,
         errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
-        warnings=(*result.build.notices, *([] if warning is None else [warning])),
+        warnings=(*result.build.notices, *_warnings(done), *([] if warning is None else [warning])),
     )
+
+
+def _warnings(results: Sequence[StageResult]) -> Iterator[str]:
+    """What validate found odd about the float model."""
+    for stage in results:
+        found = _metrics(stage).get("warnings") if _is(stage, "validate") else None
+        yield from map(str, found if isinstance(found, list | tuple) else ())
 
 
 def _quality_warning(result: BuildResult) -> str | None:

@@ -41,10 +41,9 @@ class Skip:
 class Inputs:
     """The sources of a build by role; None where the build has no such input.
 
-    ``model``: what export reads, or the ONNX model itself when there is no export. ``reference``: what the result is
-    held against, when that is not the model that the build starts from. ``validation_data``: what it is run on, when
-    that is not what calibration leaves; each data has its processor. ``looked_at``: the folders and files
-    that decided which files these are.
+    ``model``: what export reads, or the ONNX model itself when there is no export. ``validation_data``: what the result
+    is run on, when that is not what calibration leaves; each data has its processor. ``looked_at``: the folders and
+    files that decided which files these are.
     """
 
     model: Source | None = None
@@ -52,7 +51,6 @@ class Inputs:
     calibration_data: Source | None = None
     validation_data: Source | None = None
     validation_processor: Source | None = None
-    reference: Source | None = None
     ranges: Source | None = None
     option_files: Source | None = None
     looked_at: tuple[Path, ...] = ()

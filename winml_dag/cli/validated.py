@@ -1,0 +1,47 @@
+"""What is said of a validation at the end of a build, beside how good a quantized model is: warnings, and what it stood
+on where there was nothing to compare, or nothing was quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from winml_dag.ep.registry import CPU
+from winml_dag.pipeline.layout import is_ours
+from winml_dag.stages.quality import Quality
+from winml_dag.store.quantities import counted
+
+if TYPE_CHECKING:
+    from winml_dag.canonical import JsonObject
+    from winml_dag.pipeline.build import BuildResult
+
+
+def validated_lines(result: BuildResult) -> Iterator[str]:
+    """``validated on QNNExecutionProvider npu: cosine 0.99998, largest error 0.01 (logits), on 3 random samples``, of a
+    model that was not quantized here; of a quantized one, another line says that.
+    """
+    metrics = _metrics(result)
+    if metrics is None:
+        return
+    where = f"validated on {metrics.get('execution_provider')} {metrics.get('device')}"
+    if metrics.get("reference") is False:
+        on = f"{counted(int(str(metrics.get('samples'))), 'sample')} ({metrics.get('data')}) and on ones"
+        yield f"{where} alone, since nothing is there to hold it against: it loads, runs and gives numbers on {on}"
+    elif metrics.get("execution_provider") != CPU.name and not _quantizes(result):
+        quality = Quality.from_json(metrics.get("quality"))
+        if quality is not None:
+            yield f"{where}: {quality.sentence()}"
+    warnings = metrics.get("warnings")
+    for warning in warnings if isinstance(warnings, list | tuple) else ():
+        yield f"warning: {warning}"
+
+
+def _metrics(result: BuildResult) -> JsonObject | None:
+    done = [view.result for view in result.stages if view.result is not None]
+    found = (each.record for each in done if each.node.stage.name == "validate" and is_ours(each.node))
+    return next((record.metrics for record in found if record is not None), None)
+
+
+def _quantizes(result: BuildResult) -> bool:
+    return any(view.stage == "quantize" and view.result is not None for view in result.stages)
