@@ -108,9 +108,8 @@ def one_model(name: str, recipe: dict[str, Any], folder: Path, *, runs: int) -> 
         "compile_seconds": round(statistics.median(one["compile_time_seconds"] for one in again), 2),
         "processes": runs,
         "distinct_outputs": len({json.dumps(one["digests"], sort_keys=True) for one in again}),
-        "same_as_build": sorted(first["digests"].values()) == sorted(
-            hashlib.sha256((output / file).read_bytes()).hexdigest() for file in ("model.onnx", "model_qnn.bin")
-        ),
+        "same_as_build": sorted(first["digests"].values())
+        == sorted(hashlib.sha256((output / file).read_bytes()).hexdigest() for file in ("model.onnx", "model_qnn.bin")),
         "loading": loading(output, 3 if runs < 10 else 5),
         "quality": manifest.get("quality"),
         "levels": {

@@ -109,8 +109,8 @@ def _precision_row(name: str, one: Mapping[str, Any]) -> Sequence[object]:
 
 def compile_table(found: Mapping[str, Any]) -> str:
     """What a compile gave, by model."""
-    head = ["model", "parts", "nodes on the CPU", "compile, s", "binary, MB", "load raw, s", "load compiled, s", "ratio"]
-    head += ["cosine", "processes", "different outputs"]
+    head = ["model", "parts", "nodes on the CPU", "compile, s", "binary, MB", "load raw, s", "load compiled, s"]
+    head += ["ratio", "cosine", "processes", "different outputs"]
     rows = [
         (
             name,
