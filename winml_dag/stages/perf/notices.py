@@ -53,8 +53,8 @@ def of_waiting(waited_share: float | None) -> Iterator[str]:
     """*waited_share*: what part of the time a thread waited for a processor, None where the system does not tell."""
     if waited_share is not None and waited_share > _DISTURBED:
         yield (
-            f"Other programs ran meanwhile: {100 * waited_share:.0f} % of the time the model waited for a processor."
-            " On a quiet machine it is faster."
+            f"For {100 * waited_share:.0f} % of the time a thread of the model waited for a processor: other programs"
+            " ran, or it has more threads than there are processors. On a quiet machine it is faster."
         )
 
 
