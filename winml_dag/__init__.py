@@ -17,6 +17,7 @@ __all__ = [
     "export_model",
     "optimize_onnx",
     "quantize_onnx",
+    "validate_onnx",
 ]
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         export_model,
         optimize_onnx,
         quantize_onnx,
+        validate_onnx,
     )
     from winml_dag.pipeline.commandresult import CommandResult
     from winml_dag.pipeline.quantized import QuantizeResult

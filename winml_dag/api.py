@@ -6,7 +6,7 @@ result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a1
 from winml_dag import quantize_onnx
 done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
 
-export_model, optimize_onnx, calibrate_onnx and compile_onnx do one stage each, in the same way.
+export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx do one stage each, in the same way.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 from winml_dag.engine.events import Observer
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
-from winml_dag.pipeline.commandresult import CommandResult, command_result
+from winml_dag.pipeline.commandresult import CommandResult, command_result, validation_result
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
 from winml_dag.pipeline.request import Overrides, Request, beside, plan_request
 from winml_dag.recipe.chain import chained
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
+from winml_dag.recipe.schema import Validate, section_of
 from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir
 
@@ -229,6 +230,46 @@ def compile_onnx(
     return _command(_of_onnx(model, output, "compile", overrides), arguments)
 
 
+def validate_onnx(
+    model: str | Path,
+    *,
+    reference: str | Path | None = None,
+    precision: str | None = None,
+    ep: str | None = None,
+    device: str | None = None,
+    task: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Run a finished *model* (an ONNX file, or the output folder of a build) where it is to run, and hold it against
+    *reference*, by default the float model that its build left. *precision*: whose bounds count, by default the
+    model's own. *config*: fields of ``validate``. Raises as :func:`export_model` does.
+    """
+    from winml_dag.pipeline.measurement import carry_out
+    from winml_dag.pipeline.subject import find_subject
+    from winml_dag.pipeline.validationplan import ValidationRequest, plan_validation
+
+    request = ValidationRequest(
+        section_of(Validate, config or {}, "validate"),
+        Path.cwd(),
+        reference=None if reference is None else Path(reference),
+        has_reference=True,
+        precision=precision,
+        ep=ep,
+        device=device,
+        options={},
+        task=task,
+        model_id=None,
+    )
+    store = _store(arguments.get("cache_dir"))
+    plan = plan_validation(find_subject(Path(model)), request, store.fingerprints)
+    rebuild, observer = arguments.get("force_rebuild", False), arguments.get("observer")
+    done = carry_out(plan.measurement, store, rebuild=rebuild, observer=observer)
+    if done.failed is not None:
+        raise StageError(f"validate failed: {done.failed.error}", advice=done.failed.advice)
+    return validation_result(done)
+
+
 def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrides: Overrides) -> Request:
     file = beside(Path(model), command) if output is None else Path(output)
     return Request(None, overrides, command=command, output_file=file)
@@ -260,13 +301,17 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
 def _carry_out(
     request: Request, options: BuildOptions, cache_dir: str | Path | None, observer: Observer | None
 ) -> BuildResult:
-    store = LocalStore(default_cache_dir() if cache_dir is None else Path(cache_dir))
+    store = _store(cache_dir)
     planned = plan_request(request, store, download=True)
     result = build(planned, store, options, observer=observer)
     for view in result.stages:
         if view.result is not None and view.result.error:
             raise StageError(f"{view.id} failed: {view.result.error}", advice=view.result.advice)
     return result
+
+
+def _store(cache_dir: str | Path | None) -> LocalStore:
+    return LocalStore(default_cache_dir() if cache_dir is None else Path(cache_dir))
 
 
 def _recipe(config: Config | None) -> Path | LoadedRecipe | None:

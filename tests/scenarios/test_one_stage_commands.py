@@ -76,6 +76,20 @@ def test_a_binary_goes_with_its_model_and_comes_back_with_it(shared: Project) ->
     assert [path.name for path in (shared.folder / "c").iterdir()] == ["net.onnx"]
 
 
+def test_validate_finds_what_a_build_has_validated_and_fails_for_what_is_too_far_away(shared: Project) -> None:
+    told(shared, "build", "--onnx", "model.onnx", "-p", "w8a16", "-o", "cpu")
+    validate = ("validate", "cpu/quantized.onnx", "--reference", "model.onnx")
+    value = told(shared, *validate)
+    assert (value["measured"], value["precision"]) == ("cached", "w8a16")
+    assert value["outputs"]["logits"]["cosine"] > value["min_cosine"] == 0.85
+    alone = told(shared, "validate", "a/net.onnx")
+    assert (alone["execution_provider"], alone["reference"]) == ("QNNExecutionProvider", False)
+    failed = shared.run(*validate, "--min-cosine", "1", "-f", "json")
+    assert failed.returncode == 1
+    (error,) = json.loads(failed.stdout)["errors"]
+    assert "below validate.min_cosine of 1" in error
+
+
 def test_a_second_call_looks_and_imports_nothing_heavy(shared: Project) -> None:
     script = """
 import sys
@@ -102,13 +116,19 @@ print(codes, sorted(heavy))
 def test_python_does_the_same(shared: Project) -> None:
     script = """
 from pathlib import Path
-from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx
-from winml_dag.errors import UsageError
+from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx, validate_onnx
+from winml_dag.errors import StageError, UsageError
 done = optimize_onnx("model.onnx", "a/optimized.onnx", ep="qnn")
 assert isinstance(done, CommandResult) and done.cached and done.output_path == Path("a/optimized.onnx"), done
 assert done.quality.cosine > 0.9999
 assert calibrate_onnx("a/optimized.onnx", calibration_data="data.npz").cached
 assert compile_onnx("a/quantized.onnx", "a/net.onnx", device="qnn", config={"embed_context": False}).cached
+validated = validate_onnx("cpu/quantized.onnx", reference="model.onnx")
+assert validated.cached and validated.quality.cosine > 0.99, validated
+try:
+    validate_onnx("cpu/quantized.onnx", reference="model.onnx", config={"min_cosine": 1.0})
+except StageError as error:
+    assert "below validate.min_cosine of 1" in str(error), error
 try:
     compile_onnx("model.onnx", ep="cpu")
 except UsageError as error:

@@ -12,6 +12,7 @@ from winml_dag.stages.quality import Quality
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildResult, StageView
+    from winml_dag.pipeline.measurement import Measurement
 
 _NO_METRICS: JsonObject = {}
 
@@ -22,12 +23,12 @@ class CommandResult:
 
     Attributes:
         success: whether it ended well.
-        output_path: the file that it made; None when it failed.
+        output_path: the file that it made; None when it failed, and of validate, which makes none.
         total_time_seconds: of this call as a whole.
         elapsed_seconds: of the command's stage, when its work was done.
         cached: whether its stage did not run, because its result was known.
         metrics: what its stage measured.
-        validation: what validate measured of the result; None when it did not run.
+        validation: what validate measured of the result; None when that was not asked for.
         errors: why it failed, one sentence each.
         warnings: what to know before relying on the result, one sentence each.
     """
@@ -70,6 +71,23 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
         validation=None if validation is None else _metrics(validation),
         errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
         warnings=result.build.notices,
+    )
+
+
+def validation_result(done: Measurement) -> CommandResult:
+    """What became of a validation, which makes no file: what it measured is its result."""
+    report = {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
+    record, warnings = done.results[0].record, report.get("warnings")
+    return CommandResult(
+        success=done.failed is None,
+        output_path=None,
+        total_time_seconds=done.elapsed_seconds,
+        elapsed_seconds=0.0 if record is None else record.elapsed_seconds,
+        cached=not done.is_live,
+        metrics=report,
+        validation=report,
+        errors=(),
+        warnings=tuple(map(str, warnings)) if isinstance(warnings, list | tuple) else (),
     )
 
 

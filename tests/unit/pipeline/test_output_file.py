@@ -104,6 +104,49 @@ def test_weights_of_somebody_elses_model_stay(puts: Puts) -> None:
     assert puts.contents()[f"{NAME}.data"] == b"of another model"
 
 
+def _compiled(binary: str) -> dict[str, bytes]:
+    """A compiled model with its binary in the file *binary*."""
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    context = {"embed_mode": 0, "ep_cache_context": binary, "source": "QNN"}
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", **context)
+    model = helper.make_model(helper.make_graph([node], "g", [value], [result]))
+    return {NAME: model.SerializeToString(), binary: b"binary"}
+
+
+def test_a_binary_goes_with_the_compiled_model_that_makes_way(puts: Puts) -> None:
+    first = _compiled("small_qnn.bin")
+    puts.put(first)
+    assert puts.contents() == {"notes.txt": b"mine", **first}
+    assert puts.put(_model(external=False)).removed == ("small_qnn.bin",)
+    assert puts.contents() == {"notes.txt": b"mine", **_model(external=False)}
+
+
+def test_a_binary_that_several_models_may_share_stays(puts: Puts) -> None:
+    """Its name is another's: nothing says that the model that makes way was the only one to refer to it."""
+    puts.put(_compiled("first_shared_qnn.bin"))
+    assert puts.put(_model(external=False)).removed == ()
+    assert puts.contents()["first_shared_qnn.bin"] == b"binary"
+
+
+def test_a_binary_of_somebody_elses_is_in_the_way(puts: Puts) -> None:
+    (puts.folder / "small_qnn.bin").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"small_qnn\.bin is in the way"):
+        puts.put(_compiled("small_qnn.bin"))
+    assert puts.contents() == {"notes.txt": b"mine", "small_qnn.bin": b"mine"}
+
+
+def test_a_report_that_is_outdated_goes_if_it_is_ours(puts: Puts) -> None:
+    model = _model(external=False)
+    report = {"small_report.json": b"{}"}
+    puts.put({**model, **report})
+    wanted = puts.publish(model)
+    assert puts.output().materialise(wanted, ["small_report.json"]).removed == ("small_report.json",)
+    assert puts.contents() == {"notes.txt": b"mine", **model}
+    assert puts.output().materialise(wanted, ["notes.txt", "nothing.json"]) == Materialised()
+    assert puts.contents() == {"notes.txt": b"mine", **model}
+
+
 def test_a_file_that_the_cache_does_not_know_is_in_the_way(puts: Puts) -> None:
     (puts.folder / NAME).write_bytes(b"mine")
     with pytest.raises(UsageError, match=r"small\.onnx is in the way: .*--overwrite"):
