@@ -21,7 +21,7 @@ from winml_dag.recipe.schema import Compile, Export, Quant
 from winml_dag.stages.compile import CompileConfig
 
 # Decided in other fields (precision in quant), or no part of what is built (output_dir, perf).
-_DECIDED = ("precision", "output_dir", "perf")
+_DECIDED = ("precision", "output_dir", "perf", "eval")
 
 
 def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -> JsonObject:
