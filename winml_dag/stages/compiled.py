@@ -14,6 +14,7 @@ from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes, read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 
 _COMPATIBILITY = "ep_compatibility_info."
+CONVERSIONS = ("DequantizeLinear", "QuantizeLinear")
 # As many as a sentence can hold; the metrics of compile have all of them.
 _MOST_NAMED = 3
 
@@ -121,9 +122,10 @@ def counted_types(nodes: Iterable[CpuNode]) -> dict[str, int]:
 
 
 def first_names(nodes: tuple[CpuNode, ...]) -> str:
-    """``/a (Gather), /b (Cast), /c (Cast) and 4 more``."""
+    """``/a (Gather), /b (Cast), /c (Cast) and 4 more``; conversions last, since they follow from the others."""
     more = len(nodes) - _MOST_NAMED
-    return ", ".join(map(str, nodes[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+    ranked = sorted(nodes, key=lambda node: node.op_type in CONVERSIONS)
+    return ", ".join(map(str, ranked[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _conversions_at_the_edge(graph: Graph) -> list[Node]:
