@@ -147,7 +147,7 @@ def _compiled(model: Description) -> Iterator[str]:
 
 
 def _binary(context: EpContext, model: Description) -> str:
-    if context.embed_mode:
+    if context.embedded_bytes:
         return f"embedded, {size_text(context.embedded_bytes)}"
     if context.sidecar is None:
         return "in the binary of another partition"

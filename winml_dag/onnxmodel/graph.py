@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from winml_dag.errors import InputError
@@ -19,6 +20,7 @@ _DEEPEST_GRAPH = 33
 _LONGEST_CONTENT = 4096
 _PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
 _MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
+_MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to be counted in floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,8 @@ class Model:
 
 def all_nodes(model: Model) -> list[Node]:
     """The nodes of the graph, of the graphs inside its nodes, and of function bodies."""
-    nodes = [node for graph in _graphs(model) for node in graph.nodes]
-    nodes.extend(node for function in model.functions for node in function.nodes)
-    return nodes
+    bodies = (*_graphs(model), *model.functions)
+    return [node for body in bodies for node in body.nodes]
 
 
 def all_tensors(model: Model, nodes: Iterable[Node]) -> list[Tensor]:
@@ -329,7 +330,7 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
             stored += last - first if wire != VARINT else 1
             if wire == BYTES and number in _PLAIN_VALUES:
                 values_at = (first, last)
-    if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims):
+    if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims) or prod(dims) > _MOST_ELEMENTS:
         raise MalformedError
     return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at)
 

@@ -173,7 +173,7 @@ class _Counts:
         multiplied = {name for node in nodes if node.op_type in _MATRIX_OPS for name in node.inputs[:2]}
         # What quantizes a constant while the model runs: its dequantized output is what is multiplied.
         multiplied |= {
-            node.inputs[0] for node in nodes if node.op_type == "DequantizeLinear" and node.outputs[0] in multiplied
+            _input(node, 0) for node in nodes if node.op_type == "DequantizeLinear" and _output(node) in multiplied
         }
         for node in nodes:
             if node.op_type == "QuantizeLinear":
@@ -193,7 +193,7 @@ class _Counts:
         if source is None:
             self.activations[name] += 1
         else:
-            (self.weights if node.outputs[0] in multiplied else self.others)[name] += prod(source.dims)
+            (self.weights if _output(node) in multiplied else self.others)[name] += prod(source.dims)
 
     def _add_dequantize(
         self,
@@ -214,10 +214,10 @@ class _Counts:
 
     def _add_blocks(self, node: Node, constants: Mapping[str, Tensor]) -> None:
         if node.op_type == "MatMulNBits":
-            self.weights[f"uint{_integer(node, 'bits') or 4}"] += _integer(node, "K") * _integer(node, "N")
+            self.weights[f"uint{_integer(node, 'bits') or 4}"] += max(0, _integer(node, "K") * _integer(node, "N"))
         elif (source := constants.get(_input(node, 0))) is not None:
             stored = bit_width(dtype_name(source.data_type))
-            bits = _integer(node, "bits") or stored
+            bits = max(0, _integer(node, "bits")) or stored or 8
             self.others[f"uint{bits}"] += prod(source.dims) * stored // bits
 
 
@@ -228,6 +228,10 @@ def _zero_point_type(node: Node, constants: Mapping[str, Tensor]) -> str:
 
 def _input(node: Node, place: int) -> str:
     return node.inputs[place] if place < len(node.inputs) else ""
+
+
+def _output(node: Node) -> str:
+    return node.outputs[0] if node.outputs else ""
 
 
 def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Tensor]) -> Mapping[str, int]:
@@ -248,10 +252,10 @@ def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Te
 
 
 def _matrix_nodes(nodes: Sequence[Node]) -> tuple[int, int]:
-    dequantized = {node.outputs[0] for node in nodes if node.op_type == "DequantizeLinear" and node.outputs}
+    dequantized = {_output(node) for node in nodes if node.op_type == "DequantizeLinear"}
     on_integers = sum(node.op_type in {*_DYNAMIC, *_OPERATORS, "MatMulNBits"} for node in nodes)
     matrix = [node for node in nodes if node.op_type in _MATRIX_OPS]
-    quantized = sum(all(name in dequantized for name in node.inputs[:2]) for node in matrix)
+    quantized = sum(bool(node.inputs) and dequantized.issuperset(node.inputs[:2]) for node in matrix)
     return on_integers + quantized, on_integers + len(matrix)
 
 

@@ -21,7 +21,11 @@ def model_file(path: Path, *, advice: str = GIVE) -> Path:
         raise InputError(
             f"{path} does not exist.", advice=f"{advice} A model on the hub is built first, with `winml-dag build -m`."
         )
-    return _model_in(path, advice) if path.is_dir() else path
+    if path.is_dir():
+        return _model_in(path, advice)
+    if not path.is_file():  # reading a pipe would wait for its other end
+        raise InputError(f"{path} is neither a file nor a folder.", advice=advice)
+    return path
 
 
 def _model_in(folder: Path, advice: str) -> Path:

@@ -134,8 +134,8 @@ def _conversions_at_the_edge(graph: Graph) -> list[Node]:
     return [
         node
         for node in graph.nodes
-        if (node.op_type == "QuantizeLinear" and node.inputs[0] in inputs)
-        or (node.op_type == "DequantizeLinear" and node.outputs[0] in outputs)
+        if (node.op_type == "QuantizeLinear" and inputs.intersection(node.inputs[:1]))
+        or (node.op_type == "DequantizeLinear" and outputs.intersection(node.outputs[:1]))
     ]
 
 

@@ -13,12 +13,17 @@ from typing import Any
 import onnx
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli.described import Inspected, described_json, described_lines
 from winml_dag.cli.main import run
 from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.description import describe_model
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.request import Overrides, Request, plan_request
@@ -177,6 +182,14 @@ def test_every_file_that_is_not_as_built_is_named(out: Path, says: Says) -> None
     assert f"{len(content) + 1} bytes instead of {len(content)}" in says("verify", "out", code=1)
 
 
+def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, says: Says) -> None:
+    (out / ".winml-dag-new").mkdir()
+    (out / ".winml-dag-new" / "journal.json").write_text("{}")
+    text = says("verify", "out", code=1)
+    assert "unfinished: a build is writing to out, or was killed; build again to finish it" in text
+    assert "not of the build" not in text
+
+
 def test_one_file_is_checked_alone(out: Path, says: Says) -> None:
     (out / "optimized.onnx").write_bytes(b"other")
     assert "1 of 1 file as built" in says("verify", "out/model.onnx")
@@ -253,6 +266,68 @@ def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says:
     assert "1 of 1 file as built" in says("verify", str(tmp_path))
     (tmp_path / "sub" / "b.txt").write_text("edited")
     assert f"changed: {tmp_path / 'sub' / 'b.txt'}" in says("verify", str(tmp_path), code=1)
+
+
+def _everything() -> bytes:
+    """A model with all that is looked at: Q and DQ, blocks, an EPContext node, a branch, weights in another file."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, "n"]) for name in "xy")
+    weight = helper.make_tensor("w", TensorProto.UINT8, [2, 2], [1, 2, 3, 4])
+    constants = [weight, helper.make_tensor("s", TensorProto.FLOAT, [1], [0.5])]
+    constants += [helper.make_tensor("z", TensorProto.UINT16, [1], [0])]
+    outside = TensorProto(name="e", data_type=1, dims=[2], data_location=1)
+    for key, text in (("location", "m.data"), ("offset", "8"), ("length", "8")):
+        outside.external_data.add(key=key, value=text)
+    inner = helper.make_graph([helper.make_node("Neg", ["x"], ["n"])], "inner", [], [y])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"]),
+        helper.make_node("MatMul", ["q", "d"], ["m"]),
+        helper.make_node("MatMulNBits", ["m", "w", "s"], ["b"], domain="com.microsoft", K=4, N=4, bits=4),
+        helper.make_node("EPContext", ["b"], ["c"], domain="com.microsoft", embed_mode=0, ep_cache_context="m.bin"),
+        helper.make_node("If", ["c"], ["y"], then_branch=inner),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y], [*constants, outside])
+    model: bytes = helper.make_model(graph, producer_name="p").SerializeToString()
+    return model
+
+
+_EVERYTHING = _everything()
+
+
+@settings(max_examples=300, deadline=None)
+@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
+def test_damaged_models_are_told_of_or_refused_in_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]]
+) -> None:
+    content = bytearray(_EVERYTHING)
+    for where, bits in flips:
+        content[int(where * len(content))] ^= bits
+    path = tmp_path_factory.getbasetemp() / "flipped.onnx"
+    path.write_bytes(content)
+    try:
+        inspected = Inspected(describe_model(path, for_npu=True), None, "", ())
+    except InputError as error:
+        assert path.name in str(error)  # noqa: PT017  (both ways are right)
+    else:
+        assert all(isinstance(line, str) for line in described_lines(inspected, 5))
+        assert json.loads(json.dumps(described_json(inspected, 5)))["errors"]
+
+
+def test_nodes_without_inputs_and_outputs_are_told_of(tmp_path: Path) -> None:
+    model = onnx.ModelProto.FromString(_EVERYTHING)
+    for node in model.graph.node:
+        del node.input[:], node.output[:]
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    inspected = Inspected(describe_model(tmp_path / "m.onnx"), None, "", ())
+    assert "No node makes y" in " ".join(described_lines(inspected, 5))
+
+
+def test_sizes_beyond_every_machine_are_damage(tmp_path: Path) -> None:
+    model = onnx.ModelProto.FromString(_EVERYTHING)
+    model.graph.initializer[0].dims[:] = [2**62] * 40
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="damaged"):
+        describe_model(tmp_path / "m.onnx")
 
 
 @pytest.mark.usefixtures("out")

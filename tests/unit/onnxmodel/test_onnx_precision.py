@@ -146,3 +146,10 @@ def test_a_compiled_model_tells_its_edges_only(tmp_path: Path) -> None:
     precision = found(helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants)), tmp_path)
     assert precision.name == ""
     assert precision.text == "inside the compiled binary, quantized to uint16 at its edges"
+
+
+def test_nodes_that_lack_what_they_need_are_no_reason_to_stop(tmp_path: Path) -> None:
+    names = ("QuantizeLinear", "DequantizeLinear", "MatMul", "MatMulNBits", "GatherBlockQuantized", "QLinearConv")
+    nodes = [helper.make_node(name, [], []) for name in (*names, "MatMulInteger", "Constant", "EPContext")]
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(helper.make_graph(nodes, "g", [], [])).SerializeToString())
+    assert precision_of(read_model(tmp_path / "m.onnx")).scheme == "compiled"
