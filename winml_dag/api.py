@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -218,16 +219,19 @@ def compile_onnx(
     ep: str | None = None,
     device: str | None = None,
     config: Mapping[str, Any] | None = None,
+    also: Sequence[str | Path] = (),
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
-    beside it. *config*: fields of ``compile``. Raises as :func:`export_model` does.
+    beside it. *config*: fields of ``compile``. *also*: further models, which get one binary with the first, and are put
+    beside it as ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
     """
     overrides = Overrides(
         onnx=Path(model), ep=ep, device=device, compile_settings=config, validate=None if validate else False
     )
-    return _command(_of_onnx(model, output, "compile", overrides), arguments)
+    request = replace(_of_onnx(model, output, "compile", overrides), also=tuple(map(Path, also)))
+    return _command(request, arguments)
 
 
 def validate_onnx(

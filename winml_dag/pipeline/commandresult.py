@@ -24,6 +24,7 @@ class CommandResult:
     Attributes:
         success: whether it ended well.
         output_path: the file that it made; None when it failed, and of validate, which makes none.
+        also_paths: further models that share a binary with it.
         total_time_seconds: of this call as a whole.
         elapsed_seconds: of the command's stage, when its work was done.
         cached: whether its stage did not run, because its result was known.
@@ -42,6 +43,7 @@ class CommandResult:
     validation: JsonObject | None
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
+    also_paths: tuple[Path, ...] = ()
 
     @property
     def quality(self) -> Quality | None:
@@ -51,6 +53,7 @@ class CommandResult:
     def to_json(self) -> JsonObject:
         value = asdict(self)
         value["output_path"] = None if self.output_path is None else str(self.output_path)
+        value["also_paths"] = [str(path) for path in self.also_paths]
         return value
 
 
@@ -71,6 +74,7 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
         validation=None if validation is None else _metrics(validation),
         errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
         warnings=result.build.notices,
+        also_paths=() if result.failed else tuple(result.build.output_dir / name for name in result.build.also),
     )
 
 

@@ -56,7 +56,6 @@ _COMMANDS: Mapping[str, _Command] = {
         stages=frozenset({"calibrate"}),
         done="calibrated",
         suffix=".json",
-        advice="Ranges are for static quantization, such as quant.mode: static.",
     ),
     "quantize": _Command(
         stages=frozenset({"calibrate", "quantize", "validate", "finalize"}),
