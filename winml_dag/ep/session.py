@@ -47,7 +47,10 @@ def register(ep: ExecutionProvider) -> None:
     except StageError:
         raise
     except Exception as error:
-        raise StageError(f"{ep.name} does not load here: {reason(error)}", advice=ep.how_to_get) from error
+        raise StageError(
+            f"{ep.name} does not load here: {reason(error).rstrip('.')}.",
+            advice="It is installed; its hardware or its driver may be missing: run this on a machine that has them.",
+        ) from error
     _registered.add(ep.name)
 
 
