@@ -105,8 +105,8 @@ class Model:
 
 def all_nodes(model: Model) -> list[Node]:
     """The nodes of the graph, of the graphs inside its nodes, and of function bodies."""
-    bodies = (*_graphs(model), *model.functions)
-    return [node for body in bodies for node in body.nodes]
+    bodies = [graph.nodes for graph in _graphs(model)] + [function.nodes for function in model.functions]
+    return [node for body in bodies for node in body]
 
 
 def all_tensors(model: Model, nodes: Iterable[Node]) -> list[Tensor]:
