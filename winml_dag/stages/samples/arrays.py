@@ -118,9 +118,7 @@ def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[InputSpec
     check_names(stacks, inputs)
     flat = [name for name, stack in stacks.items() if not stack.shape]
     if flat:
-        raise StageError(
-            f"The calibration data of {flat[0]!r} is a single number; its first axis must count the samples."
-        )
+        raise StageError(f"The data of {flat[0]!r} is a single number; its first axis must count the samples.")
     count = _common_count({name: stack.shape[0] for name, stack in stacks.items()})
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
@@ -134,7 +132,7 @@ def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[InputSpec
 def _common_count(counts: Mapping[str, int]) -> int:
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        raise StageError(f"The calibration data has different numbers of samples: {text}.")
+        raise StageError(f"The data has different numbers of samples: {text}.")
     return min(counts.values())
 
 
@@ -160,4 +158,4 @@ def _readable(file: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError) as error:
-        raise StageError(f"The calibration data {file} cannot be read: {error}", advice=_SAVE) from error
+        raise StageError(f"The data {file} cannot be read: {error}", advice=_SAVE) from error

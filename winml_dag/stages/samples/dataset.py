@@ -56,7 +56,7 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
         )
     if missing := sorted(set(mapping.values()) - set(columns)):
         raise StageError(
-            f"quant.columns_mapping: the calibration data has no column {missing[0]!r}.",
+            f"quant.columns_mapping: the data has no column {missing[0]!r}.",
             advice=f"It has: {', '.join(columns)}.",
         )
     # A second text is not added to the first because a column happens to have that name.
@@ -64,7 +64,7 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
     roles = mapping or {name: name for name in names}
     if not roles:
         raise StageError(
-            f"None of the columns of the calibration data ({', '.join(columns)}) is called like an input of the model,"
+            f"None of the columns of the data ({', '.join(columns)}) is called like an input of the model,"
             " text or image.",
             advice=_MAP.format(columns[0] if columns else "sentence"),
         )
@@ -74,9 +74,7 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
 def _value(row: Row, column: str, number: int) -> Any:
     value = row[column]
     if value is None:
-        raise StageError(
-            f"Column {column!r} of the calibration data has no value in row {number}.", advice="Take that row away."
-        )
+        raise StageError(f"Column {column!r} of the data has no value in row {number}.", advice="Take that row away.")
     return value
 
 
@@ -98,7 +96,7 @@ def _image_bytes(value: Any, number: int) -> bytes:
     content = value.get("bytes") if isinstance(value, Mapping) else value
     if not isinstance(content, bytes):
         raise StageError(
-            f"Row {number} of the calibration data does not hold an image, but {str(value)[:40]!r}.",
+            f"Row {number} of the data does not hold an image, but {str(value)[:40]!r}.",
             advice="Give the images as files: a folder of them as quant.calibration_data.",
         )
     return content
@@ -110,5 +108,5 @@ def _array(value: Any, name: str, number: int) -> Array:
         if array.dtype.hasobject:
             raise ValueError("its lists are of different lengths")
     except ValueError as error:
-        raise StageError(f"Row {number} of the calibration data has no array for input {name!r}: {error}") from error
+        raise StageError(f"Row {number} of the data has no array for input {name!r}: {error}") from error
     return array

@@ -22,7 +22,7 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec]) -> Non
     missing, unknown = sorted(wanted - names.keys()), sorted(names.keys() - wanted)
     if missing or unknown:
         raise StageError(
-            "The calibration data does not have the model's inputs:"
+            "The data does not have the model's inputs:"
             + (f" {', '.join(missing)} missing" if missing else "")
             + (" and" if missing and unknown else "")
             + (f" {', '.join(unknown)} not an input" if unknown else "")
@@ -52,8 +52,7 @@ def _shape(array: Array, spec: InputSpec, where: str) -> Array:
     )
     if not fits:
         raise StageError(
-            f"Input {spec.name!r} takes the shape {list(shape)}, but {where} of the calibration data has"
-            f" {list(array.shape)}."
+            f"Input {spec.name!r} takes the shape {list(shape)}, but {where} of the data has {list(array.shape)}."
         )
     return array
 
@@ -68,6 +67,6 @@ def _cast(array: Array, spec: InputSpec, where: str) -> Array:
         if dtype.kind not in "iu" or np.array_equal(converted, array):
             return converted
     raise StageError(
-        f"Input {spec.name!r} is of type {dtype.name}, and the values of {where} of the calibration data, of type"
+        f"Input {spec.name!r} is of type {dtype.name}, and the values of {where} of the data, of type"
         f" {array.dtype.name}, do not fit into it."
     )

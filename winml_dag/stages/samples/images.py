@@ -30,7 +30,7 @@ def image_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpe
         if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
             raise StageError(
                 f"The image processor does not make the model's input {', '.join(missing)}.",
-                advice="Give arrays for all inputs (.npz) as calibration data.",
+                advice="Give arrays for all inputs (.npz).",
             )
         return fit(arrays, inputs, f"the image {name}")
 
@@ -48,5 +48,5 @@ def open_image(source: Path | bytes, name: str) -> Image:
     # Of a file that is no image, or a part of one; of one that would fill the memory.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise StageError(
-            f"The calibration data {name} is not an image that can be read: {error}", advice="Take it away."
+            f"The data {name} is not an image that can be read: {error}", advice="Take it away."
         ) from error

@@ -143,9 +143,7 @@ class Processor:
             # Decoders are trained without padding; the attention mask keeps whatever stands there from counting.
             tokenizer.pad_token = tokenizer.eos_token
         if tokenizer.pad_token is None:
-            raise StageError(
-                "The tokenizer has no token to pad with.", advice="Give arrays (.npz) as calibration data."
-            )
+            raise StageError("The tokenizer has no token to pad with.", advice="Give arrays (.npz).")
         return tokenizer
 
     @cached_property
@@ -169,7 +167,7 @@ class Processor:
         article = "an" if what.startswith("i") else "a"
         if self.folder is None:
             raise StageError(
-                f"The calibration data has {data}, but the model comes without {article} {what}.",
+                f"The data has {data}, but the model comes without {article} {what}.",
                 advice=f"Set quant.model_id to a model folder or hub id that has {article} {what}, or give arrays"
                 " (.npz).",
             )

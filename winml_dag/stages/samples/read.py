@@ -72,7 +72,7 @@ def samples_to_validate(
 def read_samples(
     folder: Path, inputs: Sequence[InputSpec], processor: Path | None, mapping: Mapping[str, str] | None = None
 ) -> Samples:
-    """The calibration data in *folder*, which is one of these:
+    """The data in *folder*, which is one of these:
 
     - one .npz file: arrays by input name, whose first axis counts the samples;
     - several .npz files, in the order of their names: one sample each;
@@ -90,13 +90,13 @@ def read_samples(
         found = ", ".join(sorted({path.suffix.lower() for path in files}))
         known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
         raise StageError(
-            f"Calibration data must be files of one kind ({known}), but there is: {found}."
+            f"Data must be files of one kind ({known}), but there is: {found}."
             if files
-            else "There is no file in the calibration data.",
+            else "There is no file in the data.",
         )
     samples = _samples(kinds.pop() or "", folder, files, inputs, Processor(processor, inputs), mapping or {})
     if not samples.count:
-        raise StageError("There is no sample in the calibration data.")
+        raise StageError("There is no sample in the data.")
     return samples
 
 

@@ -42,7 +42,7 @@ def read_tables(files: Sequence[Path]) -> Table:
     tables = [_table(file) for file in files]
     for file, table in zip(files, tables, strict=True):
         if missing := sorted(set(tables[0].columns) - set(table.columns)):
-            raise StageError(f"The calibration data {file.name} has no column {missing[0]!r}, but {files[0].name} has.")
+            raise StageError(f"The data {file.name} has no column {missing[0]!r}, but {files[0].name} has.")
 
     def rows(first: int, columns: Sequence[str]) -> Iterator[Row]:
         for file, table in zip(files, tables, strict=True):
@@ -185,5 +185,5 @@ def _readable(file: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError, KeyError, RecursionError, csv.Error) as error:  # pyarrow's errors are ValueErrors
         raise StageError(
-            f"The calibration data {file.name} cannot be read: {error}", advice="Write it again, or take it away."
+            f"The data {file.name} cannot be read: {error}", advice="Write it again, or take it away."
         ) from error

@@ -38,7 +38,7 @@ def encoded(processor: Processor, inputs: Sequence[InputSpec], text: str) -> Fee
     if missing := sorted({spec.name for spec in inputs} - arrays.keys()):
         raise StageError(
             f"The tokenizer does not make the model's input {', '.join(missing)}.",
-            advice="Give arrays for all inputs (.npz) as calibration data.",
+            advice="Give arrays for all inputs (.npz).",
         )
     return fit(arrays, inputs, f"the text {text[:40]!r}")
 
@@ -49,4 +49,4 @@ def _texts(files: Sequence[Path]) -> Iterator[str]:
             with file.open(encoding="utf-8-sig") as lines:
                 yield from (text for line in lines if (text := line.strip()))
         except UnicodeDecodeError as error:
-            raise StageError(f"The calibration data {file.name} is not text in UTF-8: {error}") from error
+            raise StageError(f"The data {file.name} is not text in UTF-8: {error}") from error
