@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import shutil
+
 import onnx
 import pytest
 from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage, small_network
 
-from winml_dag.ep.registry import OPENVINO, find_ep, installed
+from winml_dag.ep.registry import OPENVINO, QNN, find_ep, installed
+from winml_dag.errors import StageError
 from winml_dag.stages.compile import COMPILE
+from winml_dag.stages.compiled import read_compiled
 
 pytestmark = requires_qnn
 
@@ -136,3 +140,11 @@ def test_a_provider_that_is_not_here_says_how_to_get_it(models, tmp_path):
 def test_a_process_that_compiles_a_second_time_is_stopped(models, tmp_path):
     with pytest.raises(RuntimeError, match="fresh one"):
         run_stage(COMPILE, tmp_path, compile_config(), {"model": {"m.onnx": models.w8a8}}, times=2)
+
+
+def test_a_compiler_that_compiled_nothing_has_failed_whatever_it_says(models, tmp_path):
+    with pytest.raises(StageError, match="wrote no compiled model"):
+        read_compiled(tmp_path / "none.onnx", QNN, embedded=False)
+    shutil.copy(models.w8a8, tmp_path / "copy.onnx")
+    with pytest.raises(StageError, match="compiled no part of the model"):
+        read_compiled(tmp_path / "copy.onnx", QNN, embedded=False)
