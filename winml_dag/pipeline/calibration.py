@@ -192,7 +192,7 @@ def processor_of(
     if model.folder is None and needed:
         what = "an image processor" if kind == "images" else "a tokenizer"
         raise UsageError(
-            f"This calibration data ({kind}) needs {what}, and the model comes without.",
+            f"This data ({kind}) needs {what}, and the model comes without.",
             advice="Set quant.model_id to a model folder or hub id that has one, or give arrays (.npz).",
         )
     return model.folder

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.stage import Workspace
@@ -12,7 +13,7 @@ from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples import SUFFIXES, TABLES, Columns, kind_of
 from winml_dag.stages.samples.arrays import npy_samples, npz_samples
 from winml_dag.stages.samples.processor import Processor
-from winml_dag.stages.samples.samples import Samples, random_samples
+from winml_dag.stages.samples.samples import Feed, Samples, random_samples
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,39 @@ def samples_to_validate(
         StageError: as :func:`read_samples`.
     """
     if workspace.has("input_data"):
-        try:
-            samples = samples_of(workspace, inputs, columns, slot="input_data")
-        except StageError as error:
-            raise StageError(f"validate.input_data: {error.message}", advice=error.advice) from error
-        return Given(samples.first(count), "validate.input_data", held_out is True)
+        with _named("validate.input_data"):
+            samples = samples_of(workspace, inputs, columns, slot="input_data").first(count)
+        return Given(replace(samples, read=_reading(samples)), "validate.input_data", held_out is True)
     assert count is not None
     if workspace.has("data"):
         samples = samples_of(workspace, inputs, columns)
         return Given(samples.held_out(count), "quant.calibration_data", samples.count > 1)
     assert seed is not None
     return Given(random_samples(inputs, count, seed, "uniform", purpose="validate"), "validate.seed", held_out=True)
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Complaints about data begin with the *field* that it comes from."""
+    try:
+        yield
+    except StageError as error:
+        raise StageError(f"{field}: {error.message}", advice=error.advice) from error
+
+
+def _reading(samples: Samples) -> Callable[[Sequence[int]], Iterator[Feed]]:
+    """How *samples* are read, which is when they are run."""
+
+    def read(numbers: Sequence[int]) -> Iterator[Feed]:
+        feeds = samples.read(numbers)
+        while True:
+            with _named("validate.input_data"):
+                feed = next(feeds, None)
+            if feed is None:
+                return
+            yield feed
+
+    return read
 
 
 def read_samples(

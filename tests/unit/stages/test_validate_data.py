@@ -1,0 +1,170 @@
+"""What validate runs a model on, which bounds it has to keep, and models that there is nothing to hold against."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from quantization_samples import model_of
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.compare import OutputComparison
+from winml_dag.onnxmodel.top1 import Agreement
+from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, minimum_cosine
+from winml_dag.stages.figures import OutputFigures
+from winml_dag.stages.validate import ValidateConfig, ValidateFields, ValidateTarget, run
+
+SHAPE = [2, 3]
+CPU = ValidateTarget("CPUExecutionProvider", "cpu")
+
+
+def model(op: str = "Identity", output: str = "y", added: float = 0.0) -> onnx.ModelProto:
+    """*op* of ``x`` and a number added to it."""
+    nodes = [helper.make_node("Add", ["x", "number"], ["s"]), helper.make_node(op, ["s"], [output])]
+    number = {"number": np.array(added, np.float32)}
+    return model_of(nodes, {"x": (TensorProto.FLOAT, SHAPE)}, {output: SHAPE}, number)
+
+
+def validate(
+    folder: Path,
+    candidate: onnx.ModelProto,
+    reference: onnx.ModelProto | None = None,
+    input_data: dict[str, np.ndarray] | None = None,
+    **fields,
+) -> dict:
+    """The report of validate, run in *folder*."""
+    inputs = {"model": folder / "model"}
+    inputs |= {} if reference is None else {"reference": folder / "reference"}
+    inputs |= {} if input_data is None else {"input_data": folder / "input_data"}
+    for path in (*inputs.values(), folder / "report"):
+        path.mkdir(parents=True)
+    onnx.save(candidate, inputs["model"] / "model.onnx")
+    if reference is not None:
+        onnx.save(reference, inputs["reference"] / "model.onnx")
+    if input_data is not None:
+        np.savez(inputs["input_data"] / "data.npz", **input_data)
+    given = {"min_cosine": None, **fields}
+    report = run(ValidateConfig(ValidateFields(**given), CPU), Workspace(inputs, {"report": folder / "report"}))
+    assert json.loads((folder / "report" / "validation.json").read_text()) == report
+    return report
+
+
+def rows(*values: float) -> dict[str, np.ndarray]:
+    """A sample for each of *values*, which it is full of."""
+    return {"x": np.array([np.full(SHAPE, value) for value in values], np.float32)}
+
+
+@pytest.mark.parametrize(("samples", "run_on"), [(None, 4), (2, 2), (9, 4)])
+def test_all_inputs_that_the_user_gives_are_run_unless_he_says_how_many(tmp_path, samples, run_on):
+    report = validate(tmp_path, model(), model(), rows(1, 2, 3, 4), samples=samples, seed=None, held_out=True)
+    assert (report["samples"], report["data"], report["inputs"]) == (run_on, "npz", "validate.input_data")
+    assert report["held_out"] is True
+    assert report["quality"]["samples"] == run_on
+
+
+def test_a_model_that_is_wrong_on_an_input_of_the_users_only_fails(tmp_path):
+    candidate, reference = model("Sqrt"), model("Abs")
+    assert validate(tmp_path / "random", candidate, reference)["inputs"] == "validate.seed"
+    with pytest.raises(StageError, match=r"NaN .* on 2 npz samples where the reference has numbers"):
+        validate(tmp_path / "given", candidate, reference, rows(1, -1), samples=None)
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({"z": np.zeros((4, 2, 3), np.float32)}, "x missing and z not an input"),
+        ({"x": np.zeros((4, 5, 3), np.float32)}, r"takes the shape \[2, 3\], but sample 0"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_complained_of_under_the_name_of_their_field(tmp_path, data, complaint):
+    with pytest.raises(StageError, match=f"^validate.input_data: .*{complaint}"):
+        validate(tmp_path, model(), model(), data, samples=None)
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"min_cosine": 0.99999}, "cosine 0.9.*, below validate.min_cosine of 0.99999"),
+        ({"min_sqnr_db": 40.0}, "signal to noise .* dB, below validate.min_sqnr_db of 40"),
+        ({"max_abs_error": 0.05}, "largest error 0.1, above validate.max_abs_error of 0.05"),
+    ],
+)
+def test_a_bound_that_is_not_kept_is_named_with_its_field_and_the_output(tmp_path, bound, words):
+    with pytest.raises(StageError, match=f"Output 'y' is too far from the reference on 3 random samples: {words}"):
+        validate(tmp_path / "broken", model(added=0.1), model(), **bound)
+    loose = {"min_cosine": 0.9, "min_sqnr_db": 5.0, "max_abs_error": 0.2}
+    report = validate(tmp_path / "kept", model(added=0.1), model(), **loose)
+    assert {name: report[name] for name in loose} == loose
+
+
+def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
+    """Every best class is another one when all scores change their sign."""
+    given = {"min_top1_agreement": 0.5, "samples": None}
+    data = {"x": np.arange(24, dtype=np.float32).reshape(4, 2, 3)}
+    with pytest.raises(StageError, match="no output of the model has scores of classes"):
+        validate(tmp_path / "none", model(), model(), data, **given)
+    with pytest.raises(StageError, match=r"the same best class in 0 of 8 decisions, below validate.min_top1_agreement"):
+        validate(tmp_path / "other", model("Neg", "logits"), model(output="logits"), data, **given)
+    assert validate(tmp_path / "same", model(output="logits"), model(output="logits"), data, **given)
+
+
+def test_only_what_is_below_breaks_a_bound():
+    exact = OutputComparison("y", (4,), 0.9, 20.0, 0.5, 0, 0)
+    figures = OutputFigures(exact, exact, None, Agreement(9, 10))
+    kept = Bounds(min_cosine=0.9, min_sqnr_db=20.0, max_abs_error=0.5, min_top1_agreement=0.9)
+    assert not list(kept.broken_by(figures))
+    assert not list(Bounds().broken_by(figures))
+    tighter = dataclasses.replace(kept, min_cosine=0.91, min_sqnr_db=20.1, max_abs_error=0.49, min_top1_agreement=0.91)
+    assert len(list(tighter.broken_by(figures))) == 4
+
+
+def test_every_precision_has_a_bound_and_what_came_quantized_the_loosest():
+    assert minimum_cosine("w8a8") == MINIMUM_COSINE["w8a8"]
+    assert minimum_cosine(AS_IT_IS) == min(MINIMUM_COSINE.values())
+
+
+def test_a_model_without_a_reference_has_to_load_run_and_give_numbers(tmp_path):
+    report = validate(tmp_path / "sound", model("Abs"))
+    assert report["reference"] is False
+    assert (report["samples"], report["all_ones_finite"]) == (3, True)
+    assert "quality" not in report
+    with pytest.raises(StageError, match=r"Output 'y' has 6 NaN and 0 infinite values on 3 random samples, and there"):
+        validate(tmp_path / "broken", model("Sqrt", added=-2.0))
+    with pytest.raises(StageError, match=r"6 infinite values on inputs of ones, and there is no reference"):
+        validate(tmp_path / "on ones", model("Reciprocal", added=-1.0))
+
+
+def test_a_reference_that_gives_no_numbers_itself_is_told_of(tmp_path):
+    candidate, reference = model("Sqrt"), model("Sqrt")
+    report = validate(tmp_path / "a", candidate, reference, rows(1, -1, -2), samples=None)
+    (warning,) = report["warnings"]
+    assert "'y' of the reference itself has 12 NaN and 0 infinite values on 3 npz samples" in warning
+    assert "validate.input_data" in warning
+    assert validate(tmp_path / "b", candidate, reference, rows(1, 2), samples=None)["warnings"] == []
+    (warning,) = validate(tmp_path / "c", model("Log", added=-1.0), model("Log", added=-1.0), rows(2))["warnings"]
+    assert "0 NaN and 6 infinite values on inputs of ones" in warning
+
+
+def test_an_output_of_another_kind_of_values_is_told_of(tmp_path):
+    truth = model_of(
+        [helper.make_node("Greater", ["x", "x"], ["y"])], {"x": (TensorProto.FLOAT, SHAPE)}, {"y": SHAPE}, {}
+    )
+    truth.graph.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    with pytest.raises(StageError, match="values of type bool, but its reference's are float32"):
+        validate(tmp_path, truth, model())
+
+
+def test_an_output_that_is_no_tensor_is_told_of(tmp_path):
+    several = model_of(
+        [helper.make_node("SplitToSequence", ["x"], ["y"], axis=0)], {"x": (TensorProto.FLOAT, SHAPE)}, {"y": SHAPE}, {}
+    )
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    several.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(tensor))
+    with pytest.raises(StageError, match="'y' is a list, and validate compares tensors"):
+        validate(tmp_path, several, several)
