@@ -16,7 +16,6 @@ from winml_dag.cli.settings import VALIDATION, no_validate_option, target_option
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.optim import OPTIM_FLAGS
-from winml_dag.recipe.spelling import known_instead
 
 
 def _tell_flags(format_: str) -> int:
@@ -87,14 +86,12 @@ def flags_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Every flag that is switched on or off by name.
 
     Raises:
-        UsageError: for a name that is none, and for a flag that is switched both on and off.
+        UsageError: for a flag that is switched both on and off.
     """
     found: dict[str, JsonValue] = {name: options[name] for name in OPTIM_FLAGS if options[name] is not None}
     for option, on in (("enable", True), ("disable", False)):
         for given in options[option]:
             name = given.replace("-", "_")
-            if name not in OPTIM_FLAGS:
-                raise UsageError(f"--{option}: {given!r} is no optimization{known_instead(name, OPTIM_FLAGS)}")
             if found.setdefault(name, on) is not on:
                 raise UsageError(f"{name} is switched on and off.", advice="Keep one of the two.")
     return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import Telling
+from winml_dag.ep.registry import CPU
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def _lines(result: BuildResult, request: Request) -> Iterator[str]:
     outcome = command_result(result, request.command)
     if line := _LINES.get(request.command):
         yield f"{line(outcome.metrics)}, {outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
-    if outcome.quality is not None:
+    # Of other providers every build says it.
+    on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
+    if on_cpu and outcome.quality is not None:
         yield f"held against the model that was given: {outcome.quality.sentence()}"
 
 

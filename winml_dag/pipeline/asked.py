@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
+from winml_dag.errors import RecipeError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile
+from winml_dag.recipe.optim import OPTIM_FLAGS
 from winml_dag.recipe.schema import Export, RandomWeights, Recipe, Validate, section_of
+from winml_dag.recipe.spelling import known_instead
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,18 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]
         if not given:
             continue
         if name == "optim":
-            update["optim"] = {**recipe.optim, **given}
+            update["optim"] = {**recipe.optim, **_flags(given)}
         elif name == "export":
             update["export"] = section_of(Export, {**_written(recipe.export), **given}, name)
         else:
             update["validation"] = section_of(Validate, {**_written(recipe.validation), **given}, name)
     return recipe.model_copy(update=update) if update else recipe
+
+
+def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    if unknown := next((name for name in given if name not in OPTIM_FLAGS), None):
+        raise RecipeError(f"optim: {unknown!r} is no optimization{known_instead(unknown, OPTIM_FLAGS)}")
+    return given
 
 
 def _written(section: Export | Validate | None) -> dict[str, JsonValue]:
