@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
 OPENVINO_VENV := .venv-openvino
+PLUGIN_VENV := .venv-openvino-plugin
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 BENCH_BIN := $(BENCH_VENV)/Scripts
 OPENVINO_BIN := $(OPENVINO_VENV)/Scripts
+PLUGIN_BIN := $(PLUGIN_VENV)/Scripts
 else
 BIN := $(VENV)/bin
 BENCH_BIN := $(BENCH_VENV)/bin
 OPENVINO_BIN := $(OPENVINO_VENV)/bin
+PLUGIN_BIN := $(PLUGIN_VENV)/bin
 endif
 INSTALL := -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
@@ -23,10 +26,11 @@ KILLS ?= 1000
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
 
-# OpenVINO comes as a build of onnxruntime that cannot be installed beside the usual one.
-ep-openvino: $(OPENVINO_VENV)/with-openvino
-	@echo 'OpenVINO is in $(abspath $(OPENVINO_VENV)). To use it, set'
-	@echo '  WINML_DAG_EP_ENVIRONMENTS=openvino=$(abspath $(OPENVINO_VENV))'
+# OpenVINO comes as a build of onnxruntime, which cannot be installed beside the usual one, and as a plugin for that.
+ep-openvino: $(OPENVINO_VENV)/with-openvino $(PLUGIN_VENV)/with-openvino
+	@echo 'OpenVINO is in $(abspath $(OPENVINO_VENV)), and as a plugin in $(abspath $(PLUGIN_VENV)).'
+	@echo 'To use one of them, set for example'
+	@echo '  WINML_DAG_EP_ENVIRONMENTS=openvino=$(abspath $(PLUGIN_VENV))'
 
 test: $(VENV)/with-tests
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --durations 15
@@ -61,7 +65,7 @@ bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
 	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) out build *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) $(PLUGIN_VENV) out build *.egg-info
 
 # torch comes first and by its exact version: nothing later can then ask for another build of it.
 $(VENV)/with-models: pyproject.toml constraints.txt
@@ -84,4 +88,9 @@ $(BENCH_VENV)/with-tools:
 $(OPENVINO_VENV)/with-openvino: constraints.txt
 	$(PYTHON) -m venv $(OPENVINO_VENV)
 	$(OPENVINO_BIN)/python $(INSTALL) onnxruntime-openvino onnx numpy xxhash transformers pillow
+	touch $@
+
+$(PLUGIN_VENV)/with-openvino: constraints.txt
+	$(PYTHON) -m venv $(PLUGIN_VENV)
+	$(PLUGIN_BIN)/python $(INSTALL) onnxruntime onnxruntime-ep-openvino onnx numpy xxhash
 	touch $@

@@ -1,4 +1,4 @@
-"""Builds for OpenVINO, which lives in an environment of its own: ``make ep-openvino`` makes it."""
+"""Builds for OpenVINO, as a build of onnxruntime and as a plugin; ``make ep-openvino`` makes their environments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from onnx_samples import perceptron
 from winml_dag.ep.environments import ENVIRONMENTS_VARIABLE
 from winml_dag.onnxmodel.inspect import inspect_model
 
-ENVIRONMENT = Path(__file__).parents[2] / ".venv-openvino"
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT, PLUGIN = ROOT / ".venv-openvino", ROOT / ".venv-openvino-plugin"
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not (ENVIRONMENT / "with-openvino").is_file(), reason="make ep-openvino has not made its environment"
+        not ((ENVIRONMENT / "with-openvino").is_file() and (PLUGIN / "with-openvino").is_file()),
+        reason="make ep-openvino has not made its environments",
     ),
 ]
 
@@ -53,6 +55,18 @@ def test_a_model_that_is_compiled_there_is_validated_there_and_what_happens_is_t
     assert validated["error"].startswith("OpenVINOExecutionProvider compiled this model and cannot load it back: ")
     assert validated["advice"].startswith("--no-compile ships the ONNX model, which OpenVINOExecutionProvider compiles")
     assert not openvino.out.exists()
+
+
+def test_what_the_plugin_compiles_it_loads_back(openvino: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={PLUGIN}")
+    result = build(openvino)
+    assert result.code == 0, result.messages
+    validated = stage(result, "validate")["metrics"]
+    assert validated["assigned_nodes"] == {"OpenVINOExecutionProvider": {"EPContext": 1}}
+    assert validated["outputs"]["logits"]["cosine"] > 0.999
+    (manifest,) = [entry for entry in openvino.manifest()["stages"] if entry["name"] == "compile"]
+    assert "onnxruntime-ep-openvino" in manifest["toolchain"]
+    assert inspect_model(openvino.out / "model.onnx").is_compiled
 
 
 def test_what_openvino_compiles_is_the_same_each_time(openvino: Project) -> None:

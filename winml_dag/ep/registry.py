@@ -113,8 +113,7 @@ OPENVINO = ExecutionProvider(
         Package("onnxruntime-ep-openvino", plugin="onnxruntime_ep_openvino"),
         _WINDOWS_ML,
     ),
-    how_to_get="Install onnxruntime-openvino in an environment of its own; on a machine with Intel hardware, "
-    "onnxruntime-ep-openvino can be installed here.",
+    how_to_get="Install it with: pip install winml_dag[openvino]",
     ihv_type="Intel",
 )
 VITISAI = ExecutionProvider(
