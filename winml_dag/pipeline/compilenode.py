@@ -1,4 +1,6 @@
-"""The node of compile where it is more than one model and onnxruntime: several models, or the QAIRT SDK."""
+"""The nodes of compile, and of finalize behind it, where it is not one model and onnxruntime: several models, or the
+QAIRT SDK.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from winml_dag.engine.stage import Node, Source
 from winml_dag.engine.toolchain import versions
 from winml_dag.ep.qairt import QairtSdk
 from winml_dag.stages.qairt import COMPILE_QAIRT
-from winml_dag.stages.shared import shared_compile_stage
+from winml_dag.stages.shared import FINALIZE_SHARED, shared_compile_stage
 from winml_dag.store.fingerprints import Fingerprints
 
 
@@ -21,6 +23,11 @@ def of_models(node: Node, also: Sequence[Source]) -> Node:
     names = (inputs.pop("model"), *(source.name for source in also))
     inputs |= {f"model_{number}": name for number, name in enumerate(names)}
     return replace(node, stage=shared_compile_stage(len(names)), inputs=inputs)
+
+
+def final_of_models(node: Node) -> Node:
+    """*node*, which gives one model its final name, for all that compile has put out."""
+    return replace(node, stage=FINALIZE_SHARED, kinds={})
 
 
 def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:

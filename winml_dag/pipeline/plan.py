@@ -20,7 +20,7 @@ from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.calibration import packages_of
-from winml_dag.pipeline.compilenode import looked_at, of_models, of_sdk
+from winml_dag.pipeline.compilenode import final_of_models, looked_at, of_models, of_sdk
 from winml_dag.pipeline.epplace import HERE, EpPlace, configuration, ep_place
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
@@ -35,7 +35,6 @@ from winml_dag.stages.finalize import FINALIZE
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
-from winml_dag.stages.shared import FINALIZE_SHARED
 from winml_dag.stages.validate import VALIDATE
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
@@ -258,14 +257,15 @@ class _Line:
             yield node
         finalize = build.finalize
         if not isinstance(finalize, Skip):
-            yield self._node(
+            node = self._node(
                 "finalize",
-                FINALIZE_SHARED if build.also else FINALIZE,
+                FINALIZE,
                 config_json(finalize),
                 kind=self._kind,
                 model=self._model,
                 validation=validation,
             )
+            yield final_of_models(node) if build.also else node
 
     def _compile(self, config: CompileConfig) -> Node:
         build = self._build
