@@ -24,11 +24,12 @@ def validated_lines(result: BuildResult) -> Iterator[str]:
     metrics = _metrics(result)
     if metrics is None:
         return
-    where = f"validated on {metrics.get('execution_provider')} {metrics.get('device')}"
+    provider = metrics.get("execution_provider")
+    where = f"validated on {provider} {metrics.get('device')}"
     if metrics.get("reference") is False:
         on = f"{counted(int(str(metrics.get('samples'))), 'sample')} ({metrics.get('data')}) and on ones"
         yield f"{where} alone, since nothing is there to hold it against: it loads, runs and gives numbers on {on}"
-    elif metrics.get("execution_provider") != CPU.name and not _quantizes(result):
+    elif provider not in (None, CPU.name) and not _quantizes(result):
         quality = Quality.from_json(metrics.get("quality"))
         if quality is not None:
             yield f"{where}: {quality.sentence()}"

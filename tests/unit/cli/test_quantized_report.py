@@ -261,3 +261,37 @@ def test_what_to_try_fits_what_was_done() -> None:
 def test_a_record_of_somebody_elses_has_no_quality(value: Any) -> None:
     assert Quality.from_json(value) is None
     assert Quality.from_json(QUALITY.to_json()) == QUALITY
+
+
+ON_QNN: JsonObject = {
+    "execution_provider": "QNNExecutionProvider",
+    "device": "npu",
+    "reference": True,
+    "data": "text",
+    "samples": 3,
+    "quality": QUALITY.to_json(),
+}
+
+
+def test_a_model_that_nothing_was_quantized_of_has_its_figures_from_another_provider(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = lines(built("fp32", measured={"validate": ON_QNN}), capsys)
+    assert told[0].startswith("validated on QNNExecutionProvider npu: cosine 0.99941, SQNR 31.2 dB")
+    assert not any(line.startswith("validated") for line in lines(built(measured={"validate": ON_QNN}), capsys))
+
+
+def test_a_model_that_there_is_nothing_to_hold_against_is_said_to_have_run_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone = {name: value for name, value in ON_QNN.items() if name != "quality"} | {"reference": False}
+    told = lines(built("fp32", measured={"validate": alone}), capsys)
+    assert told[0].endswith("it loads, runs and gives numbers on 3 samples (text) and on ones")
+
+
+def test_what_is_odd_about_the_float_model_is_a_warning_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {"quality": QUALITY.to_json(), "warnings": ["Output 'logits' of the reference itself has 3 NaN."]}
+    result = built(measured={"validate": odd})
+    assert "warning: Output 'logits' of the reference itself has 3 NaN." in lines(result, capsys)
+    assert done(result).warnings[-1] == "Output 'logits' of the reference itself has 3 NaN."
+    assert not done(result).poor
