@@ -60,6 +60,8 @@ def test_a_model_that_is_compiled_there_is_validated_there_and_what_happens_is_t
 def test_what_the_plugin_compiles_it_loads_back(openvino: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={PLUGIN}")
     result = build(openvino)
+    if "finds no cpu on this machine" in stage(result, "compile").get("error", ""):
+        pytest.skip("the plugin drives processors of Intel only")
     assert result.code == 0, result.messages
     validated = stage(result, "validate")["metrics"]
     assert validated["assigned_nodes"] == {"OpenVINOExecutionProvider": {"EPContext": 1}}
