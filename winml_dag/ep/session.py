@@ -80,7 +80,7 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
         settings.add_provider(target.ep.name, dict(options))
     except Exception as error:
         raise StageError(
-            f"{target.ep.name} cannot be set up for device {target.device!r} here: {reason(error)}",
+            f"{target.ep.name} cannot be set up for device {target.device!r} here: {reason(error).rstrip('.')}.",
             advice=f"Check the provider options, and that this machine has that device; this provider drives "
             f"{', '.join(target.ep.devices)}. {SEE_LOG}",
         ) from error
@@ -117,12 +117,12 @@ def create_session(
 
 
 def _load_error(model: Path, target: Target, why: str, *, compiled: bool) -> StageError:
-    name = target.ep.name
+    name, why = target.ep.name, why.rstrip(".")
     if not (compiled and target.ep.makes_ep_context):
-        return StageError(f"{name} cannot load {model.name}: {why}", advice=SEE_LOG)
+        return StageError(f"{name} cannot load {model.name}: {why}.", advice=SEE_LOG)
     as_onnx = f"--no-compile ships the ONNX model, which {name} compiles when it is loaded. {SEE_LOG}"
     return StageError(
-        f"{name} compiled this model and cannot load it back: {why.rstrip('.')}.",
+        f"{name} compiled this model and cannot load it back: {why}.",
         advice=as_onnx if target.ep.takes_onnx else SEE_LOG,
     )
 
