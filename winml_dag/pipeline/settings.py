@@ -97,8 +97,11 @@ def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:
     given = dict(section.provider_options)
     for name in file_option_names(asked, build.target):
         given[name] = _portable(resolve_path(asked.base, given[name]), build.summary.output_dir)
+    settings = {name: value for name, value in _whole(section).items() if name != "quant_config"}
+    if section.qnn_sdk_root is not None:
+        settings["qnn_sdk_root"] = _portable(resolve_path(asked.base, section.qnn_sdk_root), build.summary.output_dir)
     return {
-        **{name: value for name, value in _whole(section).items() if name != "quant_config"},
+        **settings,
         "execution_provider": config.compile.execution_provider,
         "device": config.compile.device,
         "provider_options": {**config.compile.provider_options, **given},
