@@ -45,6 +45,8 @@ _RELU = bytes.fromhex(
 )
 # Libraries whose file names have the version of the SDK that they are of.
 _SDK_LIBRARY = re.compile(r"(?:lib)?(?:openvino|tensorrt_rtx|nvinfer)\.so\.(\d+(?:\.\d+)+)")
+# OpenVINO 2025.4.1 also goes by this name, and a plugin has it alone: libopenvino.so.2541
+_OPENVINO_LIBRARY = re.compile(r"libopenvino\.so\.(\d\d)(\d)(\d)")
 
 
 def run(config: DevicesConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG001 - it has no files
@@ -120,5 +122,7 @@ def _sdk_version(ep: ExecutionProvider) -> str:
             told = None
         if version := getattr(told, "qnn_version", ""):
             return str(version)
-    matches = (_SDK_LIBRARY.fullmatch(path.name) for path in libraries_of(ep, None).files)
-    return max((match[1] for match in matches if match), default="", key=len)
+    names = [path.name for path in libraries_of(ep, None).files]
+    versions = [match[1] for match in map(_SDK_LIBRARY.fullmatch, names) if match]
+    versions += ["20" + ".".join(match.groups()) for match in map(_OPENVINO_LIBRARY.fullmatch, names) if match]
+    return max(versions, default="", key=len)

@@ -15,9 +15,10 @@ import onnxruntime
 import pytest
 
 from winml_dag.cli.main import run
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, OPENVINO, QNN
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, MIGRAPHX, OPENVINO, QNN
 from winml_dag.pipeline.survey import ProviderFound, survey
 
+ROOT = Path(__file__).parents[3]
 PLUGIN = OPENVINO.packages[1].plugin
 
 
@@ -113,10 +114,38 @@ def test_a_library_that_does_not_load_is_a_sentence(plugin: Callable[[str], Prov
 def test_a_wrong_configuration_is_a_warning_and_the_rest_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"openvino={tmp_path / 'none'}")
-    found = survey([OPENVINO, CPU])
+    monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"migraphx={tmp_path / 'none'}")
+    found = survey([MIGRAPHX, CPU])
     assert f"names {tmp_path / 'none'}, which is not there" in found.problem
     assert [each.is_available for each in found.providers] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("environment", "package", "runtime"),
+    [
+        (".venv-openvino", "onnxruntime-openvino", "onnxruntime-openvino"),
+        (".venv-openvino-plugin", "onnxruntime-ep-openvino", "onnxruntime"),
+    ],
+)
+def test_openvino_is_asked_in_the_environment_that_has_it(
+    environment: str, package: str, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ROOT / environment
+    if not (folder / "with-openvino").is_file():
+        pytest.skip("make ep-openvino has not made its environments")
+    monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"openvino={folder}")
+    (found,) = survey([OPENVINO]).providers
+    assert found.environment == folder
+    assert found.package is not None
+    assert found.runtime is not None
+    assert (found.package[0], found.runtime[0]) == (package, runtime)
+    assert found.sdk_version.startswith("20")
+    if (
+        sys.platform == "linux" and "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    ):  # elsewhere the plugin finds no device
+        assert "cpu" in {device.type for device in found.devices}
+    if package == runtime:
+        assert {device.type for device in found.devices} | found.refused.keys() == {"npu", "gpu", "cpu"}
 
 
 def test_lists_are_told_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
