@@ -198,11 +198,12 @@ options.add_provider_for_devices(devices, settings)
 if sys.argv[1] == "compile":
     quantize_static("float.onnx", "qdq.onnx", Samples(), activation_type=QuantType.QUInt16)
     flags = ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED
-    compiler = ort.ModelCompiler(options, "qdq.onnx", embed_compiled_data_into_model=False, flags=flags)
-    compiler.compile_to_file("in/compiled.onnx")
+    for embed, target in ((False, "in/compiled.onnx"), (True, "embedded/compiled.onnx")):
+        compiler = ort.ModelCompiler(options, "qdq.onnx", embed_compiled_data_into_model=embed, flags=flags)
+        compiler.compile_to_file(target)
 else:
-    session = ort.InferenceSession("moved/other name.onnx", options)
-    print(session.run(None, Samples.left[0])[0].shape)
+    for model in ("moved/other name.onnx", "moved/embedded.onnx"):
+        print(ort.InferenceSession(model, options).run(None, Samples.left[0])[0].shape)
 """
 
 
@@ -210,6 +211,7 @@ else:
 def test_a_model_compiled_for_an_npu_loads_under_its_final_name(workspace: Workspace) -> None:
     pytest.importorskip("onnxruntime_qnn")
     onnx.save(_linear(), "float.onnx")
+    Path("embedded").mkdir()
     compiled = subprocess.run([sys.executable, "-c", _COMPILE, "compile"], capture_output=True, text=True)
     if compiled.stderr.strip().endswith("no device"):
         pytest.skip("the QNN execution provider offers no device here")
@@ -224,5 +226,9 @@ def test_a_model_compiled_for_an_npu_loads_under_its_final_name(workspace: Works
     Path("moved").mkdir()
     Path("out/model.onnx").rename("moved/other name.onnx")
     Path("out/model_qnn.bin").rename("moved/model_qnn.bin")
+    Path("embedded/compiled.onnx").rename("in/compiled.onnx")
+    _, names = _finalize(workspace)
+    assert names == ["model.onnx"]
+    Path("out/model.onnx").rename("moved/embedded.onnx")
     loaded = subprocess.run([sys.executable, "-c", _COMPILE, "load"], capture_output=True, text=True)
-    assert "(1, 64)" in loaded.stdout, loaded.stderr
+    assert loaded.stdout.count("(1, 64)") == 2, loaded.stderr
