@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
+from winml_dag.onnxmodel.conversions import lost_conversions
 from winml_dag.onnxmodel.dtypes import bit_width, byte_size, dtype_name
 from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, all_tensors
 from winml_dag.onnxmodel.precision import constants_of
@@ -31,6 +32,11 @@ def findings(path: Path, model: Model) -> Iterator[str]:
     yield from _unmade_outputs(model.graph)
     yield from _wide_types_too_early(model, nodes, constants)
     yield from _bad_scales(path, nodes, constants)
+    if names := lost_conversions(path, nodes, constants):
+        yield (
+            f"QNN computes something else: it drops additions of zero, and with them the conversion to the scale behind"
+            f" {_few(names)}. Take them out of the float model and quantize it again: `winml-dag quantize` does both."
+        )
     if (size := path.stat().st_size) > _LARGEST_PROTOBUF:
         yield f"The file has {size} bytes, and onnx reads none above 2 GiB: its weights belong into a file beside it."
 

@@ -19,6 +19,8 @@ from winml_dag.stages.bounds import Bounds
 from winml_dag.stages.samples import Columns
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from winml_dag.onnxmodel.feeds import InputSpec
     from winml_dag.stages.figures import OutputFigures
     from winml_dag.stages.pair import Pair
@@ -165,7 +167,7 @@ def _compared(
     of_ones = pair.measure(ones(inputs), scores)
     require_numbers(measured.outputs, str(given))
     require_numbers(of_ones.outputs, _ONES)
-    _require_close(measured.outputs, fields.bounds, given)
+    _require_close(measured.outputs, fields.bounds, given, workspace)
     kind, held_out = given.samples.kind, given.held_out
     return {
         **fields.bounds.to_json(),
@@ -175,7 +177,7 @@ def _compared(
     }
 
 
-def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Given) -> None:
+def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Given, workspace: Workspace) -> None:
     if bounds.min_top1_agreement is not None and all(output.top1 is None for output in outputs):
         raise StageError(
             "validate.min_top1_agreement is set, but no output of the model has scores of classes.",
@@ -187,6 +189,15 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
             raise StageError(
                 f"Output {read.name!r} is too far from the reference on {given}: {'; '.join(broken)} (cosine"
                 f" {read.cosine:.7g}, signal to noise {read.sqnr_db:.1f} dB, largest error {read.max_abs_error:.3g}).",
-                advice="Try typical calibration data, optim.clamp_constant_values or a higher precision; the field"
-                " moves the bound.",
+                advice=_advice(workspace.input_file("reference", ".onnx")),
             )
+
+
+def _advice(reference: Path) -> str:
+    """What to do about a result that is too far from *reference*."""
+    from winml_dag.onnxmodel.graph import read_model
+    from winml_dag.onnxmodel.lint import findings
+
+    if wrong := next(findings(reference, read_model(reference)), None):
+        return wrong
+    return "Try typical calibration data, optim.clamp_constant_values or a higher precision; the field moves the bound."
