@@ -14,8 +14,13 @@ from planned_keys import LIBRARY, Warm, plugin_of, reached, stages_of
 from reach import BASES, edited
 
 from winml_dag.ep.environments import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
-from winml_dag.ep.registry import QNN
+from winml_dag.ep.registry import QNN, resolve_target
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.measurement import measuring_node
+from winml_dag.pipeline.request import plan_request
+from winml_dag.stages.evaluate import EVALUATE
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.memory import MemoryRows
 
 OPENVINO_BUILD = edited(BASES["float"], "ep", "openvino")
 RECIPES = {"openvino": OPENVINO_BUILD, "qnn": BASES["static"], "cpu": BASES["cpu"]}
@@ -145,10 +150,22 @@ def test_a_plan_does_not_outlive_the_configuration(project: Path, monkeypatch: p
     assert reached(there, warm.stages()) == set()
 
 
+def test_a_measurement_is_made_there_with_what_is_there(environment: Path) -> None:
+    (environment / PACKAGES / "transformers-98.0.dist-info").mkdir()
+    fingerprints, target = Fingerprints(MemoryRows()), resolve_target("openvino", "cpu")
+    node = measuring_node(EVALUATE, {}, {}, target, fingerprints, packages=["transformers"])
+    assert node.interpreter == environment / PYTHON
+    assert node.toolchain["transformers"] == "98.0"
+    assert node.toolchain["onnxruntime-openvino"] == "1.24.1"
+    assert f"openvino library {LIBRARY}" in node.toolchain
+    here = measuring_node(EVALUATE, {}, {}, resolve_target("cpu", None), fingerprints, packages=["transformers"])
+    assert here.interpreter is None
+    assert here.toolchain.keys() == {*EVALUATE.packages, "transformers"}
+    assert here.toolchain["transformers"] != "98.0"
+
+
 @pytest.mark.usefixtures("settled")
 def test_a_plan_that_stands_knows_who_does_the_work(project: Path, environment: Path) -> None:
-    from winml_dag.pipeline.request import plan_request
-
     warm = Warm(project, OPENVINO_BUILD)
     warm.stages()
     assert warm.stands()

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
-from winml_dag.engine.toolchain import versions
 from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.calibration import packages_of, require_packages
@@ -145,8 +144,8 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
         "data": data,
         "processor": processor,
     }
-    tools = versions(packages_of(data, processor))
-    node = measuring_node(EVALUATE, config_json(config), inputs, target, fingerprints, tools)
+    packages = packages_of(data, processor)
+    node = measuring_node(EVALUATE, config_json(config), inputs, target, fingerprints, packages)
     scope = f"eval {section.mode} {subject.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), fingerprints, scope)
     return EvaluationPlan(planned, subject, target, task, reference, tuple(_notices(request, target, reference)))
@@ -240,7 +239,11 @@ def _data(request: EvaluationRequest) -> Source | None:
     if dataset.path is None:
         return None
     path = resolve_path(request.base, dataset.path)
-    asks_for_split = bool({"split", "name"} & dataset.model_fields_set)
+    # Said with its default, as winml-cli writes it, it may be said of data without splits.
+    asks_for_split = dataset.name is not None or dataset.split != Dataset().split
+    if path.is_file() and asks_for_split:
+        field = _ASKER.split if dataset.name is None else _ASKER.subset
+        raise UsageError(f"{field}: a file has no splits or subsets, and {path} is one.", advice="Leave it out.")
     if path.is_file() or (path.is_dir() and not asks_for_split and not tells_splits(path)):
         source = calibration_source(path, _ASKER.name)
     elif not path.exists() and is_path_like(dataset.path):

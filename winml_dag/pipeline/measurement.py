@@ -99,10 +99,10 @@ def measuring_node(
     inputs: Mapping[str, Source | None],
     target: Target,
     fingerprints: Fingerprints,
-    tools: Mapping[str, str] | None = None,
+    packages: Iterable[str] = (),
 ) -> Node:
     """The node that measures on *target*, where that is installed: with what its provider is installed with in its key,
-    besides the packages of *stage* and *tools*. Slots without a source are left out.
+    besides the versions of *packages* and those of *stage*. Slots without a source are left out.
 
     Raises:
         UsageError: when the configuration names what is no environment for *target*.
@@ -113,7 +113,7 @@ def measuring_node(
         stage=stage,
         config=config,
         inputs={slot: source.name for slot, source in inputs.items() if source is not None},
-        toolchain={**place.toolchain(stage.packages), **(tools or {})},
+        toolchain=place.toolchain((*stage.packages, *packages)),
         interpreter=place.interpreter,
     )
 

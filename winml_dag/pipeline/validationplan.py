@@ -11,7 +11,6 @@ from pathlib import Path
 
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
-from winml_dag.engine.toolchain import versions
 from winml_dag.ep.registry import CPU, Target, require_installed
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.graph import read_model
@@ -97,8 +96,8 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
         "input_data": data,
         "processor": processor,
     }
-    tools = versions(packages_of(data, processor))
-    node = measuring_node(VALIDATE, config_json(config), inputs, target, fingerprints, tools)
+    packages = packages_of(data, processor)
+    node = measuring_node(VALIDATE, config_json(config), inputs, target, fingerprints, packages)
     scope = f"validate {subject.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), fingerprints, scope)
     return ValidationPlan(planned, subject, target, precision, reference, fields.bounds)
