@@ -53,6 +53,7 @@ class _Here:
     """This machine and this Python."""
 
     host: Host
+    platform: str
     python: str
     executable: str
     packages: dict[str, str | None]
@@ -74,7 +75,13 @@ def _here() -> _Here:
     packages = {name: present.get(normalised(name)) for name in _PACKAGES}
     packages |= {name: present[normalised(name)] for name in RUNTIME_BUILDS if normalised(name) in present}
     return _Here(
-        this_host(), platform.python_version(), sys.executable, packages, default_cache_dir().absolute(), config_file()
+        host=this_host(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        executable=sys.executable,
+        packages=packages,
+        cache=default_cache_dir().absolute(),
+        configuration=config_file(),
     )
 
 
@@ -103,7 +110,7 @@ def _machine_lines() -> Iterator[str]:
         cores += f", {host.usable_cores} of them for this process"
     yield f"winml_dag {__version__}, Python {here.python} ({here.executable})"
     yield f"  packages       {there}{f'; not installed: {missing}' if missing else ''}"
-    yield f"  system         {host.system}"
+    yield f"  system         {host.system} ({here.platform})"
     yield f"  processor      {host.processor}, {cores}"
     yield f"  memory         {host.memory_gib} GiB"
     if host.accelerators:
@@ -184,6 +191,7 @@ def _machine_json() -> JsonObject:
         "python": {"version": here.python, "executable": here.executable},
         "packages": here.packages,
         "system": host.system,
+        "platform": here.platform,
         "processor": host.processor,
         "logical_cores": host.logical_cores,
         "usable_cores": host.usable_cores,
