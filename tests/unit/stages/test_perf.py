@@ -22,7 +22,7 @@ from winml_dag.stages.perf.latency import (
     throughput_json,
 )
 from winml_dag.stages.perf.memory import resident
-from winml_dag.stages.perf.notices import is_emulated, of_latencies, of_open_sizes, of_waiting
+from winml_dag.stages.perf.notices import is_emulated, of_latencies, of_open_sizes
 from winml_dag.stages.perf.waiting import waited_ns, waited_share
 
 
@@ -100,10 +100,13 @@ def test_the_clock_ticks() -> None:
 
 
 def test_other_programs_are_told_of() -> None:
-    (notice,) = of_waiting(0.25)
+    def told(share: float | None) -> list[str]:
+        return list(of_latencies(Latencies((10_000_000,) * 200, 2 * 10**9, share), tick_ns=100))
+
+    (notice,) = told(0.25)
 
     assert "25 % of the time" in notice
-    assert [*of_waiting(0.01), *of_waiting(None)] == []
+    assert [*told(0.01), *told(None)] == []
 
 
 def test_what_threads_waited_is_that_of_the_one_that_waited_longest() -> None:

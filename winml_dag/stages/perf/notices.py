@@ -14,7 +14,7 @@ _SHORT_NS = 50_000
 # A clock that ticks so often within one inference tells its duration to 1 %.
 _TICKS = 100
 # Less than this is what every system does now and then.
-_DISTURBED = 0.05
+_DISTURBED = 0.1
 # With fewer, p99 is the slowest of all.
 _ENOUGH_FOR_P99 = 100
 
@@ -47,14 +47,10 @@ def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[s
             f"p99 is the slowest of {len(latencies.each)} inferences: 100 or more tell what is usual"
             " (--iterations, --duration)."
         )
-
-
-def of_waiting(waited_share: float | None) -> Iterator[str]:
-    """*waited_share*: what part of the time a thread waited for a processor, None where the system does not tell."""
-    if waited_share is not None and waited_share > _DISTURBED:
+    if latencies.waited_share is not None and latencies.waited_share > _DISTURBED:
         yield (
-            f"For {100 * waited_share:.0f} % of the time a thread of the model waited for a processor: other programs"
-            " ran, or it has more threads than there are processors. On a quiet machine it is faster."
+            f"For {100 * latencies.waited_share:.0f} % of the time a thread of the model waited for a processor: other"
+            " programs ran, or it has more threads than there are processors. On a quiet machine it is faster."
         )
 
 

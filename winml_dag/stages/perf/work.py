@@ -24,7 +24,7 @@ from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
 from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.memory import resident
-from winml_dag.stages.perf.notices import EMULATED, is_emulated, of_latencies, of_open_sizes, of_waiting
+from winml_dag.stages.perf.notices import EMULATED, is_emulated, of_latencies, of_open_sizes
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -83,9 +83,8 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "seed": config.perf.seed,
         "waited_share": found.latencies.waited_share,
         "notices": [
-            *([EMULATED] if is_emulated(target) else []),
-            *of_latencies(found.latencies),
-            *of_waiting(found.latencies.waited_share),
+            # Of an emulator's latencies there is nothing more to know.
+            *([EMULATED] if is_emulated(target) else of_latencies(found.latencies)),
             *(of_open_sizes(inputs) if is_random else ()),
         ],
     }
