@@ -55,6 +55,15 @@ class Inspected:
 
 def described_lines(inspected: Inspected, top: int) -> Iterator[str]:
     """The whole description, with the *top* largest tensors."""
+    return map(_plain, _lines(inspected, top))
+
+
+def _plain(line: str) -> str:
+    """*line* without what a terminal would obey or a reader not see: anybody may have written the names in a model."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+
+
+def _lines(inspected: Inspected, top: int) -> Iterator[str]:
     model = inspected.model
     summary = model.summary
     yield f"{model.path}: {_sizes(model)}"

@@ -47,11 +47,15 @@ def dynamic_inputs(model: Model) -> Iterator[str]:
     names = [
         value.name
         for value in model.graph.inputs
-        if value.name not in constants and (value.dims is None or not all(isinstance(dim, int) for dim in value.dims))
+        if value.name not in constants and (value.dims is None or not all(map(_is_fixed, value.dims)))
     ]
     if names:
         verb = "has no fixed shape" if len(names) == 1 else "have no fixed shapes"
         yield f"{_few(names)} {verb}, and an NPU needs one: export with fixed dimensions."
+
+
+def _is_fixed(dim: int | str | None) -> bool:
+    return isinstance(dim, int) and dim >= 0  # some exporters write -1 for a free one
 
 
 def _undeclared_domains(model: Model, nodes: Sequence[Node]) -> Iterator[str]:

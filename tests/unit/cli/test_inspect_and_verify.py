@@ -322,6 +322,17 @@ def test_nodes_without_inputs_and_outputs_are_told_of(tmp_path: Path) -> None:
     assert "No node makes y" in " ".join(described_lines(inspected, 5))
 
 
+def test_what_is_in_a_model_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    model = onnx.load(tiny(tmp_path / "m.onnx"))
+    model.graph.node[0].op_type = "Relu\x1b[2J"
+    model.metadata_props.add(key="characters", value="a\nb\u202ec")
+    onnx.save(model, tmp_path / "m.onnx")
+    lines = [*described_lines(Inspected(describe_model(tmp_path / "m.onnx"), None, "", ()), 5)]
+    assert any("Relu\\x1b[2J" in line for line in lines)
+    assert any("characters = a\\nb\\u202ec" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
 def test_sizes_beyond_every_machine_are_damage(tmp_path: Path) -> None:
     model = onnx.ModelProto.FromString(_EVERYTHING)
     model.graph.initializer[0].dims[:] = [2**62] * 40

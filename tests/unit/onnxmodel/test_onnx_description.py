@@ -128,8 +128,9 @@ def test_sound_models_are_not_complained_about(make: Callable[[Path], Path], tmp
     assert warnings(make(tmp_path / "m.onnx")) == ""
 
 
-def test_open_shapes_are_a_complaint_for_an_npu_only(tmp_path: Path) -> None:
-    path = written(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], shape=("batch", 4))
+@pytest.mark.parametrize("free", ["batch", -1, None])
+def test_open_shapes_are_a_complaint_for_an_npu_only(free: str | int | None, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], shape=(free, 4))
     assert warnings(path) == ""
     assert warnings(path, for_npu=True) == ("x has no fixed shape, and an NPU needs one: export with fixed dimensions.")
     written(path, [helper.make_node("Relu", ["x"], ["y"])])
