@@ -158,7 +158,7 @@ def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path
     if done.returncode:
         last = next((line.strip() for line in reversed(done.stdout.splitlines()) if line.strip()), "it said nothing")
         raise StageError(
-            f"{name} ended with exit code {done.returncode}: {last}",
+            f"{name} ended with exit code {done.returncode}: {last.rstrip('.')}.",
             advice="The log of this stage has all that it said. Its Python is that of `venv` in the SDK's folder, if"
             " there is one."
             if name == CONVERTER

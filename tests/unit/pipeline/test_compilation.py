@@ -1,0 +1,117 @@
+"""What compile is told by a recipe and by the options of a run together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.ep.options import SOCS, complete_options
+from winml_dag.ep.registry import resolve_target
+from winml_dag.errors import RecipeError, UsageError
+from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.compilation import (
+    compile_config,
+    finalize_config,
+    provider_options,
+    with_compile_settings,
+)
+from winml_dag.pipeline.request import Overrides
+from winml_dag.pipeline.variant import Skip
+from winml_dag.recipe.schema import Recipe
+from winml_dag.stages.compile import CompileConfig
+
+NPU = resolve_target("qnn", "npu")
+GPU = resolve_target("qnn", "gpu")
+CPU = resolve_target("cpu", None)
+
+
+def asked(section: dict[str, Any] | None, settings: dict[str, Any] | None = None, target: Any = NPU) -> Asked:
+    recipe = Recipe.model_validate({} if section is None else {"compile": section})
+    overrides = Overrides(compile_settings=settings)
+    return Asked(with_compile_settings(recipe, settings, target), Path("/recipes"), True, overrides)
+
+
+def options(section: dict[str, Any] | None, settings: dict[str, Any] | None = None) -> dict[str, str]:
+    return dict(provider_options(asked(section, settings), NPU))
+
+
+@given(st.sampled_from(SOCS), st.booleans())
+def test_a_chip_has_many_names_and_one_meaning(soc: Any, upper: bool) -> None:
+    meant = complete_options(NPU, {"soc_model": soc.model})
+    for name in (soc.model, int(soc.model), soc.part, soc.chip, soc.name, f"  {soc.name} "):
+        if name:
+            assert options({"soc_model": name.upper() if upper and isinstance(name, str) else name}) == meant
+
+
+def test_fields_of_the_npu_stand_for_its_options() -> None:
+    assert options({"htp_arch": 75})["soc_model"] == "57"
+    assert options({"htp_optimization_level": 0})["htp_graph_finalization_optimization_mode"] == "0"
+    assert options({"soc_model": 60, "provider_options": {"soc_model": "60"}}) == options(None)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"soc_model": 57, "provider_options": {"soc_model": "60"}}, "compile.soc_model means soc_model '57'"),
+        (
+            {
+                "htp_optimization_level": 1,
+                "provider_options": {"htp_graph_finalization_optimization_mode": "3"},
+            },
+            "compile.htp_optimization_level means htp_graph_finalization_optimization_mode '1'",
+        ),
+        ({"soc_model": 57, "htp_arch": 73}, "whose htp_arch is 75, not 73"),
+        ({"soc_model": "Snapdragon Z"}, "There is no chip 'Snapdragon Z'"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        options(section)
+
+
+@pytest.mark.parametrize("target", [GPU, CPU])
+def test_other_targets_have_no_such_fields(target: Any) -> None:
+    with pytest.raises(UsageError, match=r"compile\.soc_model is for QNNExecutionProvider on the npu"):
+        provider_options(asked({"soc_model": 60}, target=target), target)
+
+
+def test_the_options_of_a_run_are_added_and_win() -> None:
+    recipe = {"provider_options": {"vtcm_mb": "4", "soc_model": "60"}, "embed_context": True}
+    found = options(recipe, {"provider_options": {"vtcm_mb": "8", "extended_udma": "1"}})
+    assert (found["vtcm_mb"], found["extended_udma"], found["soc_model"]) == ("8", "1", "60")
+    # Whichever way the recipe says the chip, that of the run holds, and its architecture with it.
+    for written in (recipe, {"soc_model": 60, "htp_arch": 73}, {"htp_arch": 73}):
+        for said in ({"soc_model": 57}, {"provider_options": {"soc_model": "57"}}, {"htp_arch": 75}):
+            now = options(written, said)
+            assert (now["soc_model"], now["htp_arch"]) == ("57", "75")
+
+
+def test_files_that_a_run_names_are_where_its_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = asked({}, {"provider_options": {"op_affinity": "a.json"}, "qnn_sdk_root": "sdk"}).recipe.compile
+    assert section is not None
+    assert section.provider_options["op_affinity"] == str(tmp_path / "a.json")
+    assert section.qnn_sdk_root == str(tmp_path / "sdk")
+
+
+def test_a_field_that_is_none_is_refused() -> None:
+    with pytest.raises(RecipeError, match="The compile section is wrong"):
+        asked({}, {"soc_modle": 60})
+
+
+def test_a_run_that_asks_something_of_compile_compiles() -> None:
+    assert isinstance(compile_config(asked(None), NPU), Skip)
+    assert isinstance(compile_config(asked(None, {"embed_context": True}), NPU), CompileConfig)
+
+
+def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out() -> None:
+    required = asked({"require_full_offload": True})
+    skipped = Skip("there is nothing to compile")
+    with pytest.raises(UsageError, match=r"require_full_offload is set, but there is nothing to compile"):
+        finalize_config(required, skipped)
+    left_out = Asked(required.recipe, required.base, True, Overrides(compile=False))
+    assert finalize_config(left_out, skipped).compile.require_full_offload is False

@@ -1,0 +1,83 @@
+"""What is planned, and what is refused, when `compile` is given several models."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.engine.stage import Node
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.store.local import LocalStore
+
+pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Path]:
+    found = []
+    for length in (4, 8):
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, length]) for name in "xy")
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+        found.append(tmp_path / f"length{length}.onnx")
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), found[-1])
+    return found
+
+
+def planned(models: list[Path], folder: Path, **settings: object) -> BuildGraph:
+    overrides = Overrides(onnx=models[0], ep="qnn", compile_settings=settings or None)
+    output = folder / "out" / f"{models[0].stem}_compiled.onnx"
+    request = Request(None, overrides, command="compile", output_file=output, also=tuple(models[1:]))
+    return plan_request(request, LocalStore(folder / "cache"), download=False)
+
+
+def node(graph: BuildGraph, node_id: str) -> Node:
+    return next(each for each in graph.graph.nodes if each.id == node_id)
+
+
+def test_one_compile_reads_all_models_and_one_finalize_names_them(models: list[Path], tmp_path: Path) -> None:
+    graph = planned(models, tmp_path, require_full_offload=True)
+    assert [each.id for each in graph.graph.nodes] == ["compile", "finalize"]
+    assert node(graph, "compile").inputs == {"model_0": str(models[0]), "model_1": str(models[1])}
+    config = node(graph, "finalize").config
+    assert list(config["files"]) == ["length4_compiled.onnx", "length8_compiled.onnx"]
+    assert config["compile"] == {"require_full_offload": True}
+    assert graph.summary.also == ("length8_compiled.onnx",)
+    assert any("emulator" in notice for notice in graph.summary.notices)
+
+
+def test_what_a_compile_of_one_model_is_told_it_is_told_for_several(models: list[Path], tmp_path: Path) -> None:
+    one, several = planned(models[:1], tmp_path, soc_model=57), planned(models, tmp_path, soc_model=57)
+    assert node(one, "compile").config == node(several, "compile").config
+    assert node(one, "compile").toolchain == node(several, "compile").toolchain
+
+
+def test_what_cannot_share_is_refused(models: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="given twice"):
+        planned([*models, models[0]], tmp_path)
+    with pytest.raises(UsageError, match="cannot have it inside"):
+        planned(models, tmp_path, embed_context=True)
+    with pytest.raises(UsageError, match="one model at a time"):
+        planned(models, tmp_path, compiler="qairt", qnn_sdk_root=str(_sdk(tmp_path)))
+    (tmp_path / "other").mkdir()
+    same_name = Path(shutil.copy(models[1], tmp_path / "other" / models[0].name))
+    with pytest.raises(UsageError, match=r"would both become length4_compiled\.onnx"):
+        planned([models[0], same_name], tmp_path)
+
+
+def _sdk(folder: Path) -> Path:
+    """As much of an SDK as a plan looks at."""
+    from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
+
+    names = [f"bin/{host_name()}/{name}" for name in (CONVERTER, program(GENERATOR))]
+    names += [f"lib/{host_name()}/{library(name)}" for name in ("QnnHtp", "QnnHtpNetRunExtensions")]
+    for name in names:
+        path = folder / "sdk" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return folder / "sdk"
