@@ -269,7 +269,7 @@ FIELDS: dict[str, Meaning] = {
     "eval.dataset.path": Meaning("A file, a folder, or the hub id of a data set."),
     "eval.dataset.name": Meaning("One of its subsets."),
     "eval.dataset.split": Meaning("One of its splits. A folder that is not divided into splits is used whole, unless "
-                                  "this is set."),
+                                  "another is asked for."),
     "eval.dataset.samples": Meaning("How many samples at most."),
     "eval.dataset.shuffle": Meaning("A choice of the samples; `false`: the first ones."),
     "eval.dataset.seed": Meaning("Of that choice, or of random inputs."),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,17 @@ UNSEEN = (
     "The football team won the championship for the first time in fifty years.",
     "Please remember to water the plants while I am away.",
 )
+PAIRS = Path(__file__).with_name("sentence_pairs.csv")
+PRECISIONS = ("w8a16", "w8a8")
+# As long as the sentences: what only pads them takes time.
+LENGTH = 32
 RECIPE: dict[str, Any] = {
     "loader": {"task": "feature-extraction"},
+    "export": {
+        "input_tensors": [
+            {"name": name, "shape": [1, LENGTH]} for name in ("input_ids", "attention_mask", "token_type_ids")
+        ]
+    },
     "ep": "cpu",
     "device": "cpu",
     "quant": {"samples": 32, "calibration_data": str(SENTENCES)},
@@ -60,21 +71,29 @@ def embeddings(session: onnxruntime.InferenceSession, sentences: Path) -> np.nda
     return np.stack(rows)
 
 
-def test_sentence_embeddings_keep_their_direction(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a build of each precision, and the cache."""
+    folder = tmp_path_factory.mktemp("minilm")
+    for precision in PRECISIONS:
+        recipe = folder / f"{precision}.json"
+        recipe.write_text(json.dumps({**RECIPE, "precision": precision}), encoding="utf-8")
+        build_hf_model(minilm(), folder / precision, config=recipe, cache_dir=folder / "cache")
+    return folder
+
+
+def test_sentence_embeddings_keep_their_direction(built: Path, tmp_path: Path) -> None:
     unseen = tmp_path / "unseen"
     unseen.mkdir()
     (unseen / "unseen.txt").write_text("\n".join(UNSEEN), encoding="utf-8")
     found, kept = {}, {}
-    for precision in ("w8a16", "w8a8"):
-        recipe = tmp_path / f"{precision}.json"
-        recipe.write_text(json.dumps({**RECIPE, "precision": precision}), encoding="utf-8")
-        output = tmp_path / precision
-        build_hf_model(minilm(), output, config=recipe, cache_dir=tmp_path / "cache")
+    for precision in PRECISIONS:
+        output = built / precision
         session = onnxruntime.InferenceSession(output / "model.onnx", providers=["CPUExecutionProvider"])
         found[precision] = embeddings(session, unseen)
         stages = json.loads((output / "build_manifest.json").read_text(encoding="utf-8"))["stages"]
         kept[precision] = next(stage for stage in stages if stage["name"] == "quantize")["metrics"]
-    float_model = tmp_path / "w8a8" / "optimized.onnx"
+    float_model = built / "w8a8" / "optimized.onnx"
     expected = embeddings(onnxruntime.InferenceSession(float_model, providers=["CPUExecutionProvider"]), unseen)
     cosines = {
         precision: (expected * rows).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(rows, axis=1)
@@ -85,3 +104,19 @@ def test_sentence_embeddings_keep_their_direction(tmp_path: Path) -> None:
     assert cosines["w8a8"].min() >= 0.95
     assert 0 < kept["w8a8"]["activations_kept_at_16_bits"] < 60
     assert kept["w8a16"]["activations_kept_at_16_bits"] == 0
+
+
+@pytest.mark.parametrize(("precision", "least"), [("w8a16", -0.01), ("w8a8", -0.03)])
+def test_similar_sentences_stay_similar(built: Path, precision: str, least: float) -> None:
+    """As people judge them, on sentences that calibration has not seen: beside the float model on the same ones."""
+    asked = ("eval", precision, "--dataset", str(PAIRS), "--samples", "24", "--format", "json", "--cache-dir", "cache")
+    done = subprocess.run(
+        [sys.executable, "-m", "winml_dag", *asked], cwd=built, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["task"], report["samples"], report["of"]) == ("feature-similarity", 24, 77)
+    spearman = report["metrics"]["spearman"]
+    assert spearman["reference"]["value"] > 0.8
+    assert spearman["difference"]["value"] > least
+    assert spearman["difference"]["low"] <= spearman["difference"]["value"] <= spearman["difference"]["high"]

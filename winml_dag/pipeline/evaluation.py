@@ -246,7 +246,7 @@ def _data(request: EvaluationRequest) -> Source | None:
         raise UsageError(f"{field}: a file has no splits or subsets, and {path} is one.", advice="Leave it out.")
     if path.is_file() or (path.is_dir() and not asks_for_split and not tells_splits(path)):
         source = calibration_source(path, _ASKER.name)
-    elif not path.exists() and is_path_like(dataset.path):
+    elif not path.exists() and (is_path_like(dataset.path) or kind_of(dataset.path)):
         raise InputError(f"{_ASKER.name}: {path} does not exist.", advice="Check the path, or give a hub id.")
     else:
         found = find_dataset(

@@ -1,0 +1,213 @@
+"""``winml-dag eval``: a model file, an output folder and a recipe, on labelled data and beside the float model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import yaml
+from conftest import Project
+from onnx import numpy_helper
+from onnx_samples import perceptron
+
+pytestmark = pytest.mark.slow
+
+WIDTH, CLASSES = 64, 16
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A classifier, one that has been spoilt, labelled rows, and a cache that the tests of this file fill together."""
+    project = Project(tmp_path_factory.mktemp("eval"))
+    folder = project.folder
+    _spoilt(perceptron(folder / "good.onnx"), folder / "poor.onnx")
+    rows = np.random.default_rng(5).normal(size=(24, WIDTH)).astype(np.float32)
+    labels = scores(folder / "good.onnx", rows).argmax(1)
+    labels[:4] = (labels[:4] + 1) % CLASSES
+    lines = [json.dumps({"x": row.tolist(), "label": int(label)}) for row, label in zip(rows, labels, strict=True)]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    np.save(folder / "rows.npy", rows)
+    np.save(folder / "labels.npy", labels)
+    return project
+
+
+def _spoilt(good: Path, poor: Path) -> None:
+    model = onnx.load(good)
+    constant = next(tensor for tensor in model.graph.initializer if tensor.name == "w2")
+    noise = np.random.default_rng(6).normal(size=(WIDTH, CLASSES)) / 8
+    values = (numpy_helper.to_array(constant) + noise).astype(np.float32)
+    constant.CopyFrom(numpy_helper.from_array(values, "w2"))
+    onnx.save(model, poor)
+
+
+def scores(model: Path, rows: np.ndarray) -> np.ndarray:
+    """Of a model that takes four rows at once."""
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return np.concatenate([session.run(None, {"x": rows[at : at + 4]})[0] for at in range(0, len(rows), 4)])
+
+
+def asked(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
+    done = project.run("eval", *arguments)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def evaluated(project: Project, *arguments: str, code: int = 0) -> dict[str, Any]:
+    done = asked(project, *arguments, "--format", "json")
+    assert done.returncode == code, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+LABELLED = ("poor.onnx", "--reference", "good.onnx", "-t", "image-classification", "--dataset", "rows.jsonl")
+
+
+def test_both_models_are_evaluated_on_the_same_samples_once(shared: Project) -> None:
+    first = evaluated(shared, *LABELLED, "-o", "told")
+    again = evaluated(shared, *LABELLED, "-o", "told")
+    assert (first["measured"], again["measured"]) == ("live", "cached")
+    assert first["metrics"] == again["metrics"]
+    assert first["samples"] == 24
+
+    rows, labels = (np.load(shared.folder / f"{name}.npy") for name in ("rows", "labels"))
+    accuracy = first["metrics"]["accuracy"]
+    for which, name in (("candidate", "poor.onnx"), ("reference", "good.onnx")):
+        right = (scores(shared.folder / name, rows).argmax(1) == labels).mean()
+        assert accuracy[which]["value"] == pytest.approx(right, abs=1e-5)
+    assert accuracy["reference"]["value"] == pytest.approx(20 / 24, abs=1e-5)
+    assert json.loads((shared.folder / "told" / "evaluation.json").read_text())["metrics"] == first["metrics"]
+
+
+def test_the_table_has_both_models_the_difference_and_a_verdict(shared: Project) -> None:
+    done = asked(shared, *LABELLED)
+    lines = done.stdout.splitlines()
+    accuracy = next(line for line in lines if line.startswith("  accuracy"))
+    assert accuracy.count("[") == 3
+    assert "significant (p = " in accuracy
+    assert lines.index(accuracy) < next(at for at, line in enumerate(lines) if line.startswith("  top5_accuracy"))
+
+
+def test_a_bound_that_is_not_kept_ends_with_1(shared: Project) -> None:
+    done = asked(shared, *LABELLED, "--min", "accuracy=0.99")
+    assert done.returncode == 1
+    assert "accuracy is 0." in done.stdout
+    assert "below the bound of 0.99" in done.stdout
+    value = evaluated(shared, *LABELLED, "--min", "accuracy=0.99", "--min", "top5_accuracy=0.1", code=1)
+    assert {name: bound["kept"] for name, bound in value["bounds"].items()} == {
+        "accuracy": False,
+        "top5_accuracy": True,
+    }
+    assert value["success"] is False
+    assert asked(shared, *LABELLED, "--min", "top5_accuracy=0.1").returncode == 0
+
+
+def test_outputs_are_compared_without_labels(shared: Project) -> None:
+    (shared.folder / "inputs").mkdir(exist_ok=True)
+    np.savez(shared.folder / "inputs" / "data.npz", x=np.load(shared.folder / "rows.npy").reshape(6, 4, WIDTH))
+    value = evaluated(
+        shared, "poor.onnx", "--mode", "compare", "--reference", "good.onnx", "--input-data", "inputs/data.npz"
+    )
+    rows = np.load(shared.folder / "rows.npy")
+    good, poor = (scores(shared.folder / name, rows) for name in ("good.onnx", "poor.onnx"))
+    output = value["outputs"]["logits"]
+    assert output["cosine"] == pytest.approx(
+        (good * poor).sum() / np.linalg.norm(good) / np.linalg.norm(poor), abs=1e-5
+    )
+    assert output["top1"] == {"agreed": int((good.argmax(1) == poor.argmax(1)).sum()), "of": 24}
+    assert (value["samples"], value["data"]) == (6, "npz")
+
+
+def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: Project) -> None:
+    recipe = {
+        "model": "good.onnx",
+        "ep": "cpu",
+        "precision": "w8a8",
+        "output_dir": "out",
+        "eval": {
+            "task": "image-classification",
+            "dataset": {"path": "rows.jsonl", "samples": 12, "columns_mapping": {"label": "label"}},
+        },
+    }
+    (shared.folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    value = evaluated(shared, "-c", "recipe.yaml")
+    assert (value["precision"], value["samples"], value["of"]) == ("w8a8", 12, 24)
+    assert value["metrics"]["accuracy"]["reference"] is not None
+    again = evaluated(shared, "-m", "out", *LABELLED[3:], "--samples", "12", "--column", "label=label")
+    assert (again["measured"], again["metrics"]) == ("cached", value["metrics"])
+    assert evaluated(shared, "-c", "recipe.yaml", "--samples", "4")["samples"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("good.onnx", "--dataset", "rows.jsonl"), 2, "What is good.onnx for? Nobody says."),
+        (("good.onnx", "-t", "text-generation"), 2, "There are no metrics for text-generation."),
+        (("good.onnx", "-t", "image-classification"), 2, "There is no labelled data to evaluate on."),
+        (("good.onnx", "--mode", "compare"), 2, "There is nothing to compare good.onnx with"),
+        ((*LABELLED[:5], "--dataset", "gone.jsonl"), 3, "gone.jsonl does not exist"),
+        ((*LABELLED, "--label-mapping", "cat"), 2, "'cat' is neither a JSON file nor LABEL=CLASS"),
+        ((*LABELLED, "--min", "accurracy=1"), 2, "there is no metric 'accurracy'"),
+        ((*LABELLED, "--split", "nope"), 2, "eval.dataset.split: a file has no splits or subsets"),
+        ((*LABELLED, "--no-reference"), 2, "--reference and --no-reference exclude each other."),
+        (("good.onnx", *LABELLED[3:], "--batch-size", "3"), 1, "takes 4 at once, and a batch of 3"),
+        (("good.onnx", *LABELLED[3:], "--model-id", "./gone"), 3, "gone"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_in_a_sentence(
+    shared: Project, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    done = asked(shared, *arguments, "--format", "json")
+    assert done.returncode == code, done.stderr
+    (error,) = json.loads(done.stdout)["errors"]
+    assert message in error
+    assert message in done.stderr
+
+
+def test_a_recipe_that_asks_for_more_than_eval_does_is_refused_field_by_field(shared: Project) -> None:
+    section = {"runtime": "pytorch", "skip_build": False, "input_data": "x.npz", "dataset": {"streaming": True}}
+    recipe = {"model": "good.onnx", "ep": "cpu", "output_dir": "out", "eval": section}
+    (shared.folder / "more.yaml").write_text(yaml.safe_dump(recipe))
+    done = asked(shared, "-c", "more.yaml")
+    assert done.returncode == 2
+    for field in ("eval.runtime", "eval.skip_build", "eval.input_data", "eval.dataset.streaming"):
+        assert f"  {field}: " in done.stderr
+
+
+def test_the_schema_tells_columns_and_metrics(shared: Project) -> None:
+    told = asked(shared, "--schema", "-t", "feature-similarity").stdout
+    assert told.splitlines()[0] == "feature-similarity: spearman, pearson"
+    assert "sentence1 (or text1" in told
+    assert set(evaluated(shared, "--schema")["tasks"]) >= {"text-classification", "question-answering"}
+
+
+def test_a_compiled_model_is_evaluated_on_its_own_provider(project: Project) -> None:
+    """Beside the float model on the CPU that its build has left."""
+    (recipe_input, *_) = onnxruntime.InferenceSession(project.out / "optimized.onnx").get_inputs()
+    length = recipe_input.shape[1]
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 200, length).tolist() for _ in range(6)]
+    float_model = onnxruntime.InferenceSession(project.out / "optimized.onnx")
+    names = [one.name for one in float_model.get_inputs()]
+
+    def feed(row: list[int]) -> dict[str, list[int]]:
+        usual = {"input_ids": row, "attention_mask": [1] * length, "token_type_ids": [0] * length}
+        return {name: usual[name] for name in names}
+
+    def label(row: list[int]) -> int:
+        types = {one.name: np.int32 if "int32" in one.type else np.int64 for one in float_model.get_inputs()}
+        (logits,) = float_model.run(None, {name: np.array([value], types[name]) for name, value in feed(row).items()})
+        return int(logits.argmax())
+
+    data = [json.dumps({**feed(row), "label": label(row)}) for row in rows]
+    (project.folder / "rows.jsonl").write_text("\n".join(data))
+    value = evaluated(project, "out", "--dataset", "rows.jsonl")
+    assert (value["execution_provider"], value["task"]) == ("QNNExecutionProvider", "text-classification")
+    assert value["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
+    assert value["metrics"]["accuracy"]["reference"]["value"] == 1.0
+    assert 0 <= value["metrics"]["accuracy"]["candidate"]["value"] <= 1
