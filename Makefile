@@ -85,12 +85,14 @@ $(BENCH_VENV)/with-tools:
 	touch $@
 
 # What workers need there to compile, validate, measure and evaluate, with texts and images; no PyTorch.
+FOR_WORKERS := onnx numpy xxhash transformers pillow
+
 $(OPENVINO_VENV)/with-openvino: constraints.txt
 	$(PYTHON) -m venv $(OPENVINO_VENV)
-	$(OPENVINO_BIN)/python $(INSTALL) onnxruntime-openvino onnx numpy xxhash transformers pillow
+	$(OPENVINO_BIN)/python $(INSTALL) onnxruntime-openvino $(FOR_WORKERS)
 	touch $@
 
 $(PLUGIN_VENV)/with-openvino: constraints.txt
 	$(PYTHON) -m venv $(PLUGIN_VENV)
-	$(PLUGIN_BIN)/python $(INSTALL) onnxruntime onnxruntime-ep-openvino onnx numpy xxhash
+	$(PLUGIN_BIN)/python $(INSTALL) onnxruntime onnxruntime-ep-openvino $(FOR_WORKERS)
 	touch $@
