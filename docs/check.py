@@ -138,7 +138,7 @@ def _recipe_problems(text: str) -> Iterator[str]:
 def _is_known_field(names: list[str]) -> bool:
     """Whether the dotted *names* are a field of a recipe, or are none at all (a module, a file)."""
     known = recipe_sections()
-    if "onnx" in names or names[0] not in {*known, "optim"}:
+    if {"onnx", "json"} & {*names} or names[0] not in {*known, "optim"}:
         return True
     if names[0] == "optim":
         return names[1:] == [name for name in names[1:] if name in OPTIM_FLAGS]
