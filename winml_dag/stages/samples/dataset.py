@@ -17,7 +17,7 @@ from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Array, Feed, Samples
 from winml_dag.stages.samples.tables import Row, chosen_rows, read_tables
 
-_MAP = "Set quant.columns_mapping, such as {{text: {0}}}: the model's inputs, text, text_pair or image -> a column."
+_MAP = "Set columns_mapping, such as {{text: {0}}}: the model's inputs, text, text_pair or image -> a column."
 
 
 def dataset_samples(
@@ -51,12 +51,12 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
     known = [*(spec.name for spec in inputs), *TEXT_COLUMNS, IMAGE_COLUMN]
     if unknown := sorted(mapping.keys() - set(known)):
         raise StageError(
-            f"quant.columns_mapping: {unknown[0]!r} is neither an input of the model nor text, text_pair or image.",
+            f"columns_mapping: {unknown[0]!r} is neither an input of the model nor text, text_pair or image.",
             advice=f"Known are: {', '.join(known)}.",
         )
     if missing := sorted(set(mapping.values()) - set(columns)):
         raise StageError(
-            f"quant.columns_mapping: the data has no column {missing[0]!r}.",
+            f"columns_mapping: the data has no column {missing[0]!r}.",
             advice=f"It has: {', '.join(columns)}.",
         )
     # A second text is not added to the first because a column happens to have that name.
@@ -97,7 +97,7 @@ def _image_bytes(value: Any, number: int) -> bytes:
     if not isinstance(content, bytes):
         raise StageError(
             f"Row {number} of the data does not hold an image, but {str(value)[:40]!r}.",
-            advice="Give the images as files: a folder of them as quant.calibration_data.",
+            advice="Give the images as files: a folder of them.",
         )
     return content
 

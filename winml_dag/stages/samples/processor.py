@@ -168,8 +168,8 @@ class Processor:
         if self.folder is None:
             raise StageError(
                 f"The data has {data}, but the model comes without {article} {what}.",
-                advice=f"Set quant.model_id to a model folder or hub id that has {article} {what}, or give arrays"
-                " (.npz).",
+                advice=f"Set model_id (--model-id) to a model folder or hub id that has {article} {what}, or give"
+                " arrays (.npz).",
             )
         loader = getattr(importlib.import_module("transformers"), name)
         try:
