@@ -50,7 +50,7 @@ def find_validation_data(
         InputError: for what is missing; UsageError: for a package or a processor that is.
     """
     wanted = asked.recipe.validation
-    if wanted.input_data is None or asked.overrides.validate is False or not wanted.enabled:
+    if wanted.input_data is None or _left_out(asked) is not None:
         return ValidationData()
     path = resolve_path(asked.base, wanted.input_data)
     found = replace(calibration_source(path, "validate.input_data"), name="validation data")
@@ -83,13 +83,8 @@ def validate_config(
     task: str | None,
 ) -> ValidateConfig | Skip:
     """The config of validate, or why it is left out; *model_kind* is that of the model that the build starts from."""
-    wanted, section = asked.recipe.validation, asked.recipe.compile
-    if asked.overrides.validate is False:
-        return Skip("--no-validate was given")
-    if not wanted.enabled:
-        return Skip("validate.enabled is false")
-    if section is not None and not section.validation:
-        return Skip("compile.validate is false")
+    if left_out := _left_out(asked):
+        return left_out
     came_compiled = model_kind == kinds.COMPILED_MODEL
     if came_compiled and not target.ep.makes_ep_context:
         return Skip(f"{target.ep.name} does not run the model, which came compiled; name the provider that it is for")
@@ -109,6 +104,16 @@ def validate_config(
     named = file_option_names(asked, target)
     options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
     return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options), names)
+
+
+def _left_out(asked: Asked) -> Skip | None:
+    """Why nothing is validated; None when something is."""
+    section = asked.recipe.compile
+    if asked.overrides.validate is not None:
+        return None if asked.overrides.validate else Skip("--no-validate was given")
+    if not asked.recipe.validation.enabled:
+        return Skip("validate.enabled is false")
+    return Skip("compile.validate is false") if section is not None and not section.validation else None
 
 
 def _fields(

@@ -13,7 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from winml_dag.cli.build import command as build_command
 from winml_dag.cli.main import run
+from winml_dag.cli.options import request_from
 from winml_dag.pipeline.request import Request
 
 # winml-cli's, word for word, as far as they mean something here.
@@ -120,19 +122,25 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Calls a command in a folder of its own, which is as it was afterwards; gives what it said."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one, with a model in float, a compiled and a quantized one, and what is none."""
     monkeypatch.chdir(tmp_path)
     _save("m.onnx", helper.make_node("Add", ["x", "w"], ["y"]))
     _save("c.onnx", helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=1, source="QNN"))
     _save("q.onnx", helper.make_node("QLinearAdd", ["x", "x"], ["y"], domain="com.microsoft"))
     (tmp_path / "theirs.onnx").write_bytes(b"mine")
     (tmp_path / "bad.yaml").write_text("optimm: {}\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Calls a command, after which the folder is as it was; gives what it said."""
 
     def refused(*arguments: str, code: int = 2) -> str:
-        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         assert run([*arguments, "--cache-dir", "cache"]) == code
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
         said = capsys.readouterr()
         assert "Traceback" not in said.err + said.out
         return said.err
@@ -206,6 +214,31 @@ def test_what_is_refused_is_one_json_object_too(
     value = json.loads(capsys.readouterr().out)
     said = refused(*arguments.split(), code=code)
     assert value == {"success": False, "errors": [said.removeprefix("error: ").strip()]}
+
+
+def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
+    parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
+    how = {"rebuild", "jobs", "keep_going", "stage_timeout", "link", "sandbox", "verbose", "quiet", "format_"}
+    request, _ = request_from({name: value for name, value in parameters.items() if name not in how})
+    overrides = request.overrides
+    assert overrides.compile_settings == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
+    assert overrides.settings == {"validate": {"min_cosine": 0.5, "input_data": str(tmp_path / "a.npz")}}
+    assert overrides.validate is False
+
+
+@pytest.mark.parametrize("recipe", ["validate: {enabled: false}", "compile: {validate: false}"])
+def test_validate_is_wanted_whatever_the_recipe_says(
+    folder: Path, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    (folder / "off.yaml").write_text(recipe, encoding="utf-8")
+    found = []
+    for option in ([], ["--validate"]):
+        assert run(["plan", "--onnx", "m.onnx", "-c", "off.yaml", "-f", "json", "--cache-dir", "cache", *option]) == 0
+        stages = json.loads(capsys.readouterr().out)["builds"][0]["stages"]
+        found += [stage["status"] for stage in stages if stage["stage"] == "validate"]
+    assert found == ["skipped", "ran"]
 
 
 def test_the_table_of_optimizations_is_told_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
