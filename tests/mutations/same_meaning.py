@@ -34,6 +34,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     # Without data of their own these folders are tables in JSON, the same in each.
     "quant.calibration_data": (("model", "same", "other"), ("data.txt", "same.txt")),
     "validate.input_data": (("model", "same", "other"),),
+    "validate.min_sqnr_db": ((None, 0.5),),
     "quant.dataset_name": (("model", "same", "other"),),
     "quant.model_id": ((None, "model", "same", "other"),),
     "quant.task": ((None, *(word for word in WORDS if word != "question-answering")),),

@@ -8,6 +8,8 @@ cosine to it is 0.72.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import prod
 from pathlib import Path
 
 from winml_dag.onnxmodel.dtypes import byte_size
@@ -60,6 +62,10 @@ def _encoding(node: Node, read: _Read) -> Iterator[bytes | str]:
 
 def _bytes(file: File, tensor: Tensor) -> bytes | None:
     size = byte_size(tensor.data_type, tensor.dims)
+    count = prod(tensor.dims)
+    if tensor.integers and len(tensor.integers) == count and size % count == 0:
+        with suppress(OverflowError):  # a number that its type cannot hold
+            return b"".join(number.to_bytes(size // count, "little", signed=number < 0) for number in tensor.integers)
     if tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
         return None
     return bytes(file.read(*tensor.values_at))

@@ -19,6 +19,8 @@ _DEEPEST_GRAPH = 33
 # A longer text attribute is a payload (an embedded EPContext binary has megabytes): nothing needs more than its size.
 _LONGEST_CONTENT = 4096
 _PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
+_INT32_DATA = 5
+_FEW_BYTES = 64
 _MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
 _MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to be counted in floats
 
@@ -28,6 +30,7 @@ class Tensor:
     """A constant of the graph. ``stored_bytes`` lie in the file itself; ``external`` says where else, or is None.
 
     ``values_at``: where in the file its numbers lie as plain little-endian bytes, from and to; None if nowhere.
+    ``integers``: its numbers, where they are written as integers (of up to 32 bits) and are few.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Tensor:
     stored_bytes: int
     external: dict[str, str] | None
     values_at: tuple[int, int] | None = None
+    integers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +314,7 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
     location: dict[str, str] = {}
     is_external = False
     values_at: tuple[int, int] | None = None
+    integers: tuple[int, ...] = ()
     for number, wire, first, last in fields(file, start, end):
         if number == 1:
             dims.extend(_integers(file, wire, first, last))
@@ -330,9 +335,11 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
             stored += last - first if wire != VARINT else 1
             if wire == BYTES and number in _PLAIN_VALUES:
                 values_at = (first, last)
+            elif number == _INT32_DATA and stored <= _FEW_BYTES:
+                integers += tuple(_integers(file, wire, first, last))
     if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims) or prod(dims) > _MOST_ELEMENTS:
         raise MalformedError
-    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at)
+    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at, integers)
 
 
 def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:

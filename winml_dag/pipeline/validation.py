@@ -17,7 +17,7 @@ from winml_dag.pipeline.variant import Skip, chosen
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import minimum_cosine
+from winml_dag.stages.bounds import Bounds
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields, ValidateTarget
@@ -123,13 +123,15 @@ def _fields(
     samples: int | None = wanted.samples
     if given.data is not None and "samples" not in wanted.model_fields_set:
         samples = None
+    given_bounds = Bounds(wanted.min_cosine, wanted.min_sqnr_db, wanted.max_abs_error, wanted.min_top1_agreement)
+    bounds = given_bounds.completed(precision)
     return ValidateFields(
-        min_cosine=minimum_cosine(precision) if wanted.min_cosine is None else wanted.min_cosine,
+        min_cosine=bounds.min_cosine,
         samples=samples,
         seed=None if given.data is not None or calibration.data is not None else wanted.seed,
         classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
-        min_sqnr_db=wanted.min_sqnr_db,
-        max_abs_error=wanted.max_abs_error,
-        min_top1_agreement=wanted.min_top1_agreement,
+        min_sqnr_db=bounds.min_sqnr_db,
+        max_abs_error=bounds.max_abs_error,
+        min_top1_agreement=bounds.min_top1_agreement,
         held_out=given.held_out,
     )

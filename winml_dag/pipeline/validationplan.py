@@ -23,7 +23,7 @@ from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import AS_IT_IS, Bounds, minimum_cosine
+from winml_dag.stages.bounds import AS_IT_IS, Bounds
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields, ValidateTarget
 from winml_dag.store.fingerprints import Fingerprints
@@ -170,9 +170,9 @@ def _fields(
             f"There is nothing to hold {subject.model.path} against, so there is nothing to bound.",
             advice="Give the model that it was made from as --reference, or leave the bounds out.",
         )
-    usual = minimum_cosine(precision) if has_reference else None
+    bounds = bounds.completed(precision) if has_reference else bounds
     return ValidateFields(
-        min_cosine=usual if bounds.min_cosine is None else bounds.min_cosine,
+        min_cosine=bounds.min_cosine,
         samples=None if data is not None and "samples" not in section.model_fields_set else section.samples,
         seed=section.seed if data is None else None,
         classifies=task is not None and task.endswith(CLASSIFYING_TASKS),

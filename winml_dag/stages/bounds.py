@@ -7,7 +7,7 @@ Light on purpose: a plan needs the table, and must not wait for what measures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
@@ -42,9 +42,13 @@ MINIMUM_COSINE: Mapping[str, float] = {
 }
 
 # Of a model that came quantized and is held against itself on another provider. Integers that are rounded otherwise
-# leave 0.9998 of the encoder in w8a16, 0.98 in w8a8, and 0.76 in w8a8 throughout; another model than was given, 0.72.
+# leave 0.9998 of the encoder in w8a16, 0.98 in w8a8, and 0.76 in w8a8 throughout.
 AS_IT_IS = "as it is"
 _AS_IT_IS_COSINE = 0.6
+
+# A cosine does not see a result that is twice as large as it should be, whose noise is as large as the signal: 0 dB. At
+# a cosine of 0.6, results of the right size have 1 dB.
+MINIMUM_SQNR_DB = 0.5
 
 
 def minimum_cosine(precision: str) -> float:
@@ -75,6 +79,13 @@ class Bounds:
             "max_abs_error": self.max_abs_error,
             "min_top1_agreement": self.min_top1_agreement,
         }
+
+    def completed(self, precision: str) -> Bounds:
+        """These, with those of *precision*: of the cosine where none is given, of the noise where neither is."""
+        if self.min_cosine is not None:
+            return self
+        least = MINIMUM_SQNR_DB if self.min_sqnr_db is None else self.min_sqnr_db
+        return replace(self, min_cosine=minimum_cosine(precision), min_sqnr_db=least)
 
     def broken_by(self, output: OutputFigures) -> Iterator[str]:
         """For each bound that *output* does not keep: the figure, the bound, and its field."""

@@ -124,6 +124,20 @@ def test_only_what_is_below_breaks_a_bound():
     assert len(list(tighter.broken_by(figures))) == 4
 
 
+def test_bounds_that_nobody_gives_are_those_of_the_precision():
+    assert Bounds().completed("w8a16") == Bounds(min_cosine=MINIMUM_COSINE["w8a16"], min_sqnr_db=0.5)
+    assert Bounds(min_sqnr_db=20.0).completed("w8a16").min_sqnr_db == 20.0
+    # Who says how far a model may be off has the last word.
+    assert Bounds(min_cosine=-1.0).completed("w8a16") == Bounds(min_cosine=-1.0)
+
+
+def test_a_result_that_is_twice_as_large_is_no_result(tmp_path):
+    """Its cosine is 1."""
+    twice = model_of([helper.make_node("Add", ["x", "x"], ["y"])], {"x": (TensorProto.FLOAT, SHAPE)}, {"y": SHAPE}, {})
+    with pytest.raises(StageError, match=r"signal to noise .* dB, below validate.min_sqnr_db of 0.5 \(cosine 1,"):
+        validate(tmp_path, twice, model(), **dataclasses.asdict(Bounds().completed(AS_IT_IS)))
+
+
 def test_every_precision_has_a_bound_and_what_came_quantized_the_loosest():
     assert minimum_cosine("w8a8") == MINIMUM_COSINE["w8a8"]
     assert minimum_cosine(AS_IT_IS) == min(MINIMUM_COSINE.values())
