@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli.measuring import measured, subject_of, subject_options
+from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import Settings, ep_option, pairs
@@ -105,7 +105,7 @@ _DATASET = Settings(
 )
 @click.option("--schema", is_flag=True, help="Tell which columns a task needs, and which metrics it has.")
 @click.option("-o", "--output-dir", type=FILE, help="Where evaluation.json goes [nowhere].")
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds after which it is given up [3600].")
+@stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
     """Evaluate a finished model: the metrics of its task on labelled data, with confidence intervals, beside those of
@@ -139,7 +139,7 @@ def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Ev
     store = LocalStore(cache_dir)
     plan = plan_evaluation(subject, request, store.fingerprints)
     return plan, measured(
-        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["timeout"]
+        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
     )
 
 

@@ -30,6 +30,11 @@ def subject_options(function: F) -> F:
     return click.argument("path", type=FILE, required=False)(function)
 
 
+def stage_timeout_option(function: F) -> F:
+    text = "Seconds after which it is given up [3600]."
+    return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
+
+
 def subject_of(path: Path | None, model: Path | None, recipe: Path | None, how: How, cache_dir: Path) -> Subject:
     """The model that the options of a call mean; a recipe is built, if need be.
 

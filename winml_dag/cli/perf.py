@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.measuring import measured, subject_of, subject_options
+from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import Settings, ep_option
@@ -55,7 +55,7 @@ _PERF = Settings(
 @click.option("--baseline", type=FILE, help="Whose load is measured beside [what a compiled model was made from].")
 @click.option("--no-baseline", is_flag=True, help="Measure no load beside.")
 @click.option("-o", "--output-dir", type=FILE, help="Where perf.json and histogram.png go [nowhere].")
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds after which measuring is given up [3600].")
+@stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
     """Measure a finished model: how long it takes to load for the first time, compiled against not compiled, the
@@ -85,7 +85,7 @@ def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Per
     store = LocalStore(cache_dir)
     plan = plan_perf(subject, request, this_host(), store.fingerprints)
     return plan, measured(
-        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["timeout"]
+        plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
     )
 
 

@@ -94,7 +94,8 @@ def _load(load: Any) -> str:
 def _latency_lines(found: Any) -> Iterator[str]:
     latency, throughput = found["latency_ms"], found["throughput"]
     figures = "  ".join(f"{name} {_ms(latency[name])}" for name in _FIGURES)
-    counts = f"{counted(latency['inferences'], 'inference')} after {found['warmup']} to warm up"
+    warmup = f"after {found['warmup']} to warm up" if found["warmup"] else "without warm-up"
+    counts = f"{counted(latency['inferences'], 'inference')} {warmup}"
     threads = "" if found["threads"] is None else f", {counted(found['threads'], 'thread')}"
     yield _line("latency, ms", figures)
     yield _line("", f"{counts}{threads}")

@@ -25,7 +25,7 @@ from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputfile import OutputFile
-from winml_dag.pipeline.outputs import Materialised
+from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
@@ -156,6 +156,9 @@ def carry_out(
         KeyboardInterrupt: after children have been ended.
     """
     started = time.monotonic()
+    if folder is not None:  # before what may take long
+        refuse_file(folder)
+        prepare_folder(folder)
     for attempt in range(_TRIES):
         with ExitStack() as living:
             try:

@@ -65,7 +65,8 @@ def draw(report: Any, title: str, path: Path) -> None:
 
 def _how(report: Any) -> str:
     host = report["host"]
-    counts = f"{counted(report['latency_ms']['inferences'], 'inference')} after {report['warmup']} to warm up"
+    warmup = f"after {report['warmup']} to warm up" if report["warmup"] else "without warm-up"
+    counts = f"{counted(report['latency_ms']['inferences'], 'inference')} {warmup}"
     batch = f", each of {report['batch_size']} samples" if report["batch_size"] > 1 else ""
     return f"{counts}{batch}; {host['processor']}, {host['usable cores']} of {host['logical cores']} cores"
 
