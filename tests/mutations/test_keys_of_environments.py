@@ -13,7 +13,7 @@ import pytest
 from planned_keys import LIBRARY, Warm, plugin_of, reached, stages_of
 from reach import BASES, edited
 
-from winml_dag.ep.environments import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
+from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN, resolve_target
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.measurement import measuring_node

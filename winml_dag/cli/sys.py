@@ -66,7 +66,7 @@ def _here() -> _Here:
     import sys
 
     from winml_dag.engine.toolchain import installed_distributions, normalised
-    from winml_dag.ep.environments import config_file
+    from winml_dag.ep.configuration import config_file
     from winml_dag.ep.registry import RUNTIME_BUILDS
     from winml_dag.pipeline.host import this_host
     from winml_dag.store.location import default_cache_dir

@@ -15,17 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, config_file
 from winml_dag.errors import UsageError
-
-CONFIG_VARIABLE = "WINML_DAG_CONFIG"
-ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
-# All that say where the configuration is, on one system or another.
-CONFIGURATION_VARIABLES = (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME", "LOCALAPPDATA")
 
 # The oldest Python that this package runs on: workers there import it.
 OLDEST_PYTHON = (3, 11)
 
-_CONFIG_FILE = "config.toml"
 _MARKER = "pyvenv.cfg"
 _PYTHONS = ("Scripts/python.exe", "python.exe") if sys.platform == "win32" else ("bin/python",)
 _NUMBERS = re.compile(r"(\d+)\.(\d+)")
@@ -62,21 +57,6 @@ class Environment:
         """The files and folders that say what this environment is and what is installed in it."""
         marker = self.folder / _MARKER
         return (self.python, *self.site_packages, *([marker] if marker.is_file() else ()))
-
-
-def config_file() -> Path:
-    """The user's configuration file, which need not be there unless WINML_DAG_CONFIG names it."""
-    if named := os.environ.get(CONFIG_VARIABLE):
-        return Path(named).expanduser()
-    if sys.platform == "linux":
-        # What platformdirs answers here; importing it takes longer than all else in this file.
-        given = os.environ.get("XDG_CONFIG_HOME", "").strip()
-        folder = (Path(given) if os.path.isabs(given) else Path("~/.config").expanduser()) / "winml_dag"  # noqa: PTH117
-    else:
-        import platformdirs
-
-        folder = platformdirs.user_config_path("winml_dag", appauthor=False)
-    return folder / _CONFIG_FILE
 
 
 def named_environments() -> tuple[Named, ...]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.environments import ENVIRONMENTS_VARIABLE, Environment, Named, look, named_environments
+from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
+from winml_dag.ep.environments import Environment, Named, look, named_environments
 from winml_dag.ep.windowsml import is_windows
 from winml_dag.errors import UsageError
 

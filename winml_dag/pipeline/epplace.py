@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.engine.toolchain import installed_distributions, normalised, versions
-from winml_dag.ep.environments import config_file
+from winml_dag.ep.configuration import config_file
 from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of
 from winml_dag.store.fingerprints import Fingerprints

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import xxhash
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.ep.environments import CONFIGURATION_VARIABLES
+from winml_dag.ep.configuration import CONFIGURATION_VARIABLES
 from winml_dag.store import changetime
 
 Surroundings: TypeAlias = dict[str, JsonValue]

@@ -1,0 +1,31 @@
+"""Where the user's configuration is. Apart from what reads it: a build that has nothing to do only asks whether these
+variables are what they were.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+CONFIG_VARIABLE = "WINML_DAG_CONFIG"
+ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
+# All that say where the configuration is, on one system or another.
+CONFIGURATION_VARIABLES = (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME", "LOCALAPPDATA")
+
+_CONFIG_FILE = "config.toml"
+
+
+def config_file() -> Path:
+    """The user's configuration file, which need not be there unless WINML_DAG_CONFIG names it."""
+    if named := os.environ.get(CONFIG_VARIABLE):
+        return Path(named).expanduser()
+    if sys.platform == "linux":
+        # What platformdirs answers here; importing it takes longer than all else in this file.
+        given = os.environ.get("XDG_CONFIG_HOME", "").strip()
+        folder = (Path(given) if os.path.isabs(given) else Path("~/.config").expanduser()) / "winml_dag"  # noqa: PTH117
+    else:
+        import platformdirs
+
+        folder = platformdirs.user_config_path("winml_dag", appauthor=False)
+    return folder / _CONFIG_FILE
