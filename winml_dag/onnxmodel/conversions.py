@@ -22,7 +22,7 @@ _Read = Callable[[str], bytes | None]
 def lost_conversions(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> list[str]:
     """The names of additions of zero, in a QDQ model as read from *path*, whose result has a scale of its own."""
     makers = {name: node for node in nodes for name in node.outputs}
-    quantizers = {node.inputs[0]: node for node in nodes if node.op_type == "QuantizeLinear"}
+    quantizers = {name: node for node in nodes if node.op_type == "QuantizeLinear" for name in node.inputs[:1]}
     with path.open("rb") as handle:
         file = File(handle, handle.seek(0, 2))
 
@@ -30,7 +30,7 @@ def lost_conversions(path: Path, nodes: Sequence[Node], constants: Mapping[str, 
             tensor = constants.get(name)
             return None if tensor is None else _bytes(file, tensor)
 
-        additions = (node for node in nodes if node.op_type == "Add")
+        additions = (node for node in nodes if node.op_type == "Add" and len(node.inputs) == 2 and node.outputs)
         return [node.name or node.outputs[0] for node in additions if _is_lost(node, makers, quantizers, read)]
 
 
@@ -46,7 +46,7 @@ def _is_lost(node: Node, makers: Mapping[str, Node], quantizers: Mapping[str, No
 
 def _is_zero(node: Node, read: _Read) -> bool:
     """Whether *node* gives zeros only: all its integers are the zero point."""
-    values = read(node.inputs[0])
+    values = read(node.inputs[0]) if node.inputs else None
     point = read(node.inputs[2]) if len(node.inputs) > 2 else b"\0"
     if not values or not point:
         return False

@@ -281,6 +281,8 @@ def _everything() -> bytes:
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node("DequantizeLinear", ["w", "s"], ["d"]),
+        helper.make_node("Add", ["d", "d"], ["a"]),
+        helper.make_node("QuantizeLinear", ["a", "s", "z"], ["r"]),
         helper.make_node("MatMul", ["q", "d"], ["m"]),
         helper.make_node("MatMulNBits", ["m", "w", "s"], ["b"], domain="com.microsoft", K=4, N=4, bits=4),
         helper.make_node("EPContext", ["b"], ["c"], domain="com.microsoft", embed_mode=0, ep_cache_context="m.bin"),
