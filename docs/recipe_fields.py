@@ -188,8 +188,8 @@ FIELDS: dict[str, Meaning] = {
     "compile.compiler": Meaning("`ort`: onnxruntime's compile API. `ort_session`: a session that keeps its compiled "
                                 "model. `qairt`: [the tools of Qualcomm's SDK](../how-to/compile-for-qnn.md#with-the-"
                                 "qairt-sdk)."),
-    "compile.qnn_sdk_root": Meaning("The folder of that SDK, relative to the recipe. Where it lies is in no key; what it "
-                                    "is, is."),
+    "compile.qnn_sdk_root": Meaning("The folder of that SDK, relative to the recipe. Where it lies is in no key; what "
+                                    "it is, is."),
     "compile.soc_model": _ours("The chip whose NPU the model is for: its number or its name, such as `60` or "
                                "`Snapdragon X Elite`. See [chips](execution-providers.md#chips)."),
     "compile.htp_arch": _ours("Version of the NPU's architecture. It follows from the chip: one of the two is enough."),

@@ -232,7 +232,7 @@ counts the outputs of as many processes, each in another folder and with another
 
 {compiled}
 
-The levels of optimization (`compile.htp_optimization_level`), one run each:
+The levels of optimization (`compile.htp_optimization_level`), medians of three in turns:
 
 {levels}
 

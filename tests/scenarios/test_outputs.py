@@ -40,6 +40,7 @@ def test_every_file_has_its_name(project: Project) -> None:
         "compiled.onnx",
         "compiled_qnn.bin",
         "model.onnx",
+        "model_qnn.bin",
         "build_manifest.json",
         "winml_build_config.json",
     }
