@@ -45,7 +45,7 @@ def main(output: Path) -> None:
     print(f"EPContext partitions: {stages['compile'].get('ep_context_partitions')}")
     for name, measured in stages["validate"]["metrics"]["outputs"].items():
         print(f"Cosine of {name} to the float model, on sentences not calibrated on: {measured['cosine']:.4f}")
-    print(f"\nThe model to ship:    {output / manifest['final_artifact']} and the .bin file beside it")
+    print(f"\nThe model to ship:    {output / manifest['final_artifact']} and model_qnn.bin beside it")
     print(f"Where it comes from:  {output / 'build_manifest.json'}")
     print(f"To build it anywhere: {output / 'winml_build_config.json'}")
     print("Edit a field in recipes/quickstart/minilm-w8a16-qnn.yaml and build again: only what it reaches runs.")

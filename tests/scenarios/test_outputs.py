@@ -46,14 +46,15 @@ def test_every_file_has_its_name(project: Project) -> None:
     }
 
 
-def test_the_sidecar_lies_under_the_name_that_the_model_refers_to(project: Project) -> None:
-    model = onnx.load(project.out / "model.onnx")
+@pytest.mark.parametrize("stem", ["model", "compiled"])
+def test_the_sidecar_lies_under_the_name_that_the_model_refers_to(project: Project, stem: str) -> None:
+    model = onnx.load(project.out / f"{stem}.onnx")
     nodes = [node for node in model.graph.node if node.op_type == "EPContext"]
     names = {
         attribute.s.decode() for node in nodes for attribute in node.attribute if attribute.name == "ep_cache_context"
     }
-    assert names == {"compiled_qnn.bin"}
-    assert (project.out / "compiled_qnn.bin").stat().st_size > 0
+    assert names == {f"{stem}_qnn.bin"}
+    assert (project.out / f"{stem}_qnn.bin").stat().st_size > 0
 
 
 def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte(project: Project) -> None:
