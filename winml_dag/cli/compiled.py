@@ -54,4 +54,4 @@ def _left(done: CompileResult) -> str:
     names = [node.get("name", "") for node in nodes[:_MOST_NAMES]]
     if len(done.cpu_nodes) > _MOST_NAMES:
         names.append("...")
-    return f"{', '.join(types)} ({', '.join(names)})"
+    return f"{', '.join(types)} ({', '.join(names)})" if names else ", ".join(types)
