@@ -14,7 +14,7 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.datasets import find_dataset, folders_in
-from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_model_folder
+from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
@@ -182,13 +182,7 @@ def processor_of(
     if not needed and kind not in TABLES:
         return None
     if quant.model_id is not None:
-        path = resolve_path(asked.base, quant.model_id)
-        # A processor may lie alone, without the config.json of a model.
-        return (
-            ModelFolder(path, {}, (path,))
-            if path.is_dir()
-            else find_model_folder(quant.model_id, asked.base, None, download=download)
-        )
+        return find_processor_folder(quant.model_id, asked.base, download=download)
     if model.folder is None and needed:
         what = "an image processor" if kind == "images" else "a tokenizer"
         raise UsageError(

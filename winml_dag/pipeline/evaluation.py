@@ -17,11 +17,10 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.sources import ModelFolder, OnnxFile, calibration_source, data_source, find_model_folder
-from winml_dag.pipeline.subject import Subject, measured_on, options_on
+from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
+from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.recipe.schema import Dataset, Eval
-from winml_dag.stages import kinds
 from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields, EvaluateTarget
 from winml_dag.stages.perf.notices import is_emulated
 from winml_dag.stages.samples import TABLES, kind_of
@@ -268,38 +267,16 @@ def _processor(subject: Subject, request: EvaluationRequest, data: Source, task:
     model was built from, if that is here.
     """
     named = request.section.model_id
-    if named is not None:
-        path = resolve_path(request.base, named)
-        # A processor may lie alone, without the config.json of a model.
-        folder = (
-            ModelFolder(path, {}, (path,))
-            if path.is_dir()
-            else find_model_folder(named, request.base, None, download=request.download)
-        )
-        return folder.processor_source()
-    if task is None and kind_of(data.files[0].name) in ("npz", "npy"):
+    if named is None and task is None and kind_of(data.files[0].name) in ("npz", "npy"):
         return None
-    built_from = subject.settings.get("model")
-    if not isinstance(built_from, str):
-        return None
-    try:
-        return find_model_folder(built_from, subject.folder, None, download=request.download).processor_source()
-    except InputError:
-        # It may have been taken away; the stage says so where it needs one.
-        return None
+    return processor_of(subject, named, request.base, download=request.download)
 
 
 def _reference(subject: Subject, request: EvaluationRequest) -> OnnxFile | None:
     """The float model: as the user says, else what the build left of it."""
     named = request.section.reference_path
     if named is not None:
-        reference = OnnxFile.at(resolve_path(request.base, named))
-        if reference.kind == kinds.COMPILED_MODEL:
-            raise UsageError(
-                f"{reference.path} is compiled, and the reference runs on the CPU.",
-                advice="Give the float model that it was made from.",
-            )
-        return reference
+        return reference_at(resolve_path(request.base, named))
     found = subject.reference if request.has_reference else None
     if found is None and request.section.mode == "compare":
         raise UsageError(

@@ -178,6 +178,18 @@ def find_model_folder(name: str, base: Path, revision: str | None, *, download: 
     return ModelFolder.at(folder, (path, hub.reference(name, revision)), from_hub=True)
 
 
+def find_processor_folder(name: str, base: Path, *, download: bool) -> ModelFolder:
+    """The folder that *name* means, of which only the processor counts: it may lie alone, without a model's config.
+
+    Raises:
+        InputError: when it is neither here nor to be had.
+    """
+    path = resolve_path(base, name)
+    if path.is_dir():
+        return ModelFolder(path, {}, (path,))
+    return find_model_folder(name, base, None, download=download)
+
+
 def calibration_source(path: Path, field: str = "quant.calibration_data") -> Source:
     """A data file, or every data file in a folder; *field* is where the user has named it.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Source
 from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
 from winml_dag.errors import InputError, UsageError
@@ -19,7 +20,7 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZ
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.modelfile import GIVE, model_file
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
 
@@ -130,6 +131,41 @@ def options_on(subject: Subject, target: Target, given: Mapping[str, str]) -> di
     options = complete_options(target, {**built_with, **given})
     files = file_options(target.ep)
     return {name: value for name, value in options.items() if name not in files}
+
+
+def reference_at(path: Path) -> OnnxFile:
+    """The model at *path*, to hold others against.
+
+    Raises:
+        UsageError: for a compiled one.
+        InputError: when it is missing or damaged.
+    """
+    found = OnnxFile.at(path)
+    if found.kind == kinds.COMPILED_MODEL:
+        raise UsageError(
+            f"{found.path} is compiled, and the reference runs on the CPU.",
+            advice="Give the model that it was made from.",
+        )
+    return found
+
+
+def processor_of(subject: Subject, named: str | None, base: Path, *, download: bool) -> Source | None:
+    """Tokenizer, image processor and names of classes: of the model folder or hub id *named* (a path is relative to
+    *base*), else of what *subject* was built from, if that is here.
+
+    Raises:
+        InputError: when what is named is not there.
+    """
+    if named is not None:
+        return find_processor_folder(named, base, download=download).processor_source()
+    built_from = subject.settings.get("model")
+    if not isinstance(built_from, str):
+        return None
+    try:
+        return find_model_folder(built_from, subject.folder, None, download=download).processor_source()
+    except InputError:
+        # It may have been taken away; the stage says so where it needs one.
+        return None
 
 
 def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:

@@ -12,13 +12,13 @@ from pathlib import Path
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
 from winml_dag.ep.registry import CPU, Target, require_installed
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.graph import read_model
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.sources import ModelFolder, OnnxFile, calibration_source, find_model_folder
-from winml_dag.pipeline.subject import Subject, measured_on, options_on
+from winml_dag.pipeline.sources import OnnxFile, calibration_source
+from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant, Validate
@@ -82,7 +82,9 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
     precision = _precision(subject, request, reference)
     data = _data(request)
     kind = None if data is None else str(kind_of(data.files[0].name))
-    processor = None if kind is None else _processor(subject, request, kind)
+    # Arrays are inputs as they are.
+    prepared = kind is not None and (request.model_id is not None or kind not in ("npz", "npy"))
+    processor = processor_of(subject, request.model_id, request.base, download=True) if prepared else None
     fields = _fields(subject, request, precision, data, has_reference=reference is not None)
     columns = columns_of(Quant(), request.task or subject.task) if kind in TABLES else None
     config = ValidateConfig(
@@ -108,13 +110,7 @@ def _reference(subject: Subject, request: ValidationRequest, target: Target) -> 
     takes ONNX has to give what the CPU gives.
     """
     if request.reference is not None:
-        found = OnnxFile.at(request.reference)
-        if found.kind == kinds.COMPILED_MODEL:
-            raise UsageError(
-                f"{found.path} is compiled, and the reference runs on the CPU.",
-                advice="Give the model that it was made from.",
-            )
-        return found
+        return reference_at(request.reference)
     if not request.has_reference:
         return None
     itself = subject.model
@@ -138,26 +134,6 @@ def _data(request: ValidationRequest) -> Source | None:
     source = calibration_source(resolve_path(request.base, request.section.input_data), "validate.input_data")
     require_packages(str(kind_of(source.files[0].name)))
     return source
-
-
-def _processor(subject: Subject, request: ValidationRequest, kind: str) -> Source | None:
-    if request.model_id is not None:
-        path = resolve_path(request.base, request.model_id)
-        # A processor may lie alone, without the config.json of a model.
-        folder = (
-            ModelFolder(path, {}, (path,))
-            if path.is_dir()
-            else find_model_folder(request.model_id, request.base, None, download=True)
-        )
-        return folder.processor_source()
-    built_from = subject.settings.get("model")
-    if kind in ("npz", "npy") or not isinstance(built_from, str):
-        return None
-    try:
-        return find_model_folder(built_from, subject.folder, None, download=True).processor_source()
-    except InputError:
-        # It may have been taken away; the stage says so where it needs one.
-        return None
 
 
 def _fields(
