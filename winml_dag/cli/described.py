@@ -166,7 +166,8 @@ def _binary(context: EpContext, model: Description) -> str:
 def _sidecar(file: Sidecar) -> str:
     if file.size is None:
         return f"{file.name}, missing"
-    return f"{file.name}, {size_text(file.size)}{', cut short' if file.problem else ''}"
+    shared = f", shared with {', '.join(file.shared_with)}" if file.shared_with else ""
+    return f"{file.name}, {size_text(file.size)}{shared}{', cut short' if file.problem else ''}"
 
 
 def _tensors(model: Description, top: int) -> Iterator[str]:
@@ -282,6 +283,7 @@ def _file_json(file: Sidecar) -> JsonObject:
         "present": file.size is not None,
         "size_bytes": file.size,
         "needed_bytes": file.needed,
+        "shared_with": file.shared_with,
     }
 
 

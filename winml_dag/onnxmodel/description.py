@@ -7,7 +7,8 @@ tensor data is read, so the size of the model does not matter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.errors import InputError
@@ -41,6 +42,7 @@ class Sidecar:
         size: in bytes; None when it is missing.
         needed: so many bytes it must have at least, as far as the model tells.
         problem: why it cannot be used, as a sentence; empty when it can.
+        shared_with: other models in the folder that are compiled into the same binary.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Sidecar:
     size: int | None
     needed: int
     problem: str
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,25 @@ def _sidecars(path: Path, model: Model, summary: ModelSummary) -> Iterator[Sidec
         if tensor.external is not None:
             name = sidecar_name(path, tensor.external.get("location", ""))
             needed[name] = max(needed.get(name, 0), _end(tensor, tensor.external))
-    binaries = {context.sidecar for context in summary.ep_context}
+    binaries = _binaries(summary)
+    others = _binaries_of_others(path) if binaries else {}
     for name in summary.files[1:]:
-        yield _sidecar(path, name, "binary" if name in binaries else "weights", needed.get(name, 1))
+        found = _sidecar(path, name, "binary" if name in binaries else "weights", needed.get(name, 1))
+        yield replace(found, shared_with=tuple(sorted(other for other in others if name in others[other])))
+
+
+def _binaries(summary: ModelSummary) -> set[str]:
+    return {context.sidecar for context in summary.ep_context if context.sidecar is not None}
+
+
+def _binaries_of_others(path: Path) -> dict[str, set[str]]:
+    """Which files other models beside *path* are compiled into, by the model's name."""
+    found = {}
+    for other in path.parent.glob("*.onnx"):
+        if other.name != path.name:
+            with suppress(InputError):  # none of those that were asked about
+                found[other.name] = _binaries(summarize(other, read_model(other)))
+    return found
 
 
 def _end(tensor: Tensor, external: Mapping[str, str]) -> int:

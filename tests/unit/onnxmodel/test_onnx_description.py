@@ -90,6 +90,21 @@ def test_a_compiled_model_without_its_binary_is_still_described(tmp_path: Path) 
     assert not describe_model(tmp_path / "m.onnx").problems
 
 
+def test_models_that_share_a_binary_name_each_other(tmp_path: Path) -> None:
+    def compiled(name: str, binary: str) -> Path:
+        attributes = {"embed_mode": 0, "ep_cache_context": binary}
+        return written(
+            tmp_path / name, [helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", **attributes)]
+        )
+
+    one, two, alone = compiled("1.onnx", "a.bin"), compiled("2.onnx", "a.bin"), compiled("3.onnx", "b.bin")
+    (tmp_path / "a.bin").write_bytes(b"both")
+    (tmp_path / "4.onnx").write_bytes(b"no model")
+    assert describe_model(one).sidecars == (Sidecar("a.bin", "binary", 4, 1, "", ("2.onnx",)),)
+    assert describe_model(two).sidecars[0].shared_with == ("1.onnx",)
+    assert describe_model(alone).sidecars[0].shared_with == ()
+
+
 def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=0, ep_cache_context="../a")
     with pytest.raises(InputError, match="not a plain name"):
