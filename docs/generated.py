@@ -118,7 +118,7 @@ def stages() -> str:
 
 
 def declared_stages() -> Iterator[Stage]:
-    for name in (*LINE, "sensitivity", "perf"):
+    for name in (*LINE, "sensitivity", "perf", "evaluate"):
         if name != "analyze":
             stage = load(f"winml_dag.stages.{name}:{name.upper()}")
             assert isinstance(stage, Stage)
