@@ -7,7 +7,7 @@ writes null itself: fields that default to null, and fields that hold other keys
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
@@ -73,24 +73,17 @@ def _check_flag(name: str) -> str:
     return name
 
 
-def _check_dimension(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise problem("expected a whole number, or the name of a dynamic axis")
-    if isinstance(value, str):
-        return _check_text(value)
-    if not 0 < value <= 2**31 - 1:
-        raise problem(f"a dimension must be greater than 0, got {value}")
-    return value
+def _number_or_name(number: str, named: str) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise problem(f"expected a whole number, or the name of {named}")
+        if isinstance(value, str):
+            return _check_text(value)
+        if not 0 < value <= 2**31 - 1:
+            raise problem(f"{number} must be greater than 0, got {value}")
+        return value
 
-
-def _check_chip(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise problem("expected a whole number, or the name of a chip")
-    if isinstance(value, str):
-        return _check_text(value)
-    if not 0 < value <= 2**31 - 1:
-        raise problem(f"the number of a chip must be greater than 0, got {value}")
-    return value
+    return check
 
 
 def _check_axis(name: str) -> str:
@@ -119,8 +112,8 @@ Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 PrecisionName = Annotated[str, AfterValidator(_check_precision)]
 OptimFlag = Annotated[str, AfterValidator(_check_flag)]
-Dimension = Annotated[int | str, BeforeValidator(_check_dimension)]
-Chip = Annotated[int | str, BeforeValidator(_check_chip)]
+Dimension = Annotated[int | str, BeforeValidator(_number_or_name("a dimension", "a dynamic axis"))]
+Chip = Annotated[int | str, BeforeValidator(_number_or_name("the number of a chip", "a chip"))]
 Axis = Annotated[str, AfterValidator(_check_axis)]
 ModelPath = Annotated[str | Mapping[str, str], BeforeValidator(_check_model_path)]
 
