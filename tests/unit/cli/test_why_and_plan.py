@@ -195,7 +195,7 @@ def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
 
 def test_a_package_is_named_with_both_versions(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     real = dict(toolchain.installed_distributions())
-    monkeypatch.setattr(toolchain, "_installed", lambda _path: {**real, "onnxruntime": "99.1"})
+    monkeypatch.setattr(toolchain, "_listed_here", lambda _path: {**real, "onnxruntime": "99.1"})
     assert f"onnxruntime {real['onnxruntime']} -> 99.1" in built.why("optimize.0")
 
 

@@ -157,11 +157,11 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     plan_request(REQUEST, store, download=False)
     assert recall(REQUEST, store) is not None
     (packages / "onnxruntime-99.0.dist-info").mkdir()
-    toolchain._installed.cache_clear()
+    toolchain._listed_here.cache_clear()
     assert recall(REQUEST, store) is None
     quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
     assert quantize.toolchain["onnxruntime"] == "99.0"
-    toolchain._installed.cache_clear()
+    toolchain._listed_here.cache_clear()
 
 
 def test_this_programs_own_code_ends_it(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

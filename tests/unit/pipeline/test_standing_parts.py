@@ -112,7 +112,7 @@ def edit_output() -> None:
 
 def install_package() -> None:
     Path("packages/some_package-1.0.dist-info").mkdir()
-    toolchain._installed.cache_clear()
+    toolchain._listed_here.cache_clear()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["planned anew", "recalled"])
