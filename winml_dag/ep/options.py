@@ -2,7 +2,7 @@
 
 QNN ignores a name it does not know and most values it cannot use, with the same bytes as if nothing had been said; so
 they are refused here, before anything runs. The table follows QNN's own documentation and was compared with the names
-in its library. OpenVINO, TensorRT and the others refuse unknown names themselves and need no table.
+in its library. OpenVINO's plugin ignores even more, as was tried out. The others refuse unknown names themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider, Target, nearest
+from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider, Target, environment_of, nearest, package_of
 from winml_dag.errors import UsageError
 
 _SWITCH = ("0", "1")
@@ -110,6 +110,26 @@ _QNN_ANY: Mapping[str, Option] = {
 }
 
 
+_IGNORED = "OpenVINO's plugin ignores it; what it stands for is set in a file that load_config names"
+
+# The plugin says in its log which options of OpenVINO's build of onnxruntime it ignores, and nothing of those that are
+# unknown; that build refuses those itself.
+_OPENVINO_PLUGIN: Mapping[str, Option] = {
+    "load_config": Option(file=True),
+    "reshape_input": Option(),
+    "enable_causallm": Option(values=("true", "false", "1", "0")),
+    "cache_dir": Option(refusal=_IGNORED),
+    "device_id": Option(refusal=_IGNORED),
+    "device_luid": Option(refusal=_IGNORED),
+    "enable_opencl_throttling": Option(refusal=_IGNORED),
+    "enable_qdq_optimizer": Option(refusal=_IGNORED),
+    "model_priority": Option(refusal=_IGNORED),
+    "num_of_threads": Option(refusal=_IGNORED),
+    "num_streams": Option(refusal=_IGNORED),
+    "precision": Option(refusal=_IGNORED),
+}
+
+
 @dataclass(frozen=True)
 class Soc:
     """A system on chip: Qualcomm's number for it, its part number, what it is sold as (if it has such a name), and the
@@ -156,7 +176,17 @@ def option_table(target: Target) -> Mapping[str, Option] | None:
     """The options that *target* knows; None where the execution provider refuses what it does not know by itself."""
     if target.ep == QNN:
         return {**_QNN_NPU, **_QNN_ANY} if target.device == "npu" else _QNN_ANY
+    if _is_openvino_plugin(target):
+        return _OPENVINO_PLUGIN
     return {} if target.device == "cpu" and not target.ep.makes_ep_context else None
+
+
+def _is_openvino_plugin(target: Target) -> bool:
+    """Whether OpenVINO is here as a plugin, whose device is chosen among those that it offers."""
+    if target.ep != OPENVINO:
+        return False
+    package = package_of(OPENVINO, environment_of(OPENVINO))
+    return package is not None and not package.is_runtime
 
 
 def file_options(ep: ExecutionProvider) -> frozenset[str]:
@@ -180,7 +210,7 @@ def complete_options(target: Target, given: Mapping[str, str]) -> dict[str, str]
             _check(target, table, name, value)
     if target.ep == QNN and target.device == "npu":
         given = {**_QNN_NPU_DEFAULTS, **given, **_soc_options(given)}
-    elif target.ep == OPENVINO:
+    elif target.ep == OPENVINO and not _is_openvino_plugin(target):
         given = {"device_type": target.device.upper(), **given}
     return dict(sorted(given.items()))
 
@@ -252,7 +282,7 @@ def _without_device_type(target: Target, given: Mapping[str, str]) -> dict[str, 
     """Configurations made for winml-cli say the device again as a provider option; it must be the same one."""
     kept = dict(given)
     said = kept.pop("device_type", None)
-    if said is not None and target.ep == OPENVINO:
+    if said is not None and target.ep == OPENVINO and not _is_openvino_plugin(target):
         kept["device_type"] = said  # OpenVINO has more to say here, such as GPU.1 or AUTO:NPU,CPU
     elif said is not None and said.lower() != target.device:
         raise UsageError(

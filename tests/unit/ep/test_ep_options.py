@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,3 +100,25 @@ def test_what_only_matters_at_run_time_is_no_reason_to_compile_again():
 def test_options_that_name_files_are_known():
     assert file_options(QNN) == {"op_affinity"}
     assert file_options(find_ep("cpu")) == frozenset()
+
+
+@pytest.fixture
+def openvino_plugin(tmp_path, monkeypatch):
+    (tmp_path / "onnxruntime_ep_openvino").mkdir()
+    (tmp_path / "onnxruntime_ep_openvino" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return resolve_target("openvino", "gpu")
+
+
+def test_openvinos_plugin_gets_no_option_that_it_would_ignore(openvino_plugin):
+    assert complete_options(openvino_plugin, {"load_config": "x.json", "device_type": "GPU"}) == {
+        "load_config": "x.json"
+    }
+    for name in ("precision", "num_of_threads", "cache_dir"):
+        with pytest.raises(UsageError, match=f"'{name}' cannot be set: OpenVINO's plugin ignores it") as caught:
+            complete_options(openvino_plugin, {name: "1"})
+        assert "load_config" in caught.value.message
+    with pytest.raises(UsageError, match="no provider option 'nonsense'"):
+        complete_options(openvino_plugin, {"nonsense": "1"})
+    with pytest.raises(UsageError, match="contradicts device 'gpu'"):
+        complete_options(openvino_plugin, {"device_type": "AUTO:GPU,CPU"})
