@@ -1,0 +1,54 @@
+"""A result is run on what its user gives; other inputs make nothing but validate run again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx_samples import perceptron, samples
+
+pytestmark = pytest.mark.slow
+
+
+def build(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What a build of ``recipe.yaml`` in *folder* tells, by stage."""
+    command = [sys.executable, "-m", "winml_dag", "build", "--cache-dir", "cache", "--format", "json", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = json.loads(done.stdout)["builds"]
+    return {stage["stage"]: stage for stage in built["stages"]}
+
+
+def ran(stages: dict[str, Any]) -> set[str]:
+    return {name for name, stage in stages.items() if stage["status"] == "ran"}
+
+
+def test_other_inputs_to_validate_on_run_validate_alone(tmp_path: Path) -> None:
+    perceptron(tmp_path / "model.onnx")
+    samples(tmp_path / "calibration.npz")
+    samples(tmp_path / "mine.npz", scale=0.5, count=5)
+    (tmp_path / "recipe.yaml").write_text(
+        "model: model.onnx\nprecision: w8a8\nquant: {calibration_data: calibration.npz}\n", encoding="utf-8"
+    )
+    first = build(tmp_path, "-c", "recipe.yaml", "-o", "out")
+    assert {"calibrate", "quantize", "validate"} <= ran(first)
+    assert (first["validate"]["metrics"]["inputs"], first["validate"]["metrics"]["samples"]) == (
+        "quant.calibration_data",
+        3,
+    )
+    mine = build(tmp_path, "-c", "recipe.yaml", "-o", "out", "--input-data", "mine.npz")
+    assert ran(mine) == {"validate", "finalize"}
+    report = mine["validate"]["metrics"]
+    assert (report["inputs"], report["data"], report["samples"]) == ("validate.input_data", "npz", 5)
+    assert report["held_out"] is True
+    assert report["quality"]["cosine"] > 0.95
+    # What calibration has seen is no proof, wherever it is named.
+    seen = build(tmp_path, "-c", "recipe.yaml", "-o", "out", "--input-data", "calibration.npz")
+    assert seen["validate"]["metrics"]["held_out"] is False
+    # The settings that a build leaves are those of the build, wherever they lie.
+    build(tmp_path, "-c", "recipe.yaml", "-o", "out", "--input-data", "mine.npz")
+    assert ran(build(tmp_path, "-c", "out/winml_build_config.json", "-o", "out")) == set()
