@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.perf import PerfFields
+from winml_dag.stages.perf.feeds import batch_size_of, in_batches
 from winml_dag.stages.perf.latency import (
     Latencies,
     clock_resolution_ns,
@@ -130,6 +131,23 @@ def test_open_sizes_are_told_of_but_not_the_batch() -> None:
 
     assert "ids ['n', 'length']" in notice
     assert list(of_open_sizes((batch,))) == []
+
+
+@given(st.integers(1, 12), st.integers(1, 8))
+def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(count: int, size: int) -> None:
+    samples = [{"x": np.full((1, 2), number), "y": np.full((1, 1), -number)} for number in range(count)]
+
+    batches = in_batches(samples, size)
+
+    assert {batch_size_of(batch) for batch in batches} == {size}
+    used = [int(number) for batch in batches for number in batch["x"][:, 0]]
+    assert used == [number % count for number in range(max(1, count // size) * size)]
+    assert all((batch["y"][:, 0] == -batch["x"][:, 0]).all() for batch in batches)
+
+
+def test_inputs_without_a_first_axis_in_common_are_of_one_sample() -> None:
+    assert batch_size_of({"x": np.zeros((4, 2)), "y": np.zeros((3, 2))}) == 1
+    assert batch_size_of({"x": np.zeros(4)}) == 1
 
 
 def test_only_the_npu_of_qnn_is_emulated() -> None:

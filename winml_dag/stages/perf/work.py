@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
@@ -18,9 +17,10 @@ from winml_dag.engine.progress import Tell
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target, resolve_target
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
+from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
+from winml_dag.stages.perf.feeds import batch_size_of, make_feeds
 from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.memory import resident
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from winml_dag.stages.samples.samples import Feed
-
-# Inputs that are made before anything is measured; more samples than these would fill memory.
-_MOST_FEEDS = 32
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     model = _model(workspace, "model", target, config)
     baseline = _model(workspace, "baseline", target, config) if workspace.has("baseline") else None
     inputs = model_inputs(model.path)
-    feeds = _feeds(inputs, config.perf, workspace)
+    feeds = make_feeds(inputs, config.perf, workspace)
     found = _measure(model, baseline, feeds, config.perf, workspace.progress)
     import onnxruntime  # not before the model has been loaded, which is measured
 
@@ -69,7 +66,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "provider_options": dict(config.target.provider_options),
         "onnxruntime": onnxruntime.__version__,
         "host": dict(config.host),
-        **_figures(found, _batch_size(feeds[0])),
+        **_figures(found, batch_size_of(feeds[0])),
         "inputs": [
             {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in feeds[0].items()
         ],
@@ -79,7 +76,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "iterations": config.perf.iterations,
         "duration": config.perf.duration,
         "threads": config.perf.threads,
-        "batch_size": _batch_size(feeds[0]),
+        "batch_size": batch_size_of(feeds[0]),
         "seed": config.perf.seed,
         "waited_share": found.latencies.waited_share,
         "notices": [
@@ -169,35 +166,6 @@ def _inference(session: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> 
     """What is measured: what a Python program calls, with inputs that are there already."""
     run, count = session.run, len(feeds)
     return lambda index: run(None, feeds[index % count])
-
-
-def _feeds(inputs: tuple[InputSpec, ...], fields: PerfFields, workspace: Workspace) -> list[Feed]:
-    """Inputs, made before anything is measured, of as many samples each as a batch has."""
-    import numpy as np
-
-    from winml_dag.onnxmodel.feeds import random_feeds
-    from winml_dag.stages.samples.read import read_samples
-
-    batch = fields.batch_size or 1
-    if workspace.has("data"):
-        samples: Iterator[Feed] = iter(read_samples(workspace.inputs["data"], inputs, None))
-        most = _MOST_FEEDS * batch
-    else:
-        assert fields.seed is not None
-        samples, most = iter(random_feeds(inputs, fields.seed, batch)), batch
-    found = list(islice(samples, most))
-    if batch == 1:
-        return found
-    # Data of fewer samples than a batch has is used more than once.
-    count = max(1, len(found) // batch)
-    batches = [[found[(start + at) % len(found)] for at in range(batch)] for start in range(0, count * batch, batch)]
-    return [{name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]} for feeds in batches]
-
-
-def _batch_size(feed: Feed) -> int:
-    """How many samples one inference is of: the first axis that all inputs have in common."""
-    sizes = {array.shape[0] if array.ndim > 1 else 1 for array in feed.values()}
-    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _assigned(session: onnxruntime.InferenceSession, target: Target) -> JsonObject:

@@ -1,0 +1,50 @@
+"""The inputs that a model is measured on, made before anything is measured, each of as many samples as a batch has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
+from winml_dag.stages.perf import PerfFields
+from winml_dag.stages.samples.read import read_samples
+from winml_dag.stages.samples.samples import Feed
+
+# Those of more would fill memory.
+MOST_FEEDS = 32
+
+
+def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Workspace) -> list[Feed]:
+    """Of the stage's input ``data`` as many as there are, at most MOST_FEEDS; without it a random one.
+
+    Raises:
+        StageError: for data that does not fit the model's inputs.
+    """
+    batch = fields.batch_size or 1
+    if workspace.has("data"):
+        samples: Iterator[Feed] = iter(read_samples(workspace.inputs["data"], inputs, None))
+        found = list(islice(samples, MOST_FEEDS * batch))
+    else:
+        assert fields.seed is not None
+        found = list(random_feeds(inputs, fields.seed, batch))
+    return in_batches(found, batch)
+
+
+def in_batches(samples: Sequence[Feed], size: int) -> list[Feed]:
+    """*samples* put together, *size* at a time. Fewer than a batch has are used more than once; those that are left
+    over are not used.
+    """
+    if size == 1:
+        return list(samples)
+    count = max(1, len(samples) // size)
+    rows = [[samples[(first + at) % len(samples)] for at in range(size)] for first in range(0, count * size, size)]
+    return [{name: np.concatenate([sample[name] for sample in row]) for name in row[0]} for row in rows]
+
+
+def batch_size_of(feed: Feed) -> int:
+    """How many samples one inference is of: the first axis that all inputs have in common."""
+    sizes = {array.shape[0] if array.ndim > 1 else 1 for array in feed.values()}
+    return sizes.pop() if len(sizes) == 1 else 1
