@@ -96,8 +96,8 @@ def test_the_table_has_both_models_the_difference_and_a_verdict(shared: Project)
 def test_a_bound_that_is_not_kept_ends_with_1(shared: Project) -> None:
     done = asked(shared, *LABELLED, "--min", "accuracy=0.99")
     assert done.returncode == 1
-    assert "accuracy is 0." in done.stdout
-    assert "below the bound of 0.99" in done.stdout
+    assert "accuracy is 0." in done.stderr
+    assert "and the bound is 0.99." in done.stderr
     value = evaluated(shared, *LABELLED, "--min", "accuracy=0.99", "--min", "top5_accuracy=0.1", code=1)
     assert {name: bound["kept"] for name, bound in value["bounds"].items()} == {
         "accuracy": False,
@@ -150,6 +150,7 @@ def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: 
         (("good.onnx", "-t", "text-generation"), 2, "There are no metrics for text-generation."),
         (("good.onnx", "-t", "image-classification"), 2, "There is no labelled data to evaluate on."),
         (("good.onnx", "--mode", "compare"), 2, "There is nothing to compare good.onnx with"),
+        (("good.onnx", "--mode", "compare", "--no-reference"), 2, "the reference that --no-reference leaves out"),
         ((*LABELLED[:5], "--dataset", "gone.jsonl"), 3, "gone.jsonl does not exist"),
         ((*LABELLED, "--label-mapping", "cat"), 2, "'cat' is neither a JSON file nor LABEL=CLASS"),
         ((*LABELLED, "--min", "accurracy=1"), 2, "there is no metric 'accurracy'"),

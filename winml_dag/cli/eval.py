@@ -197,12 +197,14 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
 
 
 def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
-    from winml_dag.cli.evaluated import evaluated_json, evaluated_lines
+    from winml_dag.cli.evaluated import evaluated_json, evaluated_lines, shortfalls
 
+    for line in shortfalls(bounds, done):
+        click.echo(line, err=True)
     if how.as_json:
         print_object(evaluated_json(plan, done, folder, bounds))
         return
-    for line in evaluated_lines(plan, done, folder, bounds, quiet=how.quiet):
+    for line in evaluated_lines(plan, done, folder, quiet=how.quiet):
         click.echo(line)
 
 

@@ -46,18 +46,22 @@ def evaluated_json(
     }
 
 
-def evaluated_lines(
-    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float], *, quiet: bool
-) -> Iterator[str]:
+def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
+    """A sentence for each of *bounds* that the model does not keep."""
+    figures = _figures(done)
+    for name, keeps in kept(bounds, done).items():
+        if not keeps:
+            found = "not defined" if figures[name] is None else _number(figures[name])
+            yield f"error: {name} is {found}, and the bound is {bounds[name]:g}."
+
+
+def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """The same for people; *quiet* leaves out what is no figure."""
     found: Any = _report(done)
     if not quiet:
         yield f"{_what(plan)}: {_when(done)}"
         yield _on(plan, found)
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
-    for name, bound in bounds.items():
-        if not kept(bounds, done)[name]:
-            yield f"error: {name} is {_number(_figures(done)[name])}, below the bound of {bound:g}."
     if quiet:
         return
     for notice in plan.notices:

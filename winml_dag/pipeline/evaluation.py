@@ -279,6 +279,8 @@ def _reference(subject: Subject, request: EvaluationRequest) -> OnnxFile | None:
         return reference_at(resolve_path(request.base, named))
     found = subject.reference if request.has_reference else None
     if found is None and request.section.mode == "compare":
+        if not request.has_reference:
+            raise UsageError("--mode compare needs the reference that --no-reference leaves out.")
         raise UsageError(
             f"There is nothing to compare {subject.name} with: no build left a float model beside it.",
             advice="Give one with --reference.",

@@ -345,5 +345,6 @@ def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
     labels = Labels.of(None, tmp_path)
     assert [labels.number(one, "row 0") for one in (1, 1.0, True, "1", "positive", "POSITIVE ")] == [1] * 6
+    assert [Labels.of({"O": 0, "B-X": 1}, None).name(number) for number in (0, 1, 2)] == ["O", "B-X", "2"]
     with pytest.raises(StageError, match=r"'neutral' of row 3 .* has: NEGATIVE, POSITIVE"):
         labels.number("neutral", "row 3")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
@@ -38,6 +40,9 @@ def compare_models(
         workspace.progress(done, samples.count, "samples")
         both = zip(reference.run(names, feeds), candidate.run(names, feeds), strict=True)
         for feed, (expected, got) in zip(feeds, both, strict=True):
+            for name, *values in zip(names, expected, got, strict=True):
+                if not all(isinstance(value, np.ndarray) for value in values):
+                    raise StageError(f"Output {name!r} is no tensor, and only tensors can be compared.")
             measuring.add(feed, expected, got)
         done += len(feeds)
     workspace.progress(done, samples.count, "samples")

@@ -55,7 +55,9 @@ class Labels:
         raise self._unknown(text, where, "the model's config.json", list(by_name))
 
     def name(self, number: int) -> str:
-        return self.names.get(number, str(number))
+        """As the model's config has it, else as the user says; a class without a name is called by its number."""
+        said = {} if self.mapping is None else {at: name for name, at in self.mapping.items()}
+        return {**said, **self.names}.get(number, str(number))
 
     def _unknown(self, text: str, where: str, place: str, known: Sequence[str]) -> StageError:
         if not known:

@@ -59,11 +59,12 @@ def macro_f1(name: str, truth: int, found: int) -> Metric:
     """The mean of F1 over the classes that are true or found; *truth* and *found* are columns of classes."""
 
     def value(outcomes: Outcomes) -> float:
-        true, chosen = outcomes[:, truth], outcomes[:, found]
-        classes = np.union1d(true, chosen)
-        right = np.array([((true == one) & (chosen == one)).sum() for one in classes])
-        every = np.array([(true == one).sum() + (chosen == one).sum() for one in classes])
-        return _mean(2 * right / every)
+        # A model that gives no numbers has chosen -1.
+        true, chosen = (outcomes[:, column].astype(np.int64) + 1 for column in (truth, found))
+        classes = int(max(true.max(), chosen.max())) + 1
+        right = np.bincount(true[true == chosen], minlength=classes)
+        every = np.bincount(true, minlength=classes) + np.bincount(chosen, minlength=classes)
+        return _mean(2 * right[every > 0] / every[every > 0])
 
     return Metric(name, value)
 
