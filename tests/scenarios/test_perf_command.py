@@ -13,10 +13,13 @@ import yaml
 from conftest import Project
 from onnx_samples import perceptron
 
+from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN, Target, installed
 from winml_dag.stages.perf.notices import EMULATED, is_emulated
 
 pytestmark = pytest.mark.slow
+
+OPENVINO = Path(__file__).parents[2] / ".venv-openvino"
 
 # As little as tells something: what matters here are not the figures.
 FEW = ("--loads", "1", "--warmup", "1", "--iterations", "3")
@@ -114,6 +117,20 @@ def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled
     of_folder = asked(shared, "built", "--warmup", "0", "--iterations", "2", "--loads", "1")
     assert "cached" in of_folder.stdout
     assert (f"note: {EMULATED}" in of_folder.stdout) is emulated
+
+
+@pytest.mark.skipif(not (OPENVINO / "with-openvino").is_file(), reason="make ep-openvino has not made its environment")
+def test_a_provider_is_measured_in_the_environment_that_has_it(
+    shared: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={OPENVINO}")
+
+    told = measured(shared, "model.onnx", *FEW, "--ep", "openvino", "--device", "cpu")
+
+    assert told["execution_provider"] == "OpenVINOExecutionProvider"
+    assert list(told["assigned_nodes"]) == ["OpenVINOExecutionProvider"]
+    assert told["onnxruntime"] == told["toolchain"]["onnxruntime-openvino"]
+    assert told["load"]["import_seconds"] > 0
 
 
 @pytest.mark.parametrize(
