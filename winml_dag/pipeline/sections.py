@@ -14,7 +14,7 @@ from winml_dag.pipeline.calibration import Calibration
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
-from winml_dag.recipe.schema import Export, Quant, Recipe
+from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
@@ -121,9 +121,15 @@ def calibrate_config(
             distribution=quant.distribution if random else None,
             columns_mapping=given.columns,
         ),
-        # Also for a build that validates on other data, or that would have to be calibrated anew to do so.
-        KeptBack(None if random else 0 if isinstance(validate, Skip) else asked.recipe.validation.samples),
+        KeptBack(None if random else 0 if isinstance(validate, Skip) else _kept_back(asked.recipe.validation)),
     )
+
+
+def _kept_back(wanted: Validate) -> int:
+    """As many samples as validate runs. Of a build that validates on other data, whose ``samples`` are of that, as many
+    as by default: with none kept back, it would have to be calibrated anew to validate on them.
+    """
+    return wanted.samples if wanted.input_data is None else Validate().samples
 
 
 def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
