@@ -49,12 +49,16 @@ class QairtSdk:
     files: tuple[Path, ...]
 
 
+def is_arm() -> bool:
+    """Whether this is a machine of the kind that has Qualcomm's NPU; elsewhere QNN emulates it."""
+    return platform.machine().lower() in ("arm64", "aarch64")
+
+
 def host_name() -> str:
     """What the SDK calls machines like this one."""
-    arm = platform.machine().lower() in ("arm64", "aarch64")
     if sys.platform == "win32":
-        return "aarch64-windows-msvc" if arm else "x86_64-windows-msvc"
-    return "aarch64-oe-linux-gcc11.2" if arm else "x86_64-linux-clang"
+        return "aarch64-windows-msvc" if is_arm() else "x86_64-windows-msvc"
+    return "aarch64-oe-linux-gcc11.2" if is_arm() else "x86_64-linux-clang"
 
 
 def program(name: str) -> str:

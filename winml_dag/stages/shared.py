@@ -12,6 +12,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.shared import SHARED
 from winml_dag.stages import kinds
 from winml_dag.stages.compile import OPTION_FILES, SINGLE_MODEL, CompileConfig
 from winml_dag.stages.finalize import OffloadFields, final_names, require_full_offload, write_final
@@ -104,7 +105,7 @@ def finalize(config: FinalizeSharedConfig, workspace: Workspace) -> JsonObject:
     if config.compile.require_full_offload:
         require_full_offload(sources)
     beside = dict.fromkeys(name for summary in summaries for name in summary.files[1:])
-    names = final_names(beside, sources[0], config.files, f"{Path(config.files[0]).stem}_shared")
+    names = final_names(beside, sources[0], config.files, f"{Path(config.files[0]).stem}{SHARED}")
     expected = [
         write_final(source, summary, output / file, names)
         for source, summary, file in zip(sources, summaries, config.files, strict=True)
