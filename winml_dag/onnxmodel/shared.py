@@ -21,7 +21,9 @@ def shares_binary(model: Path, summary: ModelSummary) -> bool:
     own = {context.partition for context in summary.ep_context}
     binaries = {context.sidecar for context in summary.ep_context if context.sidecar and SHARED in context.sidecar}
     # Names of graphs differ in their numbers only.
-    pattern = re.compile(b"|".join(re.sub(rb"\d+", rb"\\d+", re.escape(name.encode())) for name in own if name) or b"$^")
+    pattern = re.compile(
+        b"|".join(re.sub(rb"\d+", rb"\\d+", re.escape(name.encode())) for name in own if name) or b"$^"
+    )
     return any(name.decode() not in own for binary in binaries for name in _found(model.parent / binary, pattern))
 
 
