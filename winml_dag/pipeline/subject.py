@@ -110,6 +110,7 @@ def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
             provider than its own.
     """
     if ep is None and device is None:
+        _refuse_shared(subject, subject.target)
         return subject.target
     if ep is None and device in subject.target.ep.devices:
         ep = subject.target.ep.alias
