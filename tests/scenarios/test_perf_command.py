@@ -54,7 +54,7 @@ def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
     assert {name: value for name, value in first.items() if name not in ("measured", "elapsed_seconds")} == {
         name: value for name, value in again.items() if name not in ("measured", "elapsed_seconds")
     }
-    assert first["execution_provider"] == "CPUExecutionProvider"
+    assert (first["execution_provider"], first["precision"]) == ("CPUExecutionProvider", "fp32")
     assert first["latency_ms"]["inferences"] == 3
     assert 0 < first["latency_ms"]["min"] <= first["latency_ms"]["p50"] <= first["latency_ms"]["max"]
     assert 0 < first["load"]["seconds"] == first["load"]["each_seconds"][0]

@@ -24,7 +24,7 @@ def speed_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonOb
     return {
         "success": True,
         "model": str(plan.subject.model.path),
-        "precision": plan.subject.precision,
+        "precision": plan.precision or None,
         "measured": done.told,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
@@ -57,7 +57,7 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
 
 
 def _what(plan: PerfPlan) -> str:
-    precision = f" ({plan.subject.precision})" if plan.subject.precision else ""
+    precision = f" ({plan.precision})" if plan.precision else ""
     return f"{plan.subject.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, UsageError
+from winml_dag.onnxmodel.graph import read_model
 from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.host import Host
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
@@ -50,10 +52,15 @@ class PerfRequest:
 
 @dataclass(frozen=True)
 class PerfPlan:
-    """A measurement, ready to be carried out, and what it is of. ``draws``: whether a picture comes out of it."""
+    """A measurement, ready to be carried out, and what it is of.
+
+    ``precision``: as the build says, else as the model really has it; empty where neither tells. ``draws``: whether a
+    picture comes out of it.
+    """
 
     measurement: MeasurementGraph
     subject: Subject
+    precision: str
     target: Target
     baseline: OnnxFile | None
     draws: bool
@@ -79,12 +86,13 @@ def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: 
     baseline_source = None if baseline is None else baseline.source()
     inputs = {"model": model, "baseline": baseline_source, "data": data}
     measures = measuring_node(PERF, config_json(config), inputs, target, fingerprints)
+    precision = subject.precision or precision_of(read_model(subject.model.path)).name
     draws = request.draws and distribution_version("matplotlib") is not None
-    nodes = [measures, *([_drawing(measures, _title(subject, target))] if draws else [])]
+    nodes = [measures, *([_drawing(measures, _title(subject, precision, target))] if draws else [])]
     # Remembered by where it runs, too: another provider differs in so much that nobody wants to read it.
     scope = f"perf {subject.model.path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
-    return PerfPlan(planned, subject, target, baseline, draws)
+    return PerfPlan(planned, subject, precision, target, baseline, draws)
 
 
 def _fields(model: OnnxFile, request: PerfRequest) -> PerfFields:
@@ -147,13 +155,8 @@ def _drawing(measures: Node, title: str) -> Node:
     )
 
 
-def _title(subject: Subject, target: Target) -> str:
-    return f"{' '.join(_titles(subject))} on {target.ep.name} ({target.device})"
-
-
-def _titles(subject: Subject) -> Iterator[str]:
+def _title(subject: Subject, precision: str, target: Target) -> str:
     path = subject.model.path
     # Of all folders' models, most have one name.
-    yield f"{path.resolve().parent.name}/{path.name}"
-    if subject.precision is not None:
-        yield f"({subject.precision})"
+    named = f"{path.resolve().parent.name}/{path.name}"
+    return f"{named} ({precision or 'precision unknown'}) on {target.ep.name} ({target.device})"

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.freshpython import fresh_python
+from winml_dag.engine.process import describe_exit
 from winml_dag.ep.registry import Target, find_ep
+from winml_dag.ep.session import SEE_LOG
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.stages.perf.memory import Resident, resident
 from winml_dag.stages.perf.waiting import waited_ns, waited_share
@@ -93,7 +95,9 @@ def load_in_fresh_process(model: Model) -> Load:
     try:
         told = json.loads(answer.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise StageError(f"The process that loads {model.path.name} ended with exit code {code}.") from None
+        raise StageError(
+            f"The process that loads {model.path.name} ended with {describe_exit(code)}.", advice=SEE_LOG
+        ) from None
     if "error" in told:
         raise StageError(told["error"], advice=told["advice"])
     told["memory_before"], told["memory_after"] = Resident(**told["memory_before"]), Resident(**told["memory_after"])
