@@ -5,6 +5,7 @@ The environment is files, as an installer would leave them: nothing in it is sta
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,11 @@ from reach import BASES, edited
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN, resolve_target
 from winml_dag.errors import UsageError
+from winml_dag.pipeline import epplace
+from winml_dag.pipeline.host import this_host
 from winml_dag.pipeline.measurement import measuring_node
 from winml_dag.pipeline.request import plan_request
+from winml_dag.pipeline.standing import surroundings
 from winml_dag.stages.evaluate import EVALUATE
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.memory import MemoryRows
@@ -100,6 +104,37 @@ def test_what_changes_there_reaches_what_runs_there_and_nothing_else(
     assert {name for name in warm if reached(before[name], after[name])} == ({"openvino"} if expected else set())
     assert reached(before["openvino"], after["openvino"]) == expected
     assert all(reached(after[name], each.cold()) == set() for name, each in warm.items())
+
+
+@pytest.mark.usefixtures("environment", "settled")
+def test_another_machine_reaches_what_is_compiled_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QNN compiles for the chip that an option names."""
+    warm = {name: Warm(project, recipe, name=name) for name, recipe in RECIPES.items()}
+    before = {name: each.stages() for name, each in warm.items()}
+    assert all(each.stands() for each in warm.values())
+    other = dataclasses.replace(this_host(), processor="of another kind")
+    monkeypatch.setattr(epplace, "this_host", lambda: other)
+    monkeypatch.setattr(surroundings, "_machine", lambda: "started another time")
+    after = {name: each.stages() for name, each in warm.items()}
+    assert {name: reached(before[name], after[name]) for name in warm} == {
+        "openvino": THERE,
+        "qnn": set(),
+        "cpu": set(),
+    }
+
+
+def test_a_driver_reaches_what_is_compiled_for_its_device_only(
+    project: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert environment.is_dir()
+    recipes = {device: edited(OPENVINO_BUILD, "device", device) for device in ("npu", "cpu")}
+    keys = []
+    for driver in ("1.0", "2.0"):
+        host = dataclasses.replace(this_host(), accelerators=(f"NPU, driver {driver}",))
+        monkeypatch.setattr(epplace, "this_host", lambda host=host: host)
+        keys.append({device: stages_of(recipe, project) for device, recipe in recipes.items()})
+    assert reached(keys[0]["npu"], keys[1]["npu"]) == THERE
+    assert reached(keys[0]["cpu"], keys[1]["cpu"]) == set()
 
 
 @pytest.mark.usefixtures("environment")

@@ -53,6 +53,8 @@ class ExecutionProvider:
         makes_ep_context: whether it can compile a model ahead of time into EPContext nodes.
         takes_onnx: whether ONNX models are shipped for it as they are, to be compiled, if at all, when they are loaded;
             not so where that takes minutes on the device.
+        for_this_machine: whether what it compiles, ahead or on load, is for the very device that it finds; QNN
+            compiles for the chip that an option names.
         packages: each brings it; the first that is found counts. None when it is part of every onnxruntime.
         how_to_get: what to do when it is missing, as one sentence.
         ihv_type: the hardware vendor, as analysis results spell it.
@@ -64,6 +66,7 @@ class ExecutionProvider:
     devices: tuple[str, ...]
     makes_ep_context: bool
     takes_onnx: bool
+    for_this_machine: bool
     packages: tuple[Package, ...]
     how_to_get: str
     ihv_type: str
@@ -87,6 +90,7 @@ CPU = ExecutionProvider(
     devices=("cpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    for_this_machine=False,
     packages=(),
     how_to_get="It is part of onnxruntime.",
     ihv_type="Microsoft",
@@ -98,6 +102,7 @@ QNN = ExecutionProvider(
     devices=("npu", "gpu"),
     makes_ep_context=True,
     takes_onnx=False,
+    for_this_machine=False,
     packages=(Package("onnxruntime-qnn", plugin="onnxruntime_qnn"), _WINDOWS_ML),
     how_to_get="Install it with: pip install winml_dag[qnn]",
     ihv_type="QC",
@@ -109,6 +114,7 @@ OPENVINO = ExecutionProvider(
     devices=("npu", "gpu", "cpu"),
     makes_ep_context=True,
     takes_onnx=True,
+    for_this_machine=True,
     packages=(
         Package("onnxruntime-openvino"),
         Package("onnxruntime-ep-openvino", plugin="onnxruntime_ep_openvino"),
@@ -124,6 +130,7 @@ VITISAI = ExecutionProvider(
     devices=("npu",),
     makes_ep_context=True,
     takes_onnx=False,
+    for_this_machine=True,
     packages=(Package("onnxruntime-vitisai"), _WINDOWS_ML),
     how_to_get="It comes with AMD's Ryzen AI software for Windows, and with Windows ML (pip install windowsml); run "
     "this target on such a machine.",
@@ -136,6 +143,7 @@ CUDA = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    for_this_machine=True,
     packages=(Package("onnxruntime-gpu"),),
     how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu in place of onnxruntime, or in an environment "
     "of its own.",
@@ -148,6 +156,7 @@ DML = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    for_this_machine=True,
     packages=(Package("onnxruntime-windowsml"), Package("onnxruntime-directml")),
     how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml in place of onnxruntime.",
     ihv_type="Microsoft",
@@ -159,6 +168,7 @@ NV_TENSORRT_RTX = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=True,
     takes_onnx=True,
+    for_this_machine=True,
     packages=(
         Package("onnxruntime-ep-nv-tensorrt-rtx-cu13", plugin="onnxruntime_ep_nv_tensorrt_rtx"),
         Package("onnxruntime-ep-nv-tensorrt-rtx-cu12", plugin="onnxruntime_ep_nv_tensorrt_rtx"),
@@ -175,6 +185,7 @@ MIGRAPHX = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    for_this_machine=True,
     packages=(Package("onnxruntime-migraphx"), _WINDOWS_ML),
     how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx in place of onnxruntime, or in an "
     "environment of its own.",
@@ -187,6 +198,7 @@ TENSORRT = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    for_this_machine=True,
     packages=(Package("onnxruntime-gpu"),),
     how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu in place of onnxruntime, or in "
     "an environment of its own.",

@@ -14,6 +14,7 @@ from winml_dag.engine.toolchain import installed_distributions, normalised, vers
 from winml_dag.ep.configuration import config_file
 from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of
+from winml_dag.pipeline.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 
 
@@ -24,7 +25,8 @@ class EpPlace:
     Attributes:
         interpreter: its Python; None for ours.
         site_packages: where its packages are; None for ours.
-        tools: versions of the packages that bring a provider, and the digests of its libraries, for keys.
+        tools: versions of the packages that bring a provider, the digests of its libraries, and for a provider that
+            compiles for the machine that it runs on, that; for keys.
         looked_at: files and folders that decided all this, for whoever remembers a plan.
     """
 
@@ -67,9 +69,21 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
         tools={
             **{name: present[normalised(name)] for name in sorted(packages) if normalised(name) in present},
             **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in entries},
+            **(_machine(target) if target.ep.for_this_machine else {}),
         },
         looked_at=(*libraries.files, *libraries.folders, *(() if environment is None else environment.looked_at)),
     )
+
+
+def _machine(target: Target) -> dict[str, str]:
+    """What decides for what a model is compiled: the processor, and for other devices those with their drivers."""
+    host = this_host()
+    accelerators = host.accelerators if target.device != "cpu" else ()
+    return {
+        "system": host.system,
+        "processor": host.processor,
+        **{f"{target.device} device {number}": name for number, name in enumerate(accelerators)},
+    }
 
 
 def configuration() -> tuple[Path, ...]:

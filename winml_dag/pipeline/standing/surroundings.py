@@ -57,8 +57,20 @@ def _cheap() -> Surroundings:
         "python": sys.version,
         "search_path": list(sys.path),
         "home": os.path.expanduser("~"),
+        "machine": _machine(),
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
     }
+
+
+def _machine() -> str:
+    """Another one where the machine may be another, because some models are compiled for the one that we run on. What
+    it is takes longer to ask: a cache that is carried to another machine meets another start, or another name.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.environ.get("COMPUTERNAME", "") if sys.platform == "win32" else os.uname().nodename
 
 
 def _code_state() -> str:
