@@ -47,7 +47,9 @@ def _winml_cli_flags(function: Any) -> Any:
 @click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which optim, validate and the target count.")
 @click.option("--enable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to switch on.")
 @click.option("--disable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to leave out.")
-@click.option("--list-capabilities", is_flag=True, help="Print the optimizations that there are, and nothing else.")
+@click.option(
+    "-l", "--list-capabilities", is_flag=True, help="Print the optimizations that there are, and nothing else."
+)
 @_winml_cli_flags
 @target_options
 @VALIDATION

@@ -20,8 +20,22 @@ from winml_dag.pipeline.request import Request
 
 # winml-cli's, word for word, as far as they mean something here.
 WINML_CLI = {
-    "export": ("-m", "--model", "-o", "--output", "-t", "--task", "--batch-size", "--dynamo", "--hierarchy", "-c"),
-    "optimize": ("-m", "--model", "-o", "--output", "--ep", "-d", "-c", "--list-capabilities", "--enable-gelu-fusion"),
+    "export": (
+        *("-m", "--model", "-o", "--output", "-t", "--task", "--batch-size", "--dynamo", "--hierarchy", "-c"),
+        *("--input-specs", "--dynamic-axes", "--export-config", "--trust-remote-code"),
+    ),
+    "optimize": (
+        "-m",
+        "--model",
+        "-o",
+        "--output",
+        "--ep",
+        "-d",
+        "-c",
+        "-l",
+        "--list-capabilities",
+        "--enable-gelu-fusion",
+    ),
     "compile": (
         *("-m", "--model", "-o", "--output", "--output-dir", "--ep", "-d", "--ep-options", "--validate", "--embed"),
         *("--compiler", "--qnn-sdk-root"),
@@ -75,6 +89,26 @@ def test_an_option_is_a_field_of_a_section(arguments: tuple[str, ...], section: 
     given = asked(*arguments, *output).overrides.settings
     assert given is not None
     assert given[section] == settings
+
+
+def test_files_of_winml_cli_are_fields_of_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "inputs.json": {"ids": {"dtype": "int32", "shape": [1, "length"]}},
+        "axes.json": {"logits": {"0": "batch"}},
+        "export.json": {"opset_version": 17, "do_constant_folding": False, "dynamic_axes": {"never": {"0": "a"}}},
+    }
+    for name, value in files.items():
+        Path(name).write_text(json.dumps(value), encoding="utf-8")
+    options = ("--input-specs", "inputs.json", "--dynamic-axes", "axes.json", "--export-config", "export.json")
+    request = asked("export", "-m", "bert", "-o", "x.onnx", *options, "--opset", "20")
+    assert request.overrides.settings is not None
+    assert request.overrides.settings["export"] == {
+        "opset_version": 20,
+        "do_constant_folding": False,
+        "dynamic_axes": {"logits": {"0": "batch"}},
+        "input_tensors": [{"name": "ids", "dtype": "int32", "shape": [1, "length"]}],
+    }
 
 
 def test_options_of_a_compilation_are_fields_of_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +199,8 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("export -m ./nope -o x.onnx", 3, "nope does not exist"),
         ("export -m . -o x.onnx", 3, "has no config.json, so it is not a model folder"),
         ("export -m . -o x.bin", 2, "x.bin does not end with .onnx. Give -o a file such as result.onnx."),
+        ("export -m . -o x.onnx --dynamic-axes no.json", 3, "--dynamic-axes: no.json cannot be read"),
+        ("export -m . -o x.onnx --input-specs m.onnx", 3, "--input-specs: m.onnx is not JSON"),
         ("optimize", 2, "Missing option '-m' / '--model'."),
         ("optimize -m nope.onnx", 3, "nope.onnx does not exist"),
         ("optimize -m .", 2, ". is a folder, and `optimize` takes an ONNX model."),
