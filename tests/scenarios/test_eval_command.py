@@ -84,27 +84,23 @@ def test_both_models_are_evaluated_on_the_same_samples_once(shared: Project) -> 
     assert json.loads((shared.folder / "told" / "evaluation.json").read_text())["metrics"] == first["metrics"]
 
 
-def test_the_table_has_both_models_the_difference_and_a_verdict(shared: Project) -> None:
-    done = asked(shared, *LABELLED)
+def test_the_table_has_both_models_and_a_verdict_and_a_bound_that_is_not_kept_ends_with_1(shared: Project) -> None:
+    done = asked(shared, *LABELLED, "--min", "accuracy=0.99")
     lines = done.stdout.splitlines()
     accuracy = next(line for line in lines if line.startswith("  accuracy"))
     assert accuracy.count("[") == 3
     assert "significant (p = " in accuracy
     assert lines.index(accuracy) < next(at for at, line in enumerate(lines) if line.startswith("  top5_accuracy"))
-
-
-def test_a_bound_that_is_not_kept_ends_with_1(shared: Project) -> None:
-    done = asked(shared, *LABELLED, "--min", "accuracy=0.99")
     assert done.returncode == 1
     assert "accuracy is 0." in done.stderr
     assert "and the bound is 0.99." in done.stderr
+
     value = evaluated(shared, *LABELLED, "--min", "accuracy=0.99", "--min", "top5_accuracy=0.1", code=1)
     assert {name: bound["kept"] for name, bound in value["bounds"].items()} == {
         "accuracy": False,
         "top5_accuracy": True,
     }
     assert value["success"] is False
-    assert asked(shared, *LABELLED, "--min", "top5_accuracy=0.1").returncode == 0
 
 
 def test_outputs_are_compared_without_labels(shared: Project) -> None:
@@ -127,7 +123,7 @@ def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: 
     recipe = {
         "model": "good.onnx",
         "ep": "cpu",
-        "precision": "w8a8",
+        "precision": "fp32",
         "output_dir": "out",
         "eval": {
             "task": "image-classification",
@@ -136,7 +132,7 @@ def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: 
     }
     (shared.folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     value = evaluated(shared, "-c", "recipe.yaml")
-    assert (value["precision"], value["samples"], value["of"]) == ("w8a8", 12, 24)
+    assert (value["precision"], value["samples"], value["of"]) == ("fp32", 12, 24)
     assert value["metrics"]["accuracy"]["reference"] is not None
     again = evaluated(shared, "-m", "out", *LABELLED[3:], "--samples", "12", "--column", "label=label")
     assert (again["measured"], again["metrics"]) == ("cached", value["metrics"])
@@ -147,17 +143,11 @@ def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: 
     ("arguments", "code", "message"),
     [
         (("good.onnx", "--dataset", "rows.jsonl"), 2, "What is good.onnx for? Nobody says."),
-        (("good.onnx", "-t", "text-generation"), 2, "There are no metrics for text-generation."),
-        (("good.onnx", "-t", "image-classification"), 2, "There is no labelled data to evaluate on."),
-        (("good.onnx", "--mode", "compare"), 2, "There is nothing to compare good.onnx with"),
-        (("good.onnx", "--mode", "compare", "--no-reference"), 2, "the reference that --no-reference leaves out"),
         ((*LABELLED[:5], "--dataset", "gone.jsonl"), 3, "gone.jsonl does not exist"),
         ((*LABELLED, "--label-mapping", "cat"), 2, "'cat' is neither a JSON file nor LABEL=CLASS"),
         ((*LABELLED, "--min", "accurracy=1"), 2, "there is no metric 'accurracy'"),
-        ((*LABELLED, "--split", "nope"), 2, "eval.dataset.split: a file has no splits or subsets"),
         ((*LABELLED, "--no-reference"), 2, "--reference and --no-reference exclude each other."),
         (("good.onnx", *LABELLED[3:], "--batch-size", "3"), 1, "takes 4 at once, and a batch of 3"),
-        (("good.onnx", *LABELLED[3:], "--model-id", "./gone"), 3, "gone"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(

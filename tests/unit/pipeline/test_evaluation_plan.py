@@ -166,6 +166,8 @@ def test_a_field_that_means_nothing_here_is_refused_by_name(model: Path, field: 
         ),
         ({**TASK, "reference_path": "gone.onnx"}, None, InputError, "gone.onnx"),
         ({"mode": "compare"}, None, UsageError, "nothing to compare"),
+        (TASK, {"path": "data.csv", "split": "nope"}, UsageError, "eval.dataset.split: a file has no splits"),
+        ({**TASK, "model_id": "./gone"}, None, InputError, "gone"),
         ({"mode": "compare", "reference_path": "model.onnx", "input_data": "a"}, None, RecipeError, "two sets of data"),
     ],
 )
@@ -174,6 +176,11 @@ def test_what_is_missing_is_said(
 ) -> None:
     with pytest.raises(error, match=message):
         planned(model, said, dataset)
+
+
+def test_nothing_is_compared_with_nothing(model: Path) -> None:
+    with pytest.raises(UsageError, match="the reference that --no-reference leaves out"):
+        planned(model, {"mode": "compare"}, has_reference=False)
 
 
 def test_settings_of_a_run_come_before_those_of_the_recipe() -> None:
