@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import Telling
-from winml_dag.ep.registry import CPU
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 
 def _lines(result: BuildResult, request: Request) -> Iterator[str]:
+    from winml_dag.ep.registry import CPU
     from winml_dag.pipeline.commandresult import command_result
 
     assert request.command is not None
