@@ -26,7 +26,7 @@ _PERF = Settings(
     (
         click.option("--iterations", type=_COUNT, help="Inferences that are measured [100]."),
         click.option("--warmup", type=click.IntRange(min=0), help="Inferences before, which are not counted [10]."),
-        click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds, not --iterations."),
+        click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to measure for."),
         click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
         click.option("--threads", type=_COUNT, help="Threads of one operator [as onnxruntime thinks fit]."),
         click.option("--batch-size", type=_COUNT, help="Samples in one inference, where the model takes any number."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
+from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
     yield from _latency_lines(found)
     yield _line("memory", _memory(found["memory_bytes"]))
     if quiet:
+        # Without it, the figures above would be taken for the device's.
+        yield from (f"note: {notice}" for notice in found["notices"] if notice == EMULATED)
         return
     yield _line("inputs", _inputs(found))
     yield _line("host", _host(found))

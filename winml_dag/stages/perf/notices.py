@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from winml_dag.ep.registry import QNN, Target
-from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.perf.latency import Latencies, clock_resolution_ns, percentile
+
+if TYPE_CHECKING:
+    from winml_dag.onnxmodel.feeds import InputSpec
 
 # Below, Python's own part of a call is a good part of what is measured.
 _SHORT_NS = 50_000
