@@ -16,7 +16,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir"
         "import winml_dag.cli.main",
         "from winml_dag.cli.main import run; run(['--help'])",
         "from winml_dag.cli.main import run; run(['build', '--help'])",
-        "from winml_dag.cli.main import run; run(['quantize', '--help'])",
+        "from winml_dag.cli.main import COMMANDS, run; [run([name, '--help']) for name in COMMANDS]",
         "import winml_dag.pipeline.build, winml_dag.pipeline.plan, winml_dag.api",
         "import winml_dag.engine.schedule, winml_dag.engine.run, winml_dag.engine.execute, winml_dag.engine.memory",
         "import winml_dag.engine.worker, winml_dag.engine.config",
