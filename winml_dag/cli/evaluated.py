@@ -40,7 +40,7 @@ def evaluated_json(
             name: {"at_least": bound, "found": _finite(figures[name]), "kept": keeps[name]}
             for name, bound in bounds.items()
         },
-        "notices": list(plan.notices),
+        "notices": list(_notices(plan, done)),
         "toolchain": done.toolchain,
         "report": None if folder is None else str(folder / REPORT_FILE),
     }
@@ -64,7 +64,7 @@ def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
     if quiet:
         return
-    for notice in plan.notices:
+    for notice in _notices(plan, done):
         yield f"note: {notice}"
     if folder is not None:
         yield f"report: {folder / REPORT_FILE}"
@@ -121,6 +121,16 @@ def _ratio(output: Any) -> float:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _notices(plan: EvaluationPlan, done: Measurement) -> Iterator[str]:
+    yield from plan.notices
+    full: Any = done.metrics.get("full_texts")
+    if full:
+        yield (
+            f"{counted(full, 'text')} {'fills' if full == 1 else 'fill'} the model's input to its last token; what was"
+            " longer has been cut."
+        )
 
 
 def _what(plan: EvaluationPlan) -> str:

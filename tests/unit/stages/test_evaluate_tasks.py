@@ -185,6 +185,22 @@ def test_tags_that_name_no_entities_are_counted_as_they_are(tmp_path: Path, proc
     every = [int(rows[row_of(word)].argmax()) == 1 for row in data for word in row["words"].split()]
     assert value(report, "token_accuracy") == pytest.approx(np.mean(every), abs=1e-5)
     assert list(report["metrics"]) == ["token_accuracy", "token_macro_f1"]
+    assert report["full_texts"] == 0
+
+
+def test_words_behind_the_cut_do_not_count_and_the_text_is_told(tmp_path: Path, processor: Path) -> None:
+    rows = table(3)
+    rows[:] = [0, 1, 0]
+    data = [{"tokens": ["w1"] * 30, "tags": [1] * (LENGTH - 2) + [0] * (32 - LENGTH)}, {"tokens": ["w1"], "tags": [1]}]
+    report = evaluate(
+        tmp_path,
+        text_model(tmp_path / "m.onnx", rows, ["logits"]),
+        write_rows(tmp_path / "data.jsonl", data),
+        EvaluateFields("onnx", "token-classification"),
+        processor=processor,
+    )
+    assert value(report, "token_accuracy") == 1.0
+    assert report["full_texts"] == 1
 
 
 def test_an_answer_is_found_in_whatever_window_it_is(tmp_path: Path, processor: Path) -> None:

@@ -26,6 +26,7 @@ from winml_dag.stages.evaluate.model import Model
 from winml_dag.stages.evaluate.similarity import FeatureSimilarity
 from winml_dag.stages.evaluate.tokens import TokenClassification
 from winml_dag.stages.samples.processor import Processor
+from winml_dag.stages.samples.samples import Feed
 
 _TASKS: dict[str, type[Any]] = {
     "text-classification": Classification,
@@ -84,17 +85,20 @@ def _evaluate(
     task = _task(fields, workspace, candidate, inputs)
     models = [candidate] if reference is None else [candidate, reference]
     outcomes: list[list[Sequence[float]]] = [[] for _ in models]
-    of, cases = len(task.chosen), task.cases()
+    of, cases, full = len(task.chosen), task.cases(), 0
+    cuts = _cuts_texts(fields, inputs)
     while chunk := list(islice(cases, max(model.batching.size for model in models))):
         workspace.progress(len(outcomes[0]), of, "samples")
         for model, into in zip(models, outcomes, strict=True):
             into.extend(_outcomes(task, model, chunk))
+        full += sum(_is_full(feed) for case in chunk for feed in case.feeds) if cuts else 0
     workspace.progress(of, of, "samples")
     return {
         "task": fields.task,
         "data": task.kind,
         "samples": of,
         "of": task.count,
+        "full_texts": full,
         "metrics": _judged(task.metrics, [np.asarray(rows, np.float64) for rows in outcomes]),
     }
 
@@ -120,6 +124,18 @@ def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Se
     if not task.chosen:
         raise StageError("There is no sample in the data.")
     return task
+
+
+def _cuts_texts(fields: EvaluateFields, inputs: Sequence[InputSpec]) -> bool:
+    """Whether texts that are too long are cut; questions go in by windows."""
+    mask = next((spec for spec in inputs if spec.name == "attention_mask"), None)
+    return mask is not None and isinstance(mask.shape[-1], int) and fields.task != "question-answering"
+
+
+def _is_full(feed: Feed) -> bool:
+    """Whether a text fills the model's input to the last position, and so may have been cut."""
+    mask = feed.get("attention_mask")
+    return mask is not None and bool((mask != 0).all())
 
 
 def _outcomes(task: Task[Any], model: Model, cases: Sequence[Case[Any]]) -> Iterator[Sequence[float]]:
