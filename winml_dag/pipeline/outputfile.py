@@ -85,6 +85,7 @@ class OutputFile:
         """The weights or binaries of the model of ours that is there now, as far as they are ours too."""
         # Imported here: only a model that takes the place of another needs it.
         from winml_dag.onnxmodel.inspect import inspect_model
+        from winml_dag.onnxmodel.shared import SHARED
 
         path = self._folder / self._name
         if path.suffix != ".onnx" or not path.exists() or not self._known.may_replace(path):
@@ -93,8 +94,10 @@ class OutputFile:
             names = inspect_model(path).files[1:]
         except InputError:
             return set()
-        # Only what has its name: a file of another name may be another model's as well.
-        return self._ours(name for name in names if name.startswith(path.stem))
+        # Only what has its name, and is not shared: any other file may be another model's as well.
+        return self._ours(
+            name for name in names if name.startswith(path.stem) and not name.removeprefix(path.stem).startswith(SHARED)
+        )
 
     def _ours(self, names: Iterable[str]) -> set[str]:
         paths = {name: self._folder / name for name in names}

@@ -122,11 +122,12 @@ def test_a_binary_goes_with_the_compiled_model_that_makes_way(puts: Puts) -> Non
     assert puts.contents() == {"notes.txt": b"mine", **_model(external=False)}
 
 
-def test_a_binary_that_several_models_may_share_stays(puts: Puts) -> None:
-    """Its name is another's: nothing says that the model that makes way was the only one to refer to it."""
-    puts.put(_compiled("first_shared_qnn.bin"))
+@pytest.mark.parametrize("binary", ["other_shared_qnn.bin", "small_shared_qnn.bin"])
+def test_a_binary_that_several_models_may_share_stays(puts: Puts, binary: str) -> None:
+    """Nothing says that the model that makes way was the only one to refer to it."""
+    puts.put(_compiled(binary))
     assert puts.put(_model(external=False)).removed == ()
-    assert puts.contents()["first_shared_qnn.bin"] == b"binary"
+    assert puts.contents()[binary] == b"binary"
 
 
 def test_a_binary_of_somebody_elses_is_in_the_way(puts: Puts) -> None:
