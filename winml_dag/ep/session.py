@@ -166,7 +166,7 @@ def _device(target: Target) -> onnxruntime.OrtEpDevice:
     found = ", ".join(device.device.type.name.lower() for device in devices) or "none"
     raise StageError(
         f"{target.ep.name} finds no {target.device} on this machine (devices: {found}).",
-        advice="Run this target on a machine that has one.",
+        advice="Run this target on a machine that has one, or give another --device.",
     )
 
 
