@@ -160,15 +160,22 @@ def sums_of(reference: NDArray[np.generic], candidate: NDArray[np.generic], name
     if nan_count or inf_count:
         return Sums(reference.size, nan_count=nan_count, inf_count=inf_count)
     noise = found - expected
-    largest = [float(np.abs(values).max(initial=0.0)) for values in (expected, found, noise)]
-    expected, found, noise = (
-        values / most if most else values for values, most in zip((expected, found, noise), largest, strict=True)
-    )
+    expected, largest_expected = _scaled(expected)
+    found, largest_found = _scaled(found)
+    noise, largest_noise = _scaled(noise)
     return Sums(
         reference.size,
-        *largest,
-        float(expected @ expected),
-        float(found @ found),
-        float(noise @ noise),
-        float(expected @ found),
+        largest_expected,
+        largest_found,
+        largest_noise,
+        expected_energy=float(expected @ expected),
+        found_energy=float(found @ found),
+        noise_energy=float(noise @ noise),
+        product=float(expected @ found),
     )
+
+
+def _scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """*values* divided by the largest of them, and that one."""
+    largest = float(np.abs(values).max(initial=0.0))
+    return (values / largest if largest else values), largest

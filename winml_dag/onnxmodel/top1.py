@@ -53,6 +53,10 @@ def _best_among(reference: NDArray[np.generic], candidate: NDArray[np.generic], 
     expected, found = np.moveaxis(reference, axis, -1), np.moveaxis(candidate, axis, -1)
     known = ~np.isnan(expected).any(axis=-1)
     best = expected.max(axis=-1, keepdims=True)
-    chosen = found.argmax(axis=-1, keepdims=True) if most == 1 else np.argpartition(-found, most)[..., :most]
+    chosen = (
+        found.argmax(axis=-1, keepdims=True)
+        if most == 1
+        else np.argpartition(-found.astype(np.float64), most)[..., :most]
+    )
     right = (np.take_along_axis(expected, chosen, axis=-1) == best).any(axis=-1)
     return Agreement(int((right & known).sum()), int(known.sum()))
