@@ -221,8 +221,8 @@ FIELDS: dict[str, Meaning] = {
     "validate.min_sqnr_db": _ours("Bound for the signal to quantization noise of each output, in dB; not checked when "
                                   "left out."),
     "validate.max_abs_error": _ours("Bound for the largest error of a single value; not checked when left out."),
-    "validate.min_top1_agreement": _ours("Bound for the part of decisions with the same best class, of outputs that are "
-                                         "scores of classes; not checked when left out."),
+    "validate.min_top1_agreement": _ours("Bound for the part of decisions with the same best class, of outputs that "
+                                         "are scores of classes; not checked when left out."),
     "validate.input_data": _ours("What to compare on: arrays, texts, images or tables, as `quant.calibration_data` has "
                                  "them, relative to the recipe. What calibration leaves of that, or random inputs, "
                                  "when left out. See [validate](../how-to/validate.md)."),
@@ -233,6 +233,8 @@ FIELDS: dict[str, Meaning] = {
     "perf.duration": _ours("Seconds after which measuring ends; not together with `perf.iterations`."),
     "perf.threads": _ours("Threads of one operator; as many as onnxruntime thinks fit when left out."),
     "perf.batch_size": _ours("Samples in one inference, of a model that takes any number; one when left out."),
+    "perf.sizes": _ours("For random inputs, sizes of axes that the model leaves open, by the names that it has for "
+                        "them: `{sequence_length: 128}`. 1 when left out."),
     "perf.seed": _ours("Of random inputs."),
     "perf.input_data": _ours("A .npz file with inputs: arrays by the names of inputs, whose first axis counts the "
                              "samples. Random ones when left out."),

@@ -11,7 +11,7 @@ import click
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.options import FILE, TEXT
-from winml_dag.cli.settings import Settings, ep_option
+from winml_dag.cli.settings import Settings, ep_option, pairs
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.perf import PerfPlan, PerfRequest
 
 _COUNT = click.IntRange(min=1)
+
+
+def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int] | None:
+    """``NAME=NUMBER`` several times, as a mapping."""
+    named = pairs(context, parameter, given) or {}
+    if wrong := next((value for value in named.values() if not value.isdecimal() or int(value) < 1), None):
+        raise click.BadParameter(f"{wrong!r} is no whole number above 0.", param=parameter)
+    return {name: int(value) for name, value in named.items()} or None
+
 
 # Of `perf`.
 _PERF = Settings(
@@ -30,6 +39,15 @@ _PERF = Settings(
         click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
         click.option("--threads", type=_COUNT, help="Threads of one operator [as onnxruntime thinks fit]."),
         click.option("--batch-size", type=_COUNT, help="Samples in one inference, where the model takes any number."),
+        click.option(
+            "--size",
+            "sizes",
+            type=TEXT,
+            metavar="NAME=NUMBER",
+            multiple=True,
+            callback=_sizes,
+            help="Size of an axis that the model leaves open, for random inputs [1]; again for another.",
+        ),
         click.option("--input-data", type=FILE, help="Inputs: a .npz file, arrays by name [random ones]."),
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
     ),
@@ -40,6 +58,7 @@ _PERF = Settings(
         "loads": "loads",
         "threads": "threads",
         "batch_size": "batch_size",
+        "sizes": "sizes",
         "input_data": "input_data",
         "seed": "seed",
     },
@@ -103,8 +122,9 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
         raise UsageError("--iterations and --duration say both when to end.", advice="Give one of them.")
     loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
     written = {} if loaded is None else loaded.recipe.perf.model_dump(mode="json", exclude_unset=True)
-    if given.keys() & {"iterations", "duration"}:
-        written = {name: value for name, value in written.items() if name not in ("iterations", "duration")}
+    for one, other in (("iterations", "duration"), ("input_data", "sizes")):
+        if given.keys() & {one, other}:  # the call's word on either is its word on both
+            written = {name: value for name, value in written.items() if name not in (one, other)}
     perf = Perf.model_validate({**written, **given})
     base = Path.cwd() if loaded is None else loaded.path.parent
     return PerfRequest(

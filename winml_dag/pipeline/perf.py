@@ -12,7 +12,7 @@ from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.graph import read_model
-from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.host import Host
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
@@ -104,9 +104,29 @@ def _fields(model: OnnxFile, request: PerfRequest) -> PerfFields:
         duration=perf.duration,
         threads=perf.threads,
         batch_size=perf.batch_size if any(_takes_any_batch(spec) for spec in model.summary.inputs) else None,
+        sizes=_sizes(model, request),
         seed=perf.seed if request.input_data is None else None,
         loads=perf.loads,
     )
+
+
+def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
+    """Of axes of random inputs.
+
+    Raises:
+        UsageError: for an axis that is none of the model's, or its first, and when the inputs are given.
+    """
+    sizes = request.perf.sizes
+    if sizes and request.input_data is not None:
+        raise UsageError("perf.sizes is for random inputs, and perf.input_data has sizes of its own.")
+    known = {size for spec in model.summary.inputs for size in spec.shape[1:] if isinstance(size, str)}
+    for name in sizes.keys() - (known - {UNKNOWN_DIMENSION, UNKNOWN_RANK}):
+        named = ", ".join(sorted(known)) or "none"
+        raise UsageError(
+            f"{model.path.name} leaves no size {name!r} open beside the batch.",
+            advice=f"It leaves open: {named}. The batch is perf.batch_size.",
+        )
+    return sizes
 
 
 def _takes_any_batch(spec: TensorSpec) -> bool:

@@ -334,7 +334,8 @@ class Perf(Section):
     """Ours: how the perf command measures the result. No build does.
 
     ``iterations`` None: 100, or what ``duration`` leaves time for. ``threads`` None: as onnxruntime thinks fit.
-    ``batch_size`` None: one sample. ``input_data`` None: random inputs from ``seed``.
+    ``batch_size`` None: one sample. ``input_data`` None: random inputs from ``seed``, in which ``sizes`` are those of
+    axes by the names that the model has for them.
     """
 
     warmup: Annotated[int, Field(ge=0, le=2**31 - 1)] = 10
@@ -342,6 +343,7 @@ class Perf(Section):
     duration: Seconds | None = None
     threads: Count | None = None
     batch_size: Count | None = None
+    sizes: MapOf[Count] = Field(default_factory=dict)
     seed: Seed = 0
     input_data: Text | None = None
     loads: Count = 5

@@ -25,8 +25,8 @@ from winml_dag.store.local import LocalStore
 HOST = Host("linux x86_64", "A Processor", logical_cores=8, usable_cores=8, memory_gib=16, accelerators=("a GPU 1.0",))
 
 
-def save(path: Path, *, first: int | str = 2, weight: float = 1.0) -> Path:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [first, 3]) for name in ("x", "y"))
+def save(path: Path, *, first: int | str = 2, second: int | str = 3, weight: float = 1.0) -> Path:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [first, second]) for name in ("x", "y"))
     w = helper.make_tensor("w", TensorProto.FLOAT, [3], [weight] * 3)
     graph = helper.make_graph([helper.make_node("Mul", ["x", "w"], ["y"])], "g", [x], [y], [w])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
@@ -126,6 +126,18 @@ def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: 
     with pytest.raises(UsageError, match=r"A batch of 4 does not fit.* x in the shape \[2, 3\] only"):
         plan(fixed, store, perf={"batch_size": 4})
     assert key(plan(fixed, store, perf={"batch_size": 2})) == key(plan(fixed, store)), "it has no other"
+
+
+def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: LocalStore) -> None:
+    model = save(tmp_path / "model.onnx", first="n", second="length")
+
+    assert key(plan(model, store)) != key(plan(model, store, perf={"sizes": {"length": 3}}))
+    for name in ("n", "width"):
+        with pytest.raises(UsageError, match=rf"leaves no size '{name}' open .* It leaves open: length"):
+            plan(model, store, perf={"sizes": {name: 3}})
+    np.savez(tmp_path / "data.npz", x=np.zeros((1, 3), np.float32))
+    with pytest.raises(UsageError, match="perf.input_data has sizes of its own"):
+        plan(model, store, input_data=tmp_path / "data.npz", perf={"sizes": {"length": 3}})
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("none.npz", "does not exist"), ("model.onnx", "is no .npz file")])

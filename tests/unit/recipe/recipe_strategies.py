@@ -119,7 +119,9 @@ recipes = _section(
         samples=_counts,
         seed=_seeds,
     ),
-    perf=_section(warmup=_counts, iterations=_counts, threads=_counts, seed=_seeds, input_data=WORDS),
+    perf=_section(
+        warmup=_counts, iterations=_counts, threads=_counts, sizes=st.dictionaries(WORDS, _counts, max_size=2)
+    ),
     auto=_booleans,
     skip_optimize=_booleans,
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.perf import PerfFields
-from winml_dag.stages.perf.feeds import batch_size_of, in_batches
+from winml_dag.stages.perf.feeds import batch_size_of, in_batches, of_size
 from winml_dag.stages.perf.latency import (
     Latencies,
     clock_resolution_ns,
@@ -127,10 +127,18 @@ def test_this_thread_has_waited_for_some_time() -> None:
 def test_open_sizes_are_told_of_but_not_the_batch() -> None:
     batch, both = InputSpec("x", "float32", ("n", 8)), InputSpec("ids", "int64", ("n", "length"))
 
-    (notice,) = of_open_sizes((batch, both))
+    (notice,) = of_open_sizes((batch, both), {})
 
     assert "ids ['n', 'length']" in notice
-    assert list(of_open_sizes((batch,))) == []
+    assert list(of_open_sizes((batch,), {})) == []
+    assert list(of_open_sizes((batch, both), {"length": 8})) == []
+
+
+def test_a_size_is_that_of_the_axes_of_its_name_but_never_the_batch() -> None:
+    spec = InputSpec("mask", "int64", ("n", 2, "length", "n"), (0, 2))
+
+    assert of_size(spec, {"length": 8, "n": 3}) == InputSpec("mask", "int64", ("n", 2, 8, 3), (0, 2))
+    assert of_size(spec, {}) == spec
 
 
 @given(st.integers(1, 12), st.integers(1, 8))

@@ -26,6 +26,7 @@ class PerfFields:
         duration: seconds after which measuring ends, with the inference that runs then.
         threads: of one operator; None leaves it to onnxruntime, which takes the number of cores.
         batch_size: samples in one inference, of models that take any number; None for one.
+        sizes: of axes that the model leaves open, by their names; for random inputs, and 1 where nothing is said.
         seed: of random inputs, which are used when there is no ``data`` input; None when there is.
         loads: processes that load the model, each for the first time.
     """
@@ -35,6 +36,7 @@ class PerfFields:
     duration: float | None = None
     threads: int | None = None
     batch_size: int | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int | None = 0
     loads: int = 5
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -29,8 +30,14 @@ def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Works
         found = list(islice(samples, MOST_FEEDS * batch))
     else:
         assert fields.seed is not None
-        found = list(random_feeds(inputs, fields.seed, batch))
+        found = list(random_feeds([of_size(spec, fields.sizes) for spec in inputs], fields.seed, batch))
     return in_batches(found, batch)
+
+
+def of_size(spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+    """*spec* with *sizes* for the axes of these names; the first axis is the batch's."""
+    later = (sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape[1:])
+    return replace(spec, shape=(*spec.shape[:1], *later))
 
 
 def in_batches(samples: Sequence[Feed], size: int) -> list[Feed]:

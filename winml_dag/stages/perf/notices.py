@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from winml_dag.ep.registry import QNN, Target
@@ -57,10 +57,17 @@ def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[s
         )
 
 
-def of_open_sizes(inputs: tuple[InputSpec, ...]) -> Iterator[str]:
-    """For random inputs, which have a size of 1 where the model takes any; the first axis is the batch."""
-    free = [
-        f"{spec.name} {list(spec.shape)}" for spec in inputs if any(isinstance(size, str) for size in spec.shape[1:])
+def of_open_sizes(inputs: tuple[InputSpec, ...], sizes: Mapping[str, int]) -> Iterator[str]:
+    """For random inputs, which have a size of 1 where the model takes any and *sizes* say nothing; the first axis is
+    the batch.
+    """
+    open_ones = [
+        f"{spec.name} {list(spec.shape)}"
+        for spec in inputs
+        if any(isinstance(size, str) and size not in sizes for size in spec.shape[1:])
     ]
-    if free:
-        yield f"Sizes that the model leaves open were 1: {', '.join(free)}. Give inputs of real size with --input-data."
+    if open_ones:
+        yield (
+            f"Sizes that the model leaves open were 1: {', '.join(open_ones)}. Give them with --size NAME=NUMBER, or"
+            " inputs of real size with --input-data."
+        )

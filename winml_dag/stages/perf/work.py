@@ -77,12 +77,13 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "duration": config.perf.duration,
         "threads": config.perf.threads,
         "batch_size": batch_size_of(feeds[0]),
+        "sizes": dict(config.perf.sizes),
         "seed": config.perf.seed,
         "waited_share": found.latencies.waited_share,
         "notices": [
             # Of an emulator's latencies there is nothing more to know.
             *([EMULATED] if is_emulated(target) else of_latencies(found.latencies)),
-            *(of_open_sizes(inputs) if is_random else ()),
+            *(of_open_sizes(inputs, config.perf.sizes) if is_random else ()),
         ],
     }
     text = json.dumps({**report, "latencies_ns": found.latencies.each}, sort_keys=True, allow_nan=False)
