@@ -192,6 +192,7 @@ def test_a_measurement_is_made_there_with_what_is_there(environment: Path) -> No
     assert node.interpreter == environment / PYTHON
     assert node.toolchain["transformers"] == "98.0"
     assert node.toolchain["onnxruntime-openvino"] == "1.24.1"
+    assert "onnxruntime" not in node.toolchain
     assert f"openvino library {LIBRARY}" in node.toolchain
     here = measuring_node(EVALUATE, {}, {}, resolve_target("cpu", None), fingerprints, packages=["transformers"])
     assert here.interpreter is None

@@ -92,6 +92,10 @@ def test_an_onnx_model_for_it_is_validated_on_it(openvino: Project) -> None:
     assert manifest["toolchain"]["onnxruntime-openvino"]
     assert any(name.startswith("openvino library ") for name in manifest["toolchain"])
     assert build(openvino, "--no-compile").ran == []
+    quickly = ("--iterations", "3", "--warmup", "0", "--loads", "1", "--no-baseline")
+    measured = json.loads(openvino.run("perf", "out", *quickly, "--format", "json").stdout)
+    assert measured["execution_provider"] == "OpenVINOExecutionProvider"
+    assert measured["onnxruntime"] == manifest["toolchain"]["onnxruntime-openvino"]
 
 
 def test_a_device_that_is_not_there_is_one_sentence(openvino: Project) -> None:

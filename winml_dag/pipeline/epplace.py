@@ -42,7 +42,10 @@ class EpPlace:
         found = versions(packages, self.site_packages)
         if "onnxruntime" in found:
             present = installed_distributions(self.site_packages)
-            found |= {build: present[normalised(build)] for build in RUNTIME_BUILDS if normalised(build) in present}
+            builds = {build: present[normalised(build)] for build in RUNTIME_BUILDS if normalised(build) in present}
+            if builds and "onnxruntime" not in present:
+                del found["onnxruntime"]  # it is there, by another name
+            found |= builds
         return {**found, **self.tools}
 
 
