@@ -43,7 +43,7 @@ def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet
     if not quiet:
         yield f"{_what(plan)}: {_when(done)}"
     yield from _load_lines(plan, found)
-    yield _line("first", f"{_ms(found['first_inference_ms'])} ms, the first inference after loading")
+    yield _line("first", f"{_digits(found['first_inference_ms'])} ms, the first inference after loading")
     yield from _latency_lines(found)
     yield _line("memory", _memory(found["memory_bytes"]))
     if quiet:
@@ -96,18 +96,18 @@ def _load(load: Any) -> str:
 
 def _latency_lines(found: Any) -> Iterator[str]:
     latency, throughput = found["latency_ms"], found["throughput"]
-    figures = "  ".join(f"{name} {_ms(latency[name])}" for name in _FIGURES)
+    figures = "  ".join(f"{name} {_digits(latency[name])}" for name in _FIGURES)
     warmup = f"after {found['warmup']} to warm up" if found["warmup"] else "without warm-up"
     counts = f"{counted(latency['inferences'], 'inference')} {warmup}"
     threads = "" if found["threads"] is None else f", {counted(found['threads'], 'thread')}"
     yield _line("latency, ms", figures)
     yield _line("", f"{counts}{threads}")
-    samples = f", {throughput['samples_per_second']:.4g} samples/s" if found["batch_size"] > 1 else ""
-    yield _line("throughput", f"{throughput['inferences_per_second']:.4g} inferences/s{samples}")
+    samples = f", {_digits(throughput['samples_per_second'])} samples/s" if found["batch_size"] > 1 else ""
+    yield _line("throughput", f"{_digits(throughput['inferences_per_second'])} inferences/s{samples}")
 
 
-def _ms(value: float) -> str:
-    """Four digits, but no power of ten for what takes seconds."""
+def _digits(value: float) -> str:
+    """Four of them, but no power of ten for what is larger."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 

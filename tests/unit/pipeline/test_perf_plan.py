@@ -136,7 +136,7 @@ def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: LocalSt
         with pytest.raises(UsageError, match=rf"leaves no size '{name}' open .* It leaves open: length"):
             plan(model, store, perf={"sizes": {name: 3}})
     np.savez(tmp_path / "data.npz", x=np.zeros((1, 3), np.float32))
-    with pytest.raises(UsageError, match="perf.input_data has sizes of its own"):
+    with pytest.raises(UsageError, match=r"perf\.input_data has sizes of its own"):
         plan(model, store, input_data=tmp_path / "data.npz", perf={"sizes": {"length": 3}})
 
 

@@ -120,7 +120,12 @@ recipes = _section(
         seed=_seeds,
     ),
     perf=_section(
-        warmup=_counts, iterations=_counts, threads=_counts, sizes=st.dictionaries(WORDS, _counts, max_size=2)
+        warmup=_counts,
+        iterations=_counts,
+        threads=_counts,
+        sizes=st.dictionaries(WORDS, _counts, max_size=2),
+        seed=_seeds,
+        input_data=WORDS,
     ),
     auto=_booleans,
     skip_optimize=_booleans,
