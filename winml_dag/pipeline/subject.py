@@ -97,8 +97,11 @@ def request_for(recipe: Path) -> Request:
 
     Raises:
         RecipeError, InputError: when the recipe cannot be read.
+        UsageError: when it has stages of its own alone: nothing is run for a model that does not come.
     """
     loaded = load_recipe(recipe)
+    if loaded.recipe.stages and loaded.recipe.model_fields_set <= {"stages", "output_dir"}:
+        raise UsageError(f"{recipe} builds no model, but stages of its own.", advice=_GIVE)
     return Request(recipe, Overrides(), use_cache=loaded.recipe.output_dir is None)
 
 

@@ -169,3 +169,11 @@ def test_a_recipe_is_built_where_it_says_or_in_the_cache(tmp_path: Path, text: s
     recipe.write_text(text)
 
     assert request_for(recipe).use_cache is in_cache
+
+
+def test_a_recipe_without_a_model_is_not_run_for_one(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("stages: {note: {command: [echo], outputs: {text: note.txt}}}\n")
+
+    with pytest.raises(UsageError, match="builds no model, but stages of its own"):
+        request_for(recipe)
