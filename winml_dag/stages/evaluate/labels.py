@@ -50,7 +50,7 @@ class Labels:
             return by_name[text]
         if text.casefold() in folded:
             return folded[text.casefold()]
-        if text.isdecimal():
+        if text.removeprefix("-").isdecimal():
             return int(text)
         raise self._unknown(text, where, "the model's config.json", list(by_name))
 
