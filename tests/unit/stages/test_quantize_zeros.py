@@ -34,6 +34,14 @@ def quantized(folder, model, rules="qnn", **fields):
     return quantize(folder, model, "static", calibrate(folder, model, ROWS), rules, **types)
 
 
+def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """*model* as some exporters write it."""
+    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "bias")
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["bias"], "zeros", value=bias))
+    model.graph.initializer.remove(bias)
+    return model
+
+
 @pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
 @pytest.mark.parametrize(
     "model",
@@ -44,12 +52,14 @@ def quantized(folder, model, rules="qnn", **fields):
         biased(np.zeros(1, np.float32)),
         # Less than float32 holds beside the values that it is added to.
         biased(ZERO + np.float32(1e-9)),
+        with_constant_nodes(biased(ZERO)),
     ],
-    ids=["vector", "first", "subtracted", "number", "next to nothing"],
+    ids=["vector", "first", "subtracted", "number", "next to nothing", "of a node"],
 )
 def test_an_addition_of_zero_is_taken_out(tmp_path, model, rules):
     result = quantized(tmp_path, model, rules)
-    assert not {"Add", "Sub"} & set(result.op_types())
+    assert not {"Add", "Sub", "Constant"} & set(result.op_types())
+    assert not [tensor.name for tensor in result.model.graph.initializer if "bias" in tensor.name]
     assert result.metrics["zero_additions_taken_out"] == 1
     assert result.metrics["nodes_skipped"] == 0
     (found,) = result.outputs({"x": ROWS["x"][:1]})

@@ -31,7 +31,7 @@ def take_out_zero_additions(
     node has to stay, because *keep* has its name or its sum is read outside of the graph's nodes, the zero becomes the
     first operand, which QNN leaves alone.
     """
-    constants = {tensor.name: tensor for tensor in graphs[0].initializer}
+    constants = _constants(graphs[0])
     shapes = _shapes(graphs[0])
     read_elsewhere = {value.name for value in graphs[0].output} | _read_in_subgraphs(graphs[0])
     replaced: dict[str, str] = {}
@@ -86,16 +86,32 @@ def _shape(value: ValueInfoProto) -> _Shape:
     return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
+def _constants(graph: GraphProto) -> dict[str, TensorProto]:
+    """Initializers, and what Constant nodes have in full, by the name that nodes read."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+    return found
+
+
 def _read_in_subgraphs(graph: GraphProto) -> set[str]:
     return {name for inner in graphs_inside(graph.node) for node in inner.node for name in node.input}
 
 
 def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], constants: Collection[str]) -> None:
+    gone = [node for node in graph.node if node.output and node.output[0] in replaced]
     nodes = [node for node in graph.node if not (node.output and node.output[0] in replaced)]
     for node in nodes:
         for position, name in enumerate(node.input):
             node.input[position] = replaced.get(name, name)
         if node.op_type == "Add" and node.output[0] in turned:
             node.input[0], node.input[1] = sorted(node.input, key=lambda name: name not in constants)
+    read = {name for node in nodes for name in node.input} | _read_in_subgraphs(graph)
+    unread = {name for node in gone for name in node.input if name in constants} - read
+    nodes = [node for node in nodes if not (node.op_type == "Constant" and node.output[0] in unread)]
     del graph.node[:]
     graph.node.extend(nodes)
+    # By their places: to find one by value, all before it would be compared, gigabytes maybe.
+    for place in reversed([place for place, tensor in enumerate(graph.initializer) if tensor.name in unread]):
+        del graph.initializer[place]
