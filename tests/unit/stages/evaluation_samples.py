@@ -76,13 +76,14 @@ def text_model(
     return save(graph, path)
 
 
-def linear_model(path: Path, weights: Table, *, batch: int | str = 1) -> Path:
-    """``logits = x W``."""
+def linear_model(path: Path, weights: NDArray[np.floating[Any]], *, batch: int | str = 1) -> Path:
+    """``logits = x W``, in the type of *weights*."""
+    dtype = helper.np_dtype_to_tensor_dtype(weights.dtype)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "weights"], ["logits"])],
         "linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, weights.shape[0]])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, weights.shape[1]])],
+        [helper.make_tensor_value_info("x", dtype, [batch, weights.shape[0]])],
+        [helper.make_tensor_value_info("logits", dtype, [batch, weights.shape[1]])],
         [numpy_helper.from_array(weights, "weights")],
     )
     return save(graph, path)

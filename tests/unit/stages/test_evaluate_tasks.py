@@ -365,3 +365,18 @@ def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) ->
     assert [Labels.of({"O": 0, "B-X": 1}, None).name(number) for number in (0, 1, 2)] == ["O", "B-X", "2"]
     with pytest.raises(StageError, match=r"'neutral' of row 3 .* has: NEGATIVE, POSITIVE"):
         labels.number("neutral", "row 3")
+
+
+def test_a_reference_is_given_what_the_data_has_and_not_what_half_precision_leaves_of_it(tmp_path: Path) -> None:
+    """In float16 both columns are the same number, so a reference that is given those finds no class."""
+    weights = np.array([[1, -1], [-1, 1]], np.float32)
+    rows = [{"x": [1.0001, 1.0], "label": 0}, {"x": [1.0, 1.0001], "label": 1}]
+    report = evaluate(
+        tmp_path,
+        linear_model(tmp_path / "half.onnx", weights.astype(np.float16)),
+        write_rows(tmp_path / "data.jsonl", rows),
+        EvaluateFields("onnx", "text-classification"),
+        reference=linear_model(tmp_path / "float.onnx", weights),
+    )
+    assert value(report, "accuracy", "reference") == 1.0
+    assert value(report, "accuracy") == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -51,13 +52,12 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
     if workspace.has("reference"):
         file = workspace.input_file("reference", ".onnx")
         reference = Model.load(file, Target(CPU, "cpu"), {}, fields)
-    inputs = model_inputs(reference.session if fields.mode == "compare" and reference else candidate.session)
     if fields.mode == "compare":
         if reference is None:
             raise StageError("There is no reference to compare with.", advice="Give one (--reference FLOAT.onnx).")
-        found = compare_models(fields, workspace, candidate, reference, inputs)
+        found = compare_models(fields, workspace, candidate, reference, model_inputs(reference.session))
     else:
-        found = _evaluate(fields, workspace, candidate, reference, inputs)
+        found = _evaluate(fields, workspace, candidate, reference)
     report: JsonObject = {
         "format": 1,
         "mode": fields.mode,
@@ -74,14 +74,9 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _evaluate(
-    fields: EvaluateFields,
-    workspace: Workspace,
-    candidate: Model,
-    reference: Model | None,
-    inputs: Sequence[InputSpec],
-) -> JsonObject:
+def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model | None) -> JsonObject:
     """The metrics of a task, of both models on the same samples."""
+    inputs = _inputs(candidate, reference)
     task = _task(fields, workspace, candidate, inputs)
     models = [candidate] if reference is None else [candidate, reference]
     outcomes: list[list[Sequence[float]]] = [[] for _ in models]
@@ -101,6 +96,12 @@ def _evaluate(
         "full_texts": full,
         "metrics": _judged(task.metrics, [np.asarray(rows, np.float64) for rows in outcomes]),
     }
+
+
+def _inputs(candidate: Model, reference: Model | None) -> Sequence[InputSpec]:
+    """In the shapes of the candidate, which may be fixed, and the types of the reference: float16 would spoil it."""
+    types = {} if reference is None else {spec.name: spec.dtype for spec in model_inputs(reference.session)}
+    return [replace(spec, dtype=types.get(spec.name, spec.dtype)) for spec in model_inputs(candidate.session)]
 
 
 def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Sequence[InputSpec]) -> Task[Any]:
