@@ -179,7 +179,8 @@ def _estimate(found: Any, sign: str = "") -> str:
 
 
 def _significance(difference: Any) -> str:
-    by = "" if difference["p_value"] is None else f" (p = {difference['p_value']:.2g})"
+    p_value = difference["p_value"]
+    by = "" if p_value is None else " (p < 1e-5)" if p_value < 1e-5 else f" (p = {p_value:.2g})"
     if difference["significant"] is None:
         return ""
     return f"{'significant' if difference['significant'] else 'not significant'}{by}"

@@ -84,11 +84,11 @@ def difference(metric: Metric, candidate: Outcomes, reference: Outcomes) -> Diff
     p_value = None
     if metric.column is not None:
         mine, theirs = candidate[:, metric.column] > 0, reference[:, metric.column] > 0
-        p_value = mcnemar(int((mine & ~theirs).sum()), int((theirs & ~mine).sum()))
+        p_value = float(f"{mcnemar(int((mine & ~theirs).sum()), int((theirs & ~mine).sum())):.2g}")
         significant: bool | None = p_value < LEVEL
     else:
         significant = None if math.isnan(low) else not low <= 0 <= high
-    return Difference(_rounded(value), _rounded(low), _rounded(high), significant, _rounded(p_value))
+    return Difference(_rounded(value), _rounded(low), _rounded(high), significant, p_value)
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
