@@ -84,8 +84,9 @@ def difference(metric: Metric, candidate: Outcomes, reference: Outcomes) -> Diff
     p_value = None
     if metric.column is not None:
         mine, theirs = candidate[:, metric.column] > 0, reference[:, metric.column] > 0
-        p_value = float(f"{mcnemar(int((mine & ~theirs).sum()), int((theirs & ~mine).sum())):.2g}")
-        significant: bool | None = p_value < LEVEL
+        exact = mcnemar(int((mine & ~theirs).sum()), int((theirs & ~mine).sum()))
+        significant: bool | None = exact < LEVEL
+        p_value = float(f"{exact:.2g}")
     else:
         significant = None if math.isnan(low) else not low <= 0 <= high
     return Difference(_rounded(value), _rounded(low), _rounded(high), significant, p_value)
