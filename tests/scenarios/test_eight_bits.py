@@ -32,6 +32,7 @@ UNSEEN = (
     "The football team won the championship for the first time in fifty years.",
     "Please remember to water the plants while I am away.",
 )
+# Pairs and scores were written for these tests, and are under the licence of the project.
 PAIRS = Path(__file__).with_name("sentence_pairs.csv")
 PRECISIONS = ("w8a16", "w8a8")
 # As long as the sentences: what only pads them takes time.
