@@ -20,7 +20,8 @@ from winml_dag.stages import kinds
 from winml_dag.stages.bounds import Bounds
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.samples import TABLES, Columns, kind_of
-from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields, ValidateTarget
+from winml_dag.stages.target import RunTarget
+from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def find_validation_data(
     found = replace(calibration_source(path, "validate.input_data"), name="validation data")
     kind = str(kind_of(found.files[0].name))
     require_packages(kind)
-    section = chosen(quant) or Quant()
+    # Whose processor and which columns is said there, also for a model that is not quantized.
+    section = chosen(quant) or asked.recipe.quant or Quant()
     columns = columns_of(section, task) if kind in TABLES else None
     folder = processor_of(asked, model, section, kind, columns, download=download)
     # What calibration has is of the same model, and a graph has each source once.
@@ -99,11 +101,11 @@ def validate_config(
     as_it_is = isinstance(compiled, Skip) and not came_compiled
     if as_it_is and not (target.ep.takes_onnx and installed(target.ep)):
         # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
-        return ValidateConfig(fields, ValidateTarget("CPUExecutionProvider", "cpu"), names)
+        return ValidateConfig(fields, RunTarget("CPUExecutionProvider", "cpu"), names)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
     named = file_option_names(asked, target)
     options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
-    return ValidateConfig(fields, ValidateTarget(target.ep.name, target.device, options), names)
+    return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
 
 
 def _left_out(asked: Asked) -> Skip | None:

@@ -31,6 +31,7 @@ RECIPES = {
         "compile": {"provider_options": {"op_affinity": "files/affinity.json", "soc_model": "57"}},
     },
     "a folder and data": {"model": "model", "precision": "int8", "quant": {"calibration_data": "data.npz"}},
+    "inputs to validate on": {"loader": RANDOM, "validate": {"input_data": "data.npz", "min_sqnr_db": 9}},
     "everything off": {"loader": RANDOM, "skip_optimize": True, "quant": None, "compile": None},
     "inputs of one's own": {
         "loader": RANDOM,

@@ -1,0 +1,124 @@
+"""What a recipe's section ``validate`` comes to: inputs, bounds, and where the result is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.ep.registry import QNN, installed
+from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.request import Overrides
+from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.stages.bounds import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
+from winml_dag.stages.validate import ValidateConfig
+from winml_dag.store.local import LocalStore
+
+
+def model(op: str, path: Path, **attributes: Any) -> None:
+    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], "g", [value], [result])
+    onnx.save(helper.make_model(graph), path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model("Relu", tmp_path / "model.onnx")
+    context = {"domain": "com.microsoft", "embed_mode": 1, "ep_cache_context": "binary", "source": "QNN"}
+    model("EPContext", tmp_path / "compiled.onnx", **context)
+    for name in ("data.npz", "more.npz"):
+        np.savez(tmp_path / name, x=np.zeros((8, 1), np.float32))
+    (tmp_path / "words.txt").write_text("a\nb\n", encoding="utf-8")
+    (tmp_path / "processor").mkdir()
+    (tmp_path / "processor" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return tmp_path
+
+
+def resolved(folder: Path, validate: dict[str, Any], **recipe: Any) -> Build:
+    text = json.dumps({"model": "model.onnx", **recipe, "validate": validate})
+    loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(text, "recipe.json", "json"), "json")
+    return resolve(loaded, Overrides(), folder / "out")
+
+
+def config(build: Build) -> ValidateConfig:
+    assert isinstance(build.validate, ValidateConfig)
+    return build.validate
+
+
+def inputs_of(build: Build, stage: str, folder: Path) -> dict[str, str]:
+    graph = plan_build(build, LocalStore(folder / "cache").fingerprints).graph
+    return dict(next(node.inputs for node in graph.nodes if node.stage.name == stage))
+
+
+def test_inputs_of_the_users_are_run_whole_unless_he_says_how_many(folder):
+    fields = config(resolved(folder, {"input_data": "data.npz"})).validate
+    assert (fields.samples, fields.seed, fields.held_out) == (None, None, True)
+    assert config(resolved(folder, {"input_data": "data.npz", "samples": 3})).validate.samples == 3
+    fields = config(resolved(folder, {})).validate
+    assert (fields.samples, fields.seed, fields.held_out) == (3, 0, None)
+
+
+def test_what_calibration_has_too_is_not_held_out(folder):
+    quant = {"calibration_data": "data.npz"}
+    assert config(resolved(folder, {"input_data": "data.npz"}, quant=quant)).validate.held_out is False
+    assert config(resolved(folder, {"input_data": "more.npz"}, quant=quant)).validate.held_out is True
+
+
+def test_data_and_processor_reach_the_stage_that_they_are_for(folder):
+    quant = {"calibration_data": "data.npz", "model_id": "processor"}
+    build = resolved(folder, {"input_data": "words.txt"}, quant=quant)
+    assert inputs_of(build, "calibrate", folder).keys() == {"model", "data"}
+    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data", "processor"}
+    turned = {"calibration_data": "words.txt", "model_id": "processor"}
+    build = resolved(folder, {"input_data": "data.npz"}, quant=turned)
+    assert inputs_of(build, "calibrate", folder).keys() == {"model", "data", "processor"}
+    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data"}
+
+
+def test_texts_go_through_the_named_processor_when_nothing_is_quantized_too(folder):
+    build = resolved(folder, {"input_data": "words.txt"}, precision="fp32", quant={"model_id": "processor"})
+    assert isinstance(build.quantize, Skip)
+    assert "processor" in inputs_of(build, "validate", folder)
+
+
+@pytest.mark.parametrize(
+    ("validate", "message"),
+    [
+        ({"input_data": "nothing.npz"}, r"validate.input_data: .*nothing.npz does not exist"),
+        ({"input_data": "model.onnx"}, r"validate.input_data: .*model.onnx is not a data file"),
+        ({"input_data": "words.txt"}, "needs a tokenizer"),
+    ],
+)
+def test_inputs_that_cannot_be_read_are_refused_before_anything_runs(folder, validate, message):
+    with pytest.raises(WinmlDagError, match=message):
+        resolved(folder, validate)
+    assert isinstance(resolved(folder, {**validate, "enabled": False}).validate, Skip)
+
+
+def test_bounds_are_those_of_the_precision_unless_the_recipe_has_others(folder):
+    fields = config(resolved(folder, {}, precision="w8a8")).validate
+    assert (fields.min_cosine, fields.min_sqnr_db) == (MINIMUM_COSINE["w8a8"], MINIMUM_SQNR_DB)
+    assert (fields.max_abs_error, fields.min_top1_agreement) == (None, None)
+    fields = config(resolved(folder, {"min_cosine": 0.3, "max_abs_error": 2.0}, precision="w8a8")).validate
+    assert (fields.min_cosine, fields.min_sqnr_db, fields.max_abs_error) == (0.3, None, 2.0)
+
+
+def test_a_model_that_came_compiled_is_run_alone_on_its_own_provider_only(folder):
+    off = {"model": "compiled.onnx", "skip_optimize": True, "precision": "fp32"}
+    left_out = resolved(folder, {}, **off).validate
+    assert isinstance(left_out, Skip)
+    assert "came compiled; name the provider" in left_out.reason
+    if not installed(QNN):
+        pytest.skip("onnxruntime-qnn is not installed")
+    build = resolved(folder, {}, **off, ep="qnn", compile={"enable_ep_context": False})
+    assert config(build).target.execution_provider == QNN.name
+    assert config(build).validate.bounds == Bounds()
+    assert inputs_of(build, "validate", folder).keys() == {"model"}
