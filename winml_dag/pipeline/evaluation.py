@@ -21,8 +21,9 @@ from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.recipe.schema import Dataset, Eval
-from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields, EvaluateTarget
+from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields
 from winml_dag.stages.samples import TABLES, kind_of
+from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS
 from winml_dag.store.fingerprints import Fingerprints
 
@@ -134,7 +135,7 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
     reference = _reference(subject, request)
     config = EvaluateConfig(
         _fields(subject, request, task, data),
-        EvaluateTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
     )
     inputs = {
         "model": subject.model.source(),

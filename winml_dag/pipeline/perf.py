@@ -20,7 +20,8 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.subject import Subject, measured_on, options_on
 from winml_dag.recipe.schema import Perf
 from winml_dag.stages import kinds
-from winml_dag.stages.perf import HISTOGRAM, PERF, HistogramConfig, PerfConfig, PerfFields, PerfTarget
+from winml_dag.stages.perf import HISTOGRAM, PERF, HistogramConfig, PerfConfig, PerfFields
+from winml_dag.stages.target import RunTarget
 from winml_dag.store.fingerprints import Fingerprints
 
 _ITERATIONS = 100
@@ -79,7 +80,7 @@ def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: 
     baseline = _baseline(subject, request, target)
     config = PerfConfig(
         _fields(subject.model, request),
-        PerfTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
         host.identity(device=target.device),
     )
     model, data = subject.model.source(), _data(request.input_data)

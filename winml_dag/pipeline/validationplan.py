@@ -25,7 +25,8 @@ from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import kinds
 from winml_dag.stages.bounds import AS_IT_IS, Bounds
 from winml_dag.stages.samples import TABLES, Columns, kind_of
-from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields, ValidateTarget
+from winml_dag.stages.target import RunTarget
+from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields
 from winml_dag.store.fingerprints import Fingerprints
 
 
@@ -89,7 +90,7 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
     columns = columns_of(Quant(), request.task or subject.task) if kind in TABLES else None
     config = ValidateConfig(
         fields,
-        ValidateTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
+        RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
         None if columns is None else Columns(columns),
     )
     inputs = {

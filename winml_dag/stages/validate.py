@@ -5,18 +5,18 @@ The same inputs go into both. Loading alone proves little: a compiled model can 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
-from winml_dag.ep.options import file_options
-from winml_dag.ep.registry import CPU, Target, resolve_target
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
 from winml_dag.stages import kinds
 from winml_dag.stages.bounds import Bounds
 from winml_dag.stages.samples import Columns
+from winml_dag.stages.target import RunTarget
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,18 +62,11 @@ class ValidateFields:
 
 
 @dataclass(frozen=True)
-class ValidateTarget:
-    execution_provider: str
-    device: str
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ValidateConfig:
     """``quant``: what the columns of the data are; None where they need no names."""
 
     validate: ValidateFields
-    target: ValidateTarget
+    target: RunTarget
     quant: Columns | None = None
 
 
@@ -112,10 +105,10 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     from winml_dag.stages.pair import Pair, ones, run_alone
     from winml_dag.stages.samples.read import samples_to_validate
 
-    target = resolve_target(config.target.execution_provider, config.target.device)
+    target = config.target.resolve()
     model_path = workspace.input_file("model", ".onnx")
-    options, compiled = _session_options(target, config.target), inspect_model(model_path).is_compiled
-    candidate = create_session(model_path, target, options, compiled=compiled)
+    compiled = inspect_model(model_path).is_compiled
+    candidate = create_session(model_path, target, config.target.provider_options, compiled=compiled)
     reference_path = workspace.input_file("reference", ".onnx") if workspace.has("reference") else None
     inputs = model_inputs(reference_path or model_path)
     fields = config.validate
@@ -146,12 +139,6 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         canonical_json(report) + "\n", encoding="utf-8", newline="\n"
     )
     return report
-
-
-def _session_options(target: Target, given: ValidateTarget) -> dict[str, str]:
-    """Without options that name files: they steer a compilation, and their files are not among our inputs."""
-    files = file_options(target.ep)
-    return {name: value for name, value in given.provider_options.items() if name not in files}
 
 
 def _compared(

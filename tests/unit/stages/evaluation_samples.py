@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.stages.evaluate import EvaluateConfig, EvaluateFields, EvaluateTarget
+from winml_dag.stages.evaluate import EvaluateConfig, EvaluateFields
 from winml_dag.stages.evaluate.work import run
+from winml_dag.stages.target import RunTarget
 
 WORDS = tuple(f"w{number}" for number in range(24))
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS)
@@ -141,7 +142,7 @@ def evaluate(
             inputs[slot] = into
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    target = EvaluateTarget("CPUExecutionProvider", "cpu")
+    target = RunTarget("CPUExecutionProvider", "cpu")
     report = run(EvaluateConfig(fields, target), Workspace(inputs, {"report": out}))
     assert json.loads((out / "evaluation.json").read_text()) == json.loads(json.dumps(report))
     return report

@@ -11,7 +11,8 @@ from quantization_samples import image_model, inside, pixels, put
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields
 from winml_dag.stages.calibrate.work import run as run_calibrate
-from winml_dag.stages.validate import ValidateConfig, ValidateFields, ValidateTarget
+from winml_dag.stages.target import RunTarget
+from winml_dag.stages.validate import ValidateConfig, ValidateFields
 from winml_dag.stages.validate import run as run_validate
 
 Told = list[tuple[int, int | None, str]]
@@ -47,7 +48,7 @@ def test_validate_tells_how_many_samples_are_done_and_not_the_one_of_ones(tmp_pa
     told: Told = []
     with inside(tmp_path):
         inputs = {"model": put(Path("model"), image_model()), "reference": put(Path("reference"), image_model())}
-        config = ValidateConfig(ValidateFields(0.9, samples=3), ValidateTarget("CPUExecutionProvider", "cpu"))
+        config = ValidateConfig(ValidateFields(0.9, samples=3), RunTarget("CPUExecutionProvider", "cpu"))
         metrics = run_validate(config, workspace(inputs, "report", told))
     assert metrics["samples"] == 3
     assert told == [(done, 3, "samples") for done in range(4)]

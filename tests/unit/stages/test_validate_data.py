@@ -18,10 +18,11 @@ from winml_dag.onnxmodel.compare import OutputComparison
 from winml_dag.onnxmodel.top1 import Agreement
 from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, minimum_cosine
 from winml_dag.stages.figures import OutputFigures
-from winml_dag.stages.validate import ValidateConfig, ValidateFields, ValidateTarget, run
+from winml_dag.stages.target import RunTarget
+from winml_dag.stages.validate import ValidateConfig, ValidateFields, run
 
 SHAPE = [2, 3]
-CPU = ValidateTarget("CPUExecutionProvider", "cpu")
+CPU = RunTarget("CPUExecutionProvider", "cpu")
 
 
 def model(op: str = "Identity", output: str = "y", added: float = 0.0) -> onnx.ModelProto:

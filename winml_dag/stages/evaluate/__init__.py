@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.stages import kinds
+from winml_dag.stages.target import RunTarget
 
 REPORT_FILE = "evaluation.json"
 
@@ -70,16 +71,9 @@ class EvaluateFields:
 
 
 @dataclass(frozen=True)
-class EvaluateTarget:
-    execution_provider: str
-    device: str
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class EvaluateConfig:
     eval: EvaluateFields
-    target: EvaluateTarget
+    target: RunTarget
 
 
 EVALUATE = Stage(

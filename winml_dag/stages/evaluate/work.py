@@ -11,7 +11,7 @@ import numpy as np
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.registry import CPU, Target, resolve_target
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import assigned_nodes
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
@@ -46,7 +46,7 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
             that is not known.
     """
     fields = config.eval
-    target = resolve_target(config.target.execution_provider, config.target.device)
+    target = config.target.resolve()
     candidate = Model.load(workspace.input_file("model", ".onnx"), target, config.target.provider_options, fields)
     reference = None
     if workspace.has("reference"):

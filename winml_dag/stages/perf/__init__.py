@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.stages import kinds
+from winml_dag.stages.target import RunTarget
 
 REPORT_FILE = "perf.json"
 PICTURE_FILE = "histogram.png"
@@ -42,18 +43,11 @@ class PerfFields:
 
 
 @dataclass(frozen=True)
-class PerfTarget:
-    execution_provider: str
-    device: str
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class PerfConfig:
     """``host``: what tells this host from others, by name."""
 
     perf: PerfFields
-    target: PerfTarget
+    target: RunTarget
     host: Mapping[str, str]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.registry import CPU, Target, resolve_target
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.inspect import inspect_model
@@ -51,7 +51,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: when a model does not load or run on its target, or data does not fit its inputs.
     """
-    target = resolve_target(config.target.execution_provider, config.target.device)
+    target = config.target.resolve()
     model = _model(workspace, "model", target, config)
     baseline = _model(workspace, "baseline", target, config) if workspace.has("baseline") else None
     inputs = model_inputs(model.path)

@@ -1,0 +1,22 @@
+"""Where a stage runs a model: what validate, perf and evaluate are told of it, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml_dag.ep.registry import Target, resolve_target
+
+
+@dataclass(frozen=True)
+class RunTarget:
+    """``execution_provider`` is the full name. ``provider_options`` are those of a session: none of them names a file,
+    since such options steer a compilation, and their files would not be among the inputs.
+    """
+
+    execution_provider: str
+    device: str
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self) -> Target:
+        return resolve_target(self.execution_provider, self.device)
