@@ -24,10 +24,11 @@ from winml_dag.pipeline.build import BuildOptions, BuildResult, build
 from winml_dag.pipeline.commandresult import CommandResult, command_result, validation_result
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
 from winml_dag.pipeline.request import Overrides, Request, beside, plan_request
+from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.chain import chained
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
-from winml_dag.recipe.schema import Validate, section_of
+from winml_dag.recipe.schema import section_of
 from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron, samples
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.precision import precision_of
 

@@ -79,7 +79,7 @@ def _is_for_npu(provenance: Provenance | None) -> bool:
 def _neighbours(folder: Path) -> tuple[Neighbour, ...]:
     """All models of *folder*, as far as there is more than one."""
     from winml_dag.cli.described import neighbour
-    from winml_dag.onnxmodel.graph import read_model
+    from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.precision import precision_of
     from winml_dag.store.quantities import counted
 

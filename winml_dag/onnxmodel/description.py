@@ -14,7 +14,8 @@ from pathlib import Path
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel import lint
 from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors, read_model
+from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, summarize
 from winml_dag.onnxmodel.precision import FoundPrecision, constants_of, precision_of
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.graph import Value, read_model
+from winml_dag.onnxmodel.graph import Value
+from winml_dag.onnxmodel.graphfile import read_model
 
 if TYPE_CHECKING:
     from onnx import ValueInfoProto

@@ -16,7 +16,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
 from winml_dag.onnxmodel.sidecar import sidecar_path
 from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs

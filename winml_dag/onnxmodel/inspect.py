@@ -12,7 +12,8 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors, read_model
+from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
 # Here rather than with the writing of files, because it is read where onnx must not be imported.

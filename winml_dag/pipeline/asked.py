@@ -10,8 +10,9 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile
+from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.optim import OPTIM_FLAGS
-from winml_dag.recipe.schema import Export, RandomWeights, Recipe, Validate, section_of
+from winml_dag.recipe.schema import Export, RandomWeights, Recipe, section_of
 from winml_dag.recipe.spelling import known_instead
 
 

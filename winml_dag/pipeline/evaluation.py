@@ -19,8 +19,8 @@ from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
+from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.target import RunTarget

@@ -11,14 +11,14 @@ from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.engine.toolchain import distribution_version, versions
 from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, UsageError
-from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.host import Host
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.subject import Subject, measured_on, options_on
-from winml_dag.recipe.schema import Perf
+from winml_dag.recipe.assessment import Perf
 from winml_dag.stages import kinds
 from winml_dag.stages.perf import HISTOGRAM, PERF, HistogramConfig, PerfConfig, PerfFields
 from winml_dag.stages.target import RunTarget

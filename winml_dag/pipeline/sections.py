@@ -14,7 +14,8 @@ from winml_dag.pipeline.calibration import Calibration
 from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
-from winml_dag.recipe.schema import Export, Quant, Recipe, Validate
+from winml_dag.recipe.assessment import Validate
+from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights

@@ -13,15 +13,16 @@ from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
 from winml_dag.ep.registry import CPU, Target, require_installed
 from winml_dag.errors import UsageError
-from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
 from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
+from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision
-from winml_dag.recipe.schema import Quant, Validate
+from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds
 from winml_dag.stages.bounds import AS_IT_IS, Bounds
 from winml_dag.stages.samples import TABLES, Columns, kind_of

@@ -10,7 +10,8 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import ExecutionProvider
 from winml_dag.errors import InputError, StageError
-from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes, read_model
+from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 
 _COMPATIBILITY = "ep_compatibility_info."

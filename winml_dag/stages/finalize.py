@@ -81,7 +81,7 @@ def run(config: FinalizeConfig, workspace: Workspace) -> JsonObject:
 
 def require_full_offload(models: Iterable[Path]) -> None:
     """Raise StageError when an operator of the compiled *models* is left to the CPU."""
-    from winml_dag.onnxmodel.graph import read_model
+    from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.stages.compiled import cpu_nodes, first_names
 
     left = tuple(node for model in models for node in cpu_nodes(read_model(model)))

@@ -182,7 +182,7 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
 
 def _advice(reference: Path) -> str:
     """What to do about a result that is too far from *reference*."""
-    from winml_dag.onnxmodel.graph import read_model
+    from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.lint import findings
 
     if wrong := next(findings(reference, read_model(reference)), None):

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.lint import findings
 
 WIDTH = 4

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.graph import Graph, Node, Value, read_model
+from winml_dag.onnxmodel.graph import Graph, Node, Value
+from winml_dag.onnxmodel.graphfile import read_model
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-from winml_dag.onnxmodel.graph import read_model
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.precision import FoundPrecision, precision_of
 
 ModelMaker = Callable[..., onnx.ModelProto]

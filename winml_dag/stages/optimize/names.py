@@ -13,6 +13,7 @@ from pathlib import Path
 from onnx import GraphProto, ModelProto
 
 from winml_dag.onnxmodel import graph as onnx_graph
+from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.subgraphs import graphs_of
 
 PREFIX = "optimized/"
@@ -20,7 +21,7 @@ PREFIX = "optimized/"
 
 def names_in(path: Path) -> frozenset[str]:
     """The names of all values of the model *path*, in its subgraphs and functions too."""
-    model = onnx_graph.read_model(path)
+    model = read_model(path)
     names = set(_graph_names(model.graph))
     for function in model.functions:
         names.update(_node_names(function.nodes))

@@ -1,0 +1,297 @@
+"""Reading the graph of an ONNX file.
+
+Tensor data is skipped, not read, so the size of the weights does not matter. Whatever the bytes are, the outcome is a
+model or an InputError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.graph import Attribute, Function, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.wire import BYTES, VARINT, File, MalformedError, expect, fields, signed, varint
+
+# protobuf itself gives up at 100 nested messages, and one nested graph takes three (node, attribute, graph).
+_DEEPEST_GRAPH = 33
+# A longer text attribute is a payload (an embedded EPContext binary has megabytes): nothing needs more than its size.
+_LONGEST_CONTENT = 4096
+_PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
+_INT32_DATA = 5
+_FEW_BYTES = 64
+_MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
+_MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to be counted in floats
+
+
+def read_model(path: Path) -> Model:
+    """Read the graph of *path*.
+
+    Raises:
+        InputError: when the file is missing, unreadable, cut short or not an ONNX model.
+    """
+    try:
+        with path.open("rb") as handle:
+            size = handle.seek(0, 2)
+            return _model(File(handle, size))
+    except FileNotFoundError:
+        raise InputError(f"The model {path} does not exist.", advice="Check the path.") from None
+    except OSError as error:
+        raise InputError(f"The model {path} cannot be read: {error.strerror or error}.") from error
+    except (MalformedError, UnicodeDecodeError, IndexError) as error:
+        # IndexError: a number that runs past the end of the file.
+        raise InputError(
+            f"{path} is not an ONNX model, or is cut short or damaged.", advice="Fetch or export it again."
+        ) from error
+
+
+def _model(file: File) -> Model:
+    ir_version = 0
+    producer: list[str] = ["", ""]
+    opsets: dict[str, int] = {}
+    metadata: dict[str, str] = {}
+    graph: Graph | None = None
+    functions: list[Function] = []
+    for number, wire, start, end in fields(file, 0, file.size):
+        if number == 1:
+            expect(wire, VARINT)
+            ir_version = signed(start)
+        elif number in (2, 3):
+            expect(wire, BYTES)
+            producer[number - 2] = file.text(start, end)
+        elif number == 7:
+            expect(wire, BYTES)
+            if graph is not None:
+                raise MalformedError
+            graph = _graph(file, start, end, 1)
+        elif number == 8:
+            expect(wire, BYTES)
+            domain, version = _opset(file, start, end)
+            opsets[domain] = version
+        elif number == 14:
+            expect(wire, BYTES)
+            key, value = _entry(file, start, end)
+            metadata[key] = value
+        elif number == 25:
+            expect(wire, BYTES)
+            functions.append(_function(file, start, end))
+    if graph is None or ir_version <= 0 or (ir_version >= 3 and not opsets):
+        raise MalformedError
+    return Model(ir_version, " ".join(producer).strip(), opsets, metadata, graph, tuple(functions))
+
+
+def _opset(file: File, start: int, end: int) -> tuple[str, int]:
+    domain, version = "", 0
+    for number, wire, first, last in fields(file, start, end):
+        if number == 1:
+            expect(wire, BYTES)
+            domain = file.text(first, last)
+        elif number == 2:
+            expect(wire, VARINT)
+            version = signed(first)
+    return domain, version
+
+
+def _entry(file: File, start: int, end: int) -> tuple[str, str]:
+    """A StringStringEntryProto."""
+    pair = ["", ""]
+    for number, wire, first, last in fields(file, start, end):
+        if number in (1, 2):
+            expect(wire, BYTES)
+            pair[number - 1] = file.text(first, last)
+    return pair[0], pair[1]
+
+
+def _graph(file: File, start: int, end: int, depth: int) -> Graph:
+    if depth > _DEEPEST_GRAPH:
+        raise MalformedError
+    name = ""
+    nodes: list[Node] = []
+    initializers: list[Tensor] = []
+    inputs: list[Value] = []
+    outputs: list[Value] = []
+    for number, wire, first, last in fields(file, start, end):
+        if number not in (1, 2, 5, 11, 12, 15):
+            continue
+        expect(wire, BYTES)
+        if number == 1:
+            nodes.append(_node(file, first, last, depth))
+        elif number == 2:
+            name = file.text(first, last)
+        elif number == 5:
+            initializers.append(_tensor(file, first, last))
+        elif number == 11:
+            inputs.append(_value(file, first, last))
+        elif number == 12:
+            outputs.append(_value(file, first, last))
+        else:
+            initializers.extend(_sparse(file, first, last))
+    return Graph(name, tuple(nodes), tuple(initializers), tuple(inputs), tuple(outputs))
+
+
+def _function(file: File, start: int, end: int) -> Function:
+    name = domain = ""
+    nodes: list[Node] = []
+    for number, wire, first, last in fields(file, start, end):
+        if number not in (1, 7, 10):
+            continue
+        expect(wire, BYTES)
+        if number == 1:
+            name = file.text(first, last)
+        elif number == 7:
+            nodes.append(_node(file, first, last, 1))
+        else:
+            domain = file.text(first, last)
+    return Function(name, domain, tuple(nodes))
+
+
+def _node(file: File, start: int, end: int, depth: int) -> Node:
+    op_type = domain = name = ""
+    inputs: list[str] = []
+    outputs: list[str] = []
+    attributes: list[Attribute] = []
+    for number, wire, first, last in fields(file, start, end):
+        if number not in (1, 2, 3, 4, 5, 7):
+            continue
+        expect(wire, BYTES)
+        if number == 1:
+            inputs.append(file.text(first, last))
+        elif number == 2:
+            outputs.append(file.text(first, last))
+        elif number == 3:
+            name = file.text(first, last)
+        elif number == 4:
+            op_type = file.text(first, last)
+        elif number == 5:
+            attributes.append(_attribute(file, first, last, depth))
+        else:
+            domain = file.text(first, last)
+    return Node(op_type, domain, name, tuple(inputs), tuple(outputs), tuple(attributes))
+
+
+def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
+    name = ""
+    integer: int | None = None
+    content: bytes | None = None
+    content_bytes = 0
+    tensors: list[Tensor] = []
+    graphs: list[Graph] = []
+    for number, wire, first, last in fields(file, start, end):
+        if number == 3:
+            expect(wire, VARINT)
+            integer = signed(first)
+        elif number in (1, 4, 5, 6, 10, 11, 22, 23):
+            expect(wire, BYTES)
+            if number == 1:
+                name = file.text(first, last)
+            elif number == 4:
+                content_bytes = last - first
+                content = file.read(first, last) if content_bytes <= _LONGEST_CONTENT else None
+            elif number in (5, 10):
+                tensors.append(_tensor(file, first, last))
+            elif number in (6, 11):
+                graphs.append(_graph(file, first, last, depth + 1))
+            else:
+                tensors.extend(_sparse(file, first, last))
+    return Attribute(name, integer, content, content_bytes, tuple(tensors), tuple(graphs))
+
+
+def _tensor(file: File, start: int, end: int) -> Tensor:
+    name = ""
+    data_type = stored = 0
+    dims: list[int] = []
+    location: dict[str, str] = {}
+    is_external = False
+    values_at: tuple[int, int] | None = None
+    integers: tuple[int, ...] = ()
+    for number, wire, first, last in fields(file, start, end):
+        if number == 1:
+            dims.extend(_integers(file, wire, first, last))
+        elif number == 2:
+            expect(wire, VARINT)
+            data_type = first
+        elif number == 8:
+            expect(wire, BYTES)
+            name = file.text(first, last)
+        elif number == 13:
+            expect(wire, BYTES)
+            key, value = _entry(file, first, last)
+            location[key] = value
+        elif number == 14:
+            expect(wire, VARINT)
+            is_external = first == 1
+        elif number in (4, 5, 6, 7, 9, 10, 11):
+            stored += last - first if wire != VARINT else 1
+            if wire == BYTES and number in _PLAIN_VALUES:
+                values_at = (first, last)
+            elif number == _INT32_DATA and stored <= _FEW_BYTES:
+                integers += tuple(_integers(file, wire, first, last))
+    if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims) or prod(dims) > _MOST_ELEMENTS:
+        raise MalformedError
+    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at, integers)
+
+
+def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:
+    """A repeated integer field may be written one by one or packed together."""
+    if wire == VARINT:
+        yield signed(start)
+        return
+    expect(wire, BYTES)
+    data, offset = file.read(start, end), 0
+    while offset < len(data):
+        value, offset = varint(data, offset)
+        yield signed(value)
+
+
+def _sparse(file: File, start: int, end: int) -> Iterator[Tensor]:
+    for number, wire, first, last in fields(file, start, end):
+        if number in (1, 2):
+            expect(wire, BYTES)
+            yield _tensor(file, first, last)
+
+
+def _value(file: File, start: int, end: int) -> Value:
+    name = ""
+    data_type = 0
+    dims: tuple[int | str | None, ...] | None = None
+    for number, wire, first, last in fields(file, start, end):
+        if number == 1:
+            expect(wire, BYTES)
+            name = file.text(first, last)
+        elif number == 2:
+            expect(wire, BYTES)
+            for kind, kind_wire, kind_first, kind_last in fields(file, first, last):
+                if kind == 1:
+                    expect(kind_wire, BYTES)
+                    data_type, dims = _tensor_type(file, kind_first, kind_last)
+    return Value(name, data_type, dims)
+
+
+def _tensor_type(file: File, start: int, end: int) -> tuple[int, tuple[int | str | None, ...] | None]:
+    data_type = 0
+    dims: tuple[int | str | None, ...] | None = None
+    for number, wire, first, last in fields(file, start, end):
+        if number == 1:
+            expect(wire, VARINT)
+            data_type = first
+        elif number == 2:
+            expect(wire, BYTES)
+            dims = tuple(_dimensions(file, first, last))
+    return data_type, dims
+
+
+def _dimensions(file: File, start: int, end: int) -> Iterator[int | str | None]:
+    for number, wire, first, last in fields(file, start, end):
+        if number != 1:
+            continue
+        expect(wire, BYTES)
+        dim: int | str | None = None
+        for kind, kind_wire, kind_first, kind_last in fields(file, first, last):
+            if kind == 1:
+                expect(kind_wire, VARINT)
+                dim = signed(kind_first)
+            elif kind == 2:
+                expect(kind_wire, BYTES)
+                dim = file.text(kind_first, kind_last) or None
+        yield dim
