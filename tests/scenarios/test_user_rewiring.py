@@ -14,7 +14,7 @@ from user_project import UserProject
 
 pytestmark = pytest.mark.slow
 
-# Twice the weights: the cosine to the float model stays 1.
+# Another model than the one given: validate is told to hold the result against this one.
 SURGERY = """\
 import sys
 import onnx
@@ -53,6 +53,7 @@ def project(tmp_path: Path) -> UserProject:
                 "outputs": {"model": "build/surgery.onnx"},
             },
             "quantize": {"inputs": {"model": "surgery.model"}},
+            "validate": {"inputs": {"reference": "surgery.model"}},
         },
     }
     return made
@@ -78,7 +79,8 @@ def test_what_follows_reads_the_output_of_the_stage_between(project: UserProject
     project.write("surgery.py", SURGERY.replace("FACTOR", "2.0"))
     assert project.build("-o", "out").ran == ["surgery"], "the same model: the edit stops there"
     project.write("surgery.py", SURGERY.replace("FACTOR", "3"))
-    assert project.build("-o", "out").ran == ["surgery", "calibrate", "quantize", "validate", "finalize"]
+    result = project.build("-o", "out")
+    assert result.ran == ["surgery", "calibrate", "quantize", "validate", "finalize"], result.messages
 
 
 @pytest.mark.parametrize(
