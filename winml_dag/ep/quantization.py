@@ -86,7 +86,7 @@ INTEGERS: Mapping[str, Integers] = {
             _SIGNED,
             _UNSIGNED_ACTIVATIONS,
             per_channel=True,
-            # Cosine of all-MiniLM-L6-v2 in w8a8: 0.815 with 8 bits throughout, 0.988 with some at 16, in one part still.
+            # Cosine of all-MiniLM-L6-v2 in w8a8: 0.815 with 8 bits throughout, 0.988 with some at 16, still in one part
             mixes_widths=True,
             weight_symmetric=True,
             source="https://docs.openvino.ai/2024/openvino-workflow/model-optimization-guide/"
