@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -333,6 +334,18 @@ def installed(ep: ExecutionProvider) -> bool:
         UsageError: as :func:`environment_of` does.
     """
     return not ep.packages or package_of(ep, environment_of(ep)) is not None
+
+
+def environments_behind(target: Target) -> Iterator[Environment]:
+    """Those that may have decided that it is *target*, or whether it is installed: what comes or goes there counts.
+
+    Where a device alone is named, all that drive it are asked.
+    """
+    for ep in dict.fromkeys((target.ep, *_BY_DEVICE[target.device])):
+        # One that cannot be used has decided nothing: where its provider is asked for, that is an error.
+        with suppress(UsageError):
+            if ep != CPU and (environment := environment_of(ep)) is not None:
+                yield environment
 
 
 def _is_there(package: Package, path: Iterable[Path]) -> bool:

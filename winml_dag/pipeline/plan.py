@@ -17,7 +17,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source, Stage
-from winml_dag.ep.registry import Target, find_ep
+from winml_dag.ep.registry import Target, environments_behind, find_ep
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.calibration import packages_of
 from winml_dag.pipeline.compilenode import final_of_models, looked_at, of_models, of_sdk
@@ -70,13 +70,14 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     sources = [*(source for source in given if source is not None), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     configured = tuple(path for path in configuration() if path.exists())
+    environments = (path for environment in environments_behind(build.target) for path in environment.looked_at)
     return BuildGraph(
         summary=build.summary,
         graph=graph,
         steps=tuple(_steps(build, graph)),
         sources=_digested(sources, fingerprints),
         final=nodes[-1].id,
-        looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at, *configured),
+        looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at, *environments, *configured),
         absent=(*own.absent, *(path for path in configuration() if path not in configured)),
     )
 

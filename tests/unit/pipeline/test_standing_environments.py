@@ -1,0 +1,59 @@
+"""A plan depends on what the environments have that are named for its target, also where nothing runs in them."""
+
+from __future__ import annotations
+
+import venv
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper, save
+
+from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
+from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.standing.check import check
+from winml_dag.store import changetime
+from winml_dag.store.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config.toml"))
+    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
+    save(helper.make_model(graph), "model.onnx")
+    venv.create(tmp_path / "other", with_pip=False)
+    return LocalStore(tmp_path / "cache")
+
+
+def install(name: str) -> None:
+    packages = next(path for path in Path("other").rglob("site-packages") if path.is_dir())
+    (packages / f"{name}-1.0.dist-info").mkdir()
+
+
+def stands(request: Request, store: LocalStore) -> bool:
+    return check(str(store.folder), str(request.words)) is not None
+
+
+@pytest.mark.parametrize(
+    ("named", "overrides", "installs"),
+    [
+        ("openvino", Overrides(onnx=Path("model.onnx"), ep="openvino", compile=False), "onnxruntime-openvino"),
+        ("openvino", Overrides(onnx=Path("model.onnx"), device="gpu", compile=False), "onnxruntime-openvino"),
+        ("migraphx", Overrides(onnx=Path("model.onnx"), device="gpu", compile=False), "onnxruntime-migraphx"),
+    ],
+    ids=["the provider's own", "the preferred provider's", "another one's of the device"],
+)
+def test_a_provider_that_is_installed_there_ends_a_plan_that_does_without(
+    store: LocalStore, named: str, overrides: Overrides, installs: str
+) -> None:
+    Path("config.toml").write_text(f"[ep.{named}]\nenvironment = 'other'\n", encoding="utf-8")
+    request = Request(None, overrides, Path("out"))
+    before = plan_request(request, store, download=False).summary
+    assert stands(request, store)
+    install(installs.replace("-", "_"))
+    assert not stands(request, store)
+    after = plan_request(request, store, download=False).summary
+    assert (before.notices, before.ep) != (after.notices, after.ep)
