@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 from winml_dag.engine.events import Observer
-from winml_dag.errors import StageError
+from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
 from winml_dag.pipeline.commandresult import CommandResult, command_result, validation_result
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
@@ -271,7 +271,8 @@ def validate_onnx(
     rebuild, observer = arguments.get("force_rebuild", False), arguments.get("observer")
     done = carry_out(plan.measurement, store, rebuild=rebuild, observer=observer)
     if done.failed is not None:
-        raise StageError(f"validate failed: {done.failed.error}", advice=done.failed.advice)
+        failed = done.failed
+        raise MeasuredError(f"validate failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
     return validation_result(done)
 
 
@@ -311,7 +312,8 @@ def _carry_out(
     result = build(planned, store, options, observer=observer)
     for view in result.stages:
         if view.result is not None and view.result.error:
-            raise StageError(f"{view.id} failed: {view.result.error}", advice=view.result.advice)
+            failed = view.result
+            raise MeasuredError(f"{view.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
     return result
 
 

@@ -86,8 +86,12 @@ def test_validate_finds_what_a_build_has_validated_and_fails_for_what_is_too_far
     assert (alone["execution_provider"], alone["reference"]) == ("QNNExecutionProvider", False)
     failed = shared.run(*validate, "--min-cosine", "1", "-f", "json")
     assert failed.returncode == 1
-    (error,) = json.loads(failed.stdout)["errors"]
+    told_of = json.loads(failed.stdout)
+    (error,) = told_of["errors"]
     assert "below validate.min_cosine of 1" in error
+    assert told_of["outputs"] == value["outputs"]
+    assert told_of["broken"] == {"logits": ["min_cosine"]}
+    assert failed.stderr.count("not kept: min_cosine") == 1, failed.stderr
 
 
 def test_a_second_call_looks_and_imports_nothing_heavy(shared: Project) -> None:
@@ -117,7 +121,8 @@ def test_python_does_the_same(shared: Project) -> None:
     script = """
 from pathlib import Path
 from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx, validate_onnx
-from winml_dag.errors import StageError, UsageError
+from winml_dag.engine.measurederror import MeasuredError
+from winml_dag.errors import UsageError
 done = optimize_onnx("model.onnx", "a/optimized.onnx", ep="qnn")
 assert isinstance(done, CommandResult) and done.cached and done.output_path == Path("a/optimized.onnx"), done
 assert done.quality.cosine > 0.9999
@@ -127,7 +132,8 @@ validated = validate_onnx("cpu/quantized.onnx", reference="model.onnx")
 assert validated.cached and validated.quality.cosine > 0.99, validated
 try:
     validate_onnx("cpu/quantized.onnx", reference="model.onnx", config={"min_cosine": 1.0})
-except StageError as error:
+except MeasuredError as error:
+    assert error.metrics["outputs"] == validated.metrics["outputs"]
     assert "below validate.min_cosine of 1" in str(error), error
 try:
     compile_onnx("model.onnx", ep="cpu")

@@ -90,6 +90,7 @@ def measured(
     """
     from winml_dag.cli.progress import progress
     from winml_dag.cli.report import failure_lines
+    from winml_dag.engine.measurederror import MeasuredError
     from winml_dag.pipeline.measurement import carry_out
 
     with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
@@ -108,5 +109,6 @@ def measured(
         # What happened is said by the error, once.
         for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:
             click.echo(line, err=True)
-        raise StageError(f"{done.failed.node.id} failed: {done.failed.error}", advice=done.failed.advice)
+        failed = done.failed
+        raise MeasuredError(f"{failed.node.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
     return done

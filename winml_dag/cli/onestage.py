@@ -15,6 +15,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import cache_option, format_option, rebuild_option
+from winml_dag.engine.measurederror import measured_by
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.store.location import default_cache_dir
 
@@ -128,7 +129,7 @@ def errors_as_object(how: How) -> Iterator[None]:
         yield
     except WinmlDagError as error:
         if how.as_json:
-            print_object({"success": False, "errors": [str(error)]})
+            print_object({"success": False, "errors": [str(error)], **measured_by(error)})
         raise
 
 

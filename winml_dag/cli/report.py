@@ -13,7 +13,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.compiled import compiled_lines
 from winml_dag.cli.quantized import quantized_lines
-from winml_dag.cli.validated import validated_lines
+from winml_dag.cli.validated import broken_lines, validated_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.compiled import compile_result
@@ -91,7 +91,9 @@ def _failure_json(view: StageView) -> JsonObject:
     result = view.result
     if result is None or not result.error:
         return {}
-    return {"error": result.error, "advice": result.advice, "log": None if result.log is None else str(result.log)}
+    log = None if result.log is None else str(result.log)
+    measured = {"metrics": result.metrics} if result.metrics else {}
+    return {"error": result.error, "advice": result.advice, "log": log, **measured}
 
 
 def print_result(
@@ -133,8 +135,9 @@ def _few(names: Sequence[str], most: int = 10) -> str:
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
-    """A failed stage: what happened, what to do, and the end of its log (or all of it)."""
+    """A failed stage: what happened, what to do, what it had measured, and the end of its log (or all of it)."""
     yield f"error: {result.node.id} failed: {result.error} {result.advice}".rstrip()
+    yield from (f"  {line}" for line in broken_lines(result.metrics))
     if result.log is not None:
         lines = result.log.read_text(encoding="utf-8", errors="replace").splitlines() if whole else result.tail
         yield from (f"  | {line}" for line in lines)

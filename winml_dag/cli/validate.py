@@ -13,6 +13,7 @@ from winml_dag.cli.measuring import measured, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
+from winml_dag.cli.validated import outputs_table
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
@@ -120,7 +121,7 @@ def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[
     if not quiet:
         for warning in report["warnings"]:
             yield f"warning: {warning}"
-        yield from _table(report.get("outputs", {}))
+        yield from outputs_table(report.get("outputs", {}))
         if bounds := [f"{name} {bound:g}" for name, bound in plan.bounds.to_json().items() if bound is not None]:
             yield f"bounds kept: {', '.join(bounds)} ({plan.precision})"
     against = "nothing to hold it against" if plan.reference is None else f"against {plan.reference.path}"
@@ -129,18 +130,3 @@ def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[
         f"Valid: {plan.subject.model.path} on {plan.target.ep.name} {plan.target.device}, {against}, on"
         f" {counted(report['samples'], 'sample')} ({report['data']}) and on ones, {when}."
     )
-
-
-def _table(outputs: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each output, the figures of its worst sample among them."""
-    if not outputs:
-        return
-    width = max(len("output"), *map(len, outputs))
-    yield f"{'output':<{width}}  {'cosine':>8}  {'lowest':>8}  {'SQNR':>9}  {'largest error':>13}  top-1"
-    for name, figures in outputs.items():
-        lowest = "" if figures["cosine_min"] is None else f"{figures['cosine_min']:.5f}"
-        ratio = "no noise" if figures["sqnr_db"] is None else f"{figures['sqnr_db']:.1f} dB"
-        top1 = f"{figures['top1_agreed']} of {figures['top1_of']}" if figures.get("top1_of") else ""
-        error = f"{figures['max_abs_error']:.3g}"
-        row = f"{name:<{width}}  {figures['cosine']:>8.5f}  {lowest:>8}  {ratio:>9}  {error:>13}  {top1}"
-        yield row.rstrip()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
@@ -29,7 +30,8 @@ class StageResult:
 
     ``cache_key`` is None while an input is not known yet; ``record`` is there for what ran or was reused.
     ``elapsed_seconds`` is time spent in this run (0 for a reuse), in a plan the estimate, None without one.
-    ``error``, ``advice``, ``log`` and ``tail`` tell of a failure. ``progress``: what its work told last, if anything.
+    ``error``, ``advice``, ``log``, ``tail`` and ``metrics``, what it had measured by then, tell of a failure.
+    ``progress``: what its work told last, if anything.
     """
 
     node: Node
@@ -43,6 +45,7 @@ class StageResult:
     log: Path | None = None
     tail: tuple[str, ...] = ()
     progress: Progress | None = None
+    metrics: JsonObject = field(default_factory=dict)
 
 
 class Observer(Protocol):

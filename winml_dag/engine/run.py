@@ -308,6 +308,7 @@ class Runner:
             log=self._keep_log(task, outcome.log),
             tail=log_tail(outcome.log),
             progress=outcome.progress,
+            metrics=outcome.metrics,
         )
 
     def _keep_log(self, task: _Task, log: Path) -> Path | None:

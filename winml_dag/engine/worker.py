@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.measurederror import measured_by
 from winml_dag.engine.progress import Tell, Teller
 from winml_dag.errors import WinmlDagError
 
@@ -55,7 +56,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker tells. ``error`` is empty after success."""
+    """What a worker tells. ``error`` is empty after success; after a failure, ``metrics`` are what it had measured."""
 
     metrics: JsonObject
     error: str = ""
@@ -107,7 +108,7 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
         canonical_json(metrics)  # refuses what is not JSON here, where it can be told
         return Result({**metrics, **_usage()})
     except WinmlDagError as error:
-        return Result({}, error.message or type(error).__name__, error.advice)
+        return Result(measured_by(error), error.message or type(error).__name__, error.advice)
     except Exception as error:
         # Whatever a library raises must reach the user as a sentence, and the log as a traceback.
         traceback.print_exc()

@@ -87,18 +87,25 @@ class Bounds:
         least = MINIMUM_SQNR_DB if self.min_sqnr_db is None else self.min_sqnr_db
         return replace(self, min_cosine=minimum_cosine(precision), min_sqnr_db=least)
 
-    def broken_by(self, output: OutputFigures) -> Iterator[str]:
-        """For each bound that *output* does not keep: the figure, the bound, and its field."""
+    def broken_by(self, output: OutputFigures) -> Iterator[tuple[str, str]]:
+        """For each bound that *output* does not keep: its name, and words for the figure and the bound."""
         read = output.read
         if self.min_cosine is not None and read.cosine < self.min_cosine:
-            yield f"cosine {read.cosine:.7g}, below validate.min_cosine of {self.min_cosine:.7g}"
+            yield "min_cosine", f"cosine {read.cosine:.7g}, below validate.min_cosine of {self.min_cosine:.7g}"
         if self.min_sqnr_db is not None and read.sqnr_db < self.min_sqnr_db:
-            yield f"signal to noise {read.sqnr_db:.4g} dB, below validate.min_sqnr_db of {self.min_sqnr_db:.4g}"
+            yield (
+                "min_sqnr_db",
+                f"signal to noise {read.sqnr_db:.4g} dB, below validate.min_sqnr_db of {self.min_sqnr_db:.4g}",
+            )
         if self.max_abs_error is not None and read.max_abs_error > self.max_abs_error:
-            yield f"largest error {read.max_abs_error:.4g}, above validate.max_abs_error of {self.max_abs_error:.4g}"
+            yield (
+                "max_abs_error",
+                f"largest error {read.max_abs_error:.4g}, above validate.max_abs_error of {self.max_abs_error:.4g}",
+            )
         decisions, least = output.top1, self.min_top1_agreement
         if least is not None and decisions is not None and decisions.agreed < least * decisions.of:
             yield (
+                "min_top1_agreement",
                 f"the same best class in {decisions.agreed} of {decisions.of} decisions, below"
-                f" validate.min_top1_agreement of {least:.4g}"
+                f" validate.min_top1_agreement of {least:.4g}",
             )

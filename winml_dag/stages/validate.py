@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
@@ -97,7 +98,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
 
     Raises:
         StageError: when the model does not load or run on its target, gives NaN or infinities that the reference does
-            not, or does not keep its bounds.
+            not, or does not keep its bounds; then with the figures of all outputs.
     """
     from winml_dag.ep.session import assigned_nodes, create_session
     from winml_dag.onnxmodel.feeds import model_inputs
@@ -170,14 +171,22 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
             "validate.min_top1_agreement is set, but no output of the model has scores of classes.",
             advice="If one has, say what the model is for (loader.task); else leave the field out.",
         )
-    for output in outputs:
-        if broken := list(bounds.broken_by(output)):
-            read = output.read
-            raise StageError(
-                f"Output {read.name!r} is too far from the reference on {given}: {'; '.join(broken)} (cosine"
-                f" {read.cosine:.7g}, signal to noise {read.sqnr_db:.1f} dB, largest error {read.max_abs_error:.3g}).",
-                advice=_advice(workspace.input_file("reference", ".onnx")),
-            )
+    broken = {output.read.name: dict(bounds.broken_by(output)) for output in outputs}
+    first = next((output.read for output in outputs if broken[output.read.name]), None)
+    if first is None:
+        return
+    others = sum(1 for each in broken.values() if each) - 1
+    raise MeasuredError(
+        f"Output {first.name!r} is too far from the reference on {given}: {'; '.join(broken[first.name].values())}"
+        f" (cosine {first.cosine:.7g}, signal to noise {first.sqnr_db:.1f} dB, largest error"
+        f" {first.max_abs_error:.3g}){f'; {others} more of {len(outputs)} outputs too' if others else ''}.",
+        advice=_advice(workspace.input_file("reference", ".onnx")),
+        metrics={
+            **bounds.to_json(),
+            "outputs": {output.read.name: output.to_json() for output in outputs},
+            "broken": {name: list(each) for name, each in broken.items() if each},
+        },
+    )
 
 
 def _advice(reference: Path) -> str:

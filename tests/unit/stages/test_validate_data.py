@@ -12,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 from quantization_samples import model_of
 
+from winml_dag.cli.validated import broken_lines
+from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import OutputComparison
@@ -102,6 +104,35 @@ def test_a_bound_that_is_not_kept_is_named_with_its_field_and_the_output(tmp_pat
     loose = {"min_cosine": 0.9, "min_sqnr_db": 5.0, "max_abs_error": 0.2}
     report = validate(tmp_path / "kept", model(added=0.1), model(), **loose)
     assert {name: report[name] for name in loose} == loose
+
+
+def test_when_a_bound_is_not_kept_the_figures_of_all_outputs_are_told(tmp_path):
+    """Of the three outputs, the first is exact, and the others are 0.1 and 0.2 too large."""
+    names = ("exact", "near", "far")
+
+    def three(*added: float) -> onnx.ModelProto:
+        nodes = [helper.make_node("Add", ["x", f"n_{name}"], [name]) for name in names]
+        numbers = {f"n_{name}": np.array(number, np.float32) for name, number in zip(names, added, strict=True)}
+        return model_of(nodes, {"x": (TensorProto.FLOAT, SHAPE)}, dict.fromkeys(names, SHAPE), numbers)
+
+    with pytest.raises(MeasuredError, match=r"^Output 'near' .*; 1 more of 3 outputs too\.") as failed:
+        validate(tmp_path, three(0.0, 0.1, 0.2), three(0.0, 0.0, 0.0), min_cosine=0.5, max_abs_error=0.05)
+    told = failed.value.metrics
+    assert {name: figures["max_abs_error"] for name, figures in told["outputs"].items()} == {
+        "exact": 0.0,
+        "near": 0.1,
+        "far": 0.2,
+    }
+    assert told["broken"] == {"near": ["max_abs_error"], "far": ["max_abs_error"]}
+    assert (told["min_cosine"], told["max_abs_error"], told["min_sqnr_db"]) == (0.5, 0.05, None)
+    heads, *lines = broken_lines(told)
+    assert heads.split() == ["output", "cosine", "lowest", "SQNR", "largest", "error", "top-1"]
+    assert [(line.split()[0], line.endswith("not kept: max_abs_error")) for line in lines] == [
+        ("exact", False),
+        ("near", True),
+        ("far", True),
+    ]
+    assert not list(broken_lines({}))
 
 
 def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
