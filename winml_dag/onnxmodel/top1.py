@@ -32,7 +32,8 @@ def top1(reference: NDArray[np.generic], candidate: NDArray[np.generic]) -> Agre
     """Compare the decisions of two outputs of one shape; None when they are none, for want of two classes.
 
     The classes are the last axis, or of four axes the second: scores of pixels. Where several classes of the reference
-    share the highest score, any of them is right. Decisions in which the reference is no number are left out.
+    share the highest score, any of them is right. Decisions in which the reference is no number are left out; those in
+    which the candidate is none are wrong.
     """
     return _best_among(reference, candidate, 1)
 
@@ -59,4 +60,6 @@ def _best_among(reference: NDArray[np.generic], candidate: NDArray[np.generic], 
         else np.argpartition(-found.astype(np.float64), most)[..., :most]
     )
     right = (np.take_along_axis(expected, chosen, axis=-1) == best).any(axis=-1)
-    return Agreement(int((right & known).sum()), int(known.sum()))
+    # Where it sorts NaN would be taken for a choice.
+    decided = ~np.isnan(found).any(axis=-1)
+    return Agreement(int((right & known & decided).sum()), int(known.sum()))

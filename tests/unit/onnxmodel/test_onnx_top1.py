@@ -65,6 +65,15 @@ def test_decisions_that_the_reference_does_not_make_are_left_out() -> None:
     assert top1(reference, np.array([[1, 0], [0, 1], [0, 1]], np.float32)) == Agreement(2, 2)
 
 
+def test_a_candidate_that_gives_no_numbers_decides_nothing_rightly() -> None:
+    reference = np.array([[9.0, 1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 4, 5, 6]], np.float32)
+    candidate = reference.copy()
+    candidate[0, 0] = np.nan
+    assert (top1(reference, candidate), top5(reference, candidate)) == (Agreement(1, 2), Agreement(1, 2))
+    candidate[0] = [9, np.nan, 2, 3, 4, 5, 6]
+    assert (top1(reference, candidate), top5(reference, candidate)) == (Agreement(1, 2), Agreement(1, 2))
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (2, 1, 4, 4)])
 def test_one_class_is_no_choice(shape: tuple[int, ...]) -> None:
     assert top1(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) is None

@@ -137,3 +137,6 @@ def test_what_is_not_defined_is_null_and_not_a_number() -> None:
     assert (found.value, found.low, found.high) == (None, None, None)
     assert difference(pearson("pearson", 0, 1), same, same).significant is None
     assert math.isnan(spearman("spearman", 0, 1).value(same))
+    some = np.array([[1, 0.1], [2, 0.2], [3, math.nan], [4, math.nan]])
+    assert math.isnan(spearman("spearman", 0, 1).value(some))
+    assert math.isnan(pearson("pearson", 0, 1).value(some))

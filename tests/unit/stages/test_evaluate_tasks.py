@@ -203,6 +203,27 @@ def test_words_behind_the_cut_do_not_count_and_the_text_is_told(tmp_path: Path, 
     assert report["full_texts"] == 1
 
 
+def test_a_model_that_gives_no_numbers_is_right_about_nothing(tmp_path: Path, processor: Path, tagger: Path) -> None:
+    """Neither that no word is an entity, nor that there is no answer: NaN taken for a score looks like that."""
+    rows = np.full_like(table(3), np.nan)
+    tags = evaluate(
+        tmp_path / "tags",
+        text_model(tmp_path / "tags.onnx", rows, ["logits"]),
+        write_rows(tmp_path / "tags.jsonl", [{"tokens": ["w1", "w2"], "ner_tags": [0, 0]}]),
+        EvaluateFields("onnx", "token-classification"),
+        processor=tagger,
+    )
+    assert value(tags, "token_accuracy") == 0
+    answers = evaluate(
+        tmp_path / "answers",
+        text_model(tmp_path / "answers.onnx", rows[:, :2], ["start_logits", "end_logits"]),
+        write_rows(tmp_path / "answers.jsonl", [{"question": "w2", "context": "w1 w1", "answers": {"text": []}}]),
+        EvaluateFields("onnx", "question-answering"),
+        processor=processor,
+    )
+    assert (value(answers, "exact_match"), value(answers, "f1")) == (0, 0)
+
+
 def test_an_answer_is_found_in_whatever_window_it_is(tmp_path: Path, processor: Path) -> None:
     rows = np.zeros((len(table(1)), 2), np.float32)
     rows[row_of("w7")] = [5, 0]

@@ -63,6 +63,8 @@ class QuestionAnswering:
         best, answer, none = -np.inf, "", np.inf
         for spans, outputs in zip(question.spans, found, strict=True):
             first, last = (self._scores(outputs[name], len(spans), name) for name in self.outputs)
+            if np.isnan(first).any() or np.isnan(last).any():
+                return 0.0, 0.0  # not even that there is no answer, which may be right
             none = min(none, first[0] + last[0])
             score, begin, end = _best(first, last, spans)
             if score > best:

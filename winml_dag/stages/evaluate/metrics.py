@@ -147,6 +147,8 @@ def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> flo
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    if np.isnan(values).any():
+        return np.full(len(values), np.nan)  # what is no number has no rank, and would be the highest
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     means: NDArray[np.float64] = ends - (counts - 1) / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
 from winml_dag.stages.evaluate import TASKS
@@ -19,6 +20,7 @@ from winml_dag.stages.samples.samples import Array
 
 # What a data set says of a word that has no tag.
 _NO_TAG = -100
+_NONE = -1
 _ENTITY_TAG = re.compile(r"O|[BIES]-.+")
 # The columns of outcomes, and behind them, where there are no entities, three for each class.
 _RIGHT, _WORDS, _FOUND_RIGHTLY, _FOUND, _TRUE = range(5)
@@ -84,10 +86,10 @@ class TokenClassification:
                 advice="Check the task (--task).",
             )
         true = np.asarray(case.truth.classes, np.int64)
-        chosen = scores[0, list(case.truth.positions)].argmax(-1) if true.size else true
+        chosen = _best(scores[0, list(case.truth.positions)]) if true.size else true
         counted = [int((true == chosen).sum()), true.size]
         if self._has_entities:
-            expected, got = (entities([self._given.labels.name(int(one)) for one in tags]) for tags in (true, chosen))
+            expected, got = (entities([self._tag(int(one)) for one in tags]) for tags in (true, chosen))
             return [*counted, len(expected & got), len(got), len(expected)]
         for one in range(self._classes):
             counted += [
@@ -96,6 +98,15 @@ class TokenClassification:
                 int((true == one).sum()),
             ]
         return counted
+
+    def _tag(self, number: int) -> str:
+        return "O" if number == _NONE else self._given.labels.name(number)
+
+
+def _best(scores: Array) -> NDArray[np.int64]:
+    """The class of each token; of scores that are no numbers none, since every choice would be wrong."""
+    chosen: NDArray[np.int64] = np.where(np.isnan(scores).any(-1), _NONE, scores.argmax(-1))
+    return chosen
 
 
 def _list(value: Any, number: int) -> Sequence[Any]:
