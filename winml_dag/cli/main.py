@@ -95,6 +95,7 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
+        _print_refused(sys.argv[1:] if arguments is None else arguments, error.format_message())
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -107,6 +108,25 @@ def run(arguments: list[str] | None = None) -> int:
         what = error.strerror or str(error)
         click.echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
         return WinmlDagError.exit_code
+
+
+def _print_refused(arguments: list[str], sentence: str) -> None:
+    """With the format json, what is refused before a command begins is the one object on stdout, as what it refuses
+    itself: `build`, `plan` and `why` have their own.
+    """
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    if not any(
+        name in ("--format=json", "-fjson") or (name in ("-f", "--format") and value == "json") for name, value in pairs
+    ):
+        return
+    if arguments[0] in ("build", "plan", "why", "reproduce"):
+        from winml_dag.cli.report import print_json
+
+        print_json([], 0.0, error=sentence)
+        return
+    from winml_dag.cli.onestage import print_object
+
+    print_object({"success": False, "errors": [sentence]})
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -284,3 +284,31 @@ def test_the_table_of_optimizations_is_told_without_a_model(capsys: pytest.Captu
     flags = json.loads(capsys.readouterr().out)["flags"]
     assert [line.split()[0] for line in lines] == [flag["name"] for flag in flags]
     assert "gelu_fusion" in {flag["name"] for flag in flags}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("compile", "--format", "json"), "Missing option '-m' / '--model'."),
+        (("perf", "m.onnx", "--iterations", "0", "-f", "json"), "Invalid value for '--iterations'"),
+        (("verify", "--format=json"), "Missing argument 'PATH'."),
+    ],
+)
+def test_what_is_refused_before_a_command_begins_is_one_object(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(list(arguments)) == 2
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["success"] is False
+    assert sentence in found["errors"][0]
+    assert sentence in told.err
+
+
+def test_an_option_that_build_refuses_is_its_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["build", "--bogus", "-f", "json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert found["builds"] == []
+    assert "--bogus" in found["error"]
+    assert run(["build", "--bogus"]) == 2
+    assert capsys.readouterr().out == ""
