@@ -10,9 +10,11 @@ import os
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.ep.options import NPU_SETTINGS
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.compilation import file_option_names
 from winml_dag.pipeline.sections import DEFAULT_OPSET
+from winml_dag.pipeline.validation import left_out
 from winml_dag.pipeline.variant import Build, Skip
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.fields import Section
@@ -22,6 +24,9 @@ from winml_dag.stages.compile import CompileConfig
 
 # Decided in other fields (precision in quant), or no part of what is built (output_dir, perf).
 _DECIDED = ("precision", "output_dir", "perf", "eval")
+
+# Besides provider options, the fields of ``compile`` that sessions are made from as well.
+_OF_SESSIONS = (*NPU_SETTINGS, "provider_option_file_keys")
 
 
 def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -> JsonObject:
@@ -43,7 +48,7 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -
         else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
         "optim": written.get("optim") or {},
         "quant": None if quant is None else _quant(quant, asked, build.summary.output_dir),
-        "compile": None if isinstance(build.compile, Skip) else _compile(build.compile, asked, build),
+        "compile": _session(asked, build) if isinstance(build.compile, Skip) else _compile(build.compile, asked, build),
         **_validate(asked, build.summary.output_dir),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
@@ -83,20 +88,21 @@ def _quant(quant: Quant, asked: Asked, output_dir: Path) -> JsonObject:
 
 
 def _validate(asked: Asked, output_dir: Path) -> JsonObject:
-    """The section as it was written, which may be not at all; a path in it as seen from the output folder."""
+    """The section as it was written, which may be not at all; a path in it as seen from the output folder. Whether it
+    is left out may have been said elsewhere, and is said here.
+    """
     section = asked.recipe.validation
-    if section.input_data is None:
-        return {}
     written = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {"validate": {**written, "input_data": _portable(resolve_path(asked.base, section.input_data), output_dir)}}
+    if section.input_data is not None:
+        written["input_data"] = _portable(resolve_path(asked.base, section.input_data), output_dir)
+    if (enabled := left_out(asked) is None) is not section.enabled:
+        written["enabled"] = enabled
+    return {"validate": written} if written else {}
 
 
 def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:
     """The section as decided; its own quantization, if it has one, is in ``quant`` by now."""
     section = asked.recipe.compile or Compile()
-    given = dict(section.provider_options)
-    for name in file_option_names(asked, build.target):
-        given[name] = _portable(resolve_path(asked.base, given[name]), build.summary.output_dir)
     settings = {name: value for name, value in _whole(section).items() if name != "quant_config"}
     if section.qnn_sdk_root is not None:
         settings["qnn_sdk_root"] = _portable(resolve_path(asked.base, section.qnn_sdk_root), build.summary.output_dir)
@@ -104,8 +110,26 @@ def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:
         **settings,
         "execution_provider": config.compile.execution_provider,
         "device": config.compile.device,
-        "provider_options": {**config.compile.provider_options, **given},
+        "provider_options": {**config.compile.provider_options, **_provider_options(section, asked, build)},
+        "validate": section.validation or left_out(asked) is None,
     }
+
+
+def _session(asked: Asked, build: Build) -> JsonObject | None:
+    """The section where nothing is compiled: what a session on the provider is told; None when it is told nothing."""
+    section = asked.recipe.compile or Compile()
+    told: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
+    if given := _provider_options(section, asked, build):
+        told["provider_options"] = given
+    return {**told, "enable_ep_context": False} if told else None
+
+
+def _provider_options(section: Compile, asked: Asked, build: Build) -> dict[str, str]:
+    """Those that were given; files in them as seen from the output folder."""
+    given = dict(section.provider_options)
+    for name in file_option_names(asked, build.target):
+        given[name] = _portable(resolve_path(asked.base, given[name]), build.summary.output_dir)
+    return given
 
 
 def _portable(path: Path, folder: Path) -> str:

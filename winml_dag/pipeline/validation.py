@@ -51,7 +51,7 @@ def find_validation_data(
         InputError: for what is missing; UsageError: for a package or a processor that is.
     """
     wanted = asked.recipe.validation
-    if wanted.input_data is None or _left_out(asked) is not None:
+    if wanted.input_data is None or left_out(asked) is not None:
         return ValidationData()
     path = resolve_path(asked.base, wanted.input_data)
     found = replace(calibration_source(path, "validate.input_data"), name="validation data")
@@ -85,8 +85,8 @@ def validate_config(
     task: str | None,
 ) -> ValidateConfig | Skip:
     """The config of validate, or why it is left out; *model_kind* is that of the model that the build starts from."""
-    if left_out := _left_out(asked):
-        return left_out
+    if skip := left_out(asked):
+        return skip
     came_compiled = model_kind == kinds.COMPILED_MODEL
     if came_compiled and not target.ep.makes_ep_context:
         return Skip(f"{target.ep.name} does not run the model, which came compiled; name the provider that it is for")
@@ -108,7 +108,7 @@ def validate_config(
     return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
 
 
-def _left_out(asked: Asked) -> Skip | None:
+def left_out(asked: Asked) -> Skip | None:
     """Why nothing is validated; None when something is."""
     section = asked.recipe.compile
     if asked.overrides.validate is not None:

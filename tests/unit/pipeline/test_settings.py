@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from onnx import TensorProto, helper, save
 
+from winml_dag.engine.stage import Node
+from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
@@ -45,12 +50,31 @@ RECIPES = {
 }
 
 
+COMMAND_LINES = {
+    "validation switched off": ({}, Overrides(validate=False)),
+    "validation switched on": ({"validate": {"enabled": False}}, Overrides(validate=True)),
+    "validation on against the compile section": (
+        {"ep": "qnn", "compile": {"validate": False}},
+        Overrides(validate=True),
+    ),
+    "off in a section of what is not compiled": (
+        {"ep": "qnn", "compile": {"validate": False}},
+        Overrides(compile=False),
+    ),
+    "an option for sessions": (
+        {"ep": "qnn", "compile": {"provider_options": {"htp_performance_mode": "balanced"}}},
+        Overrides(onnx=Path("compiled.onnx"), compile=False, optimize=False, compile_settings={"soc_model": "57"}),
+    ),
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "affinity.json").write_text("{}", encoding="utf-8")
     (tmp_path / "data.npz").write_bytes(b"data")
+    compiled_model(tmp_path / "compiled.onnx")
     (tmp_path / "model").mkdir()
     config = {"model_type": "bert", "architectures": ["BertModel"]}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -60,17 +84,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_a_build_from_its_settings_is_the_same_build(folder: Path, recipe: dict[str, object]) -> None:
+    same_build(folder, recipe, Overrides())
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), COMMAND_LINES.values(), ids=COMMAND_LINES)
+def test_what_was_asked_for_otherwise_is_in_the_settings_too(
+    folder: Path, recipe: dict[str, object], overrides: Overrides
+) -> None:
+    same_build(folder, {"loader": RANDOM, **recipe}, overrides)
+
+
+def nodes(planned: BuildGraph) -> list[Node]:
+    """The nodes of *planned* that read sources by content: a model's name has the folder in it that it is seen from."""
+    digests = {name: artifact.digest for name, artifact in planned.sources.items()}
+    return [
+        replace(node, inputs={slot: digests.get(name, name) for slot, name in node.inputs.items()})
+        for node in planned.graph.nodes
+    ]
+
+
+def compiled_model(path: Path) -> None:
+    value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    context: dict[str, Any] = {"domain": "com.microsoft", "embed_mode": 1, "ep_cache_context": "x", "source": "QNN"}
+    graph = helper.make_graph([helper.make_node("EPContext", ["x"], ["y"], **context)], "g", [value], [result])
+    save(helper.make_model(graph), path)
+
+
+def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:
     store = LocalStore(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    first = build_of(Request(Path("recipe.yaml"), Overrides(), Path("out")), store.folder, download=False)
+    first = build_of(Request(Path("recipe.yaml"), overrides, Path("out")), store.folder, download=False)
     (folder / "out").mkdir()
     settings = folder / "out" / "winml_build_config.json"
     settings.write_text(json.dumps(first.summary.settings), encoding="utf-8")
     second = build_of(Request(settings, Overrides(), Path("elsewhere")), store.folder, download=False)
     one, other = plan_build(first, store.fingerprints), plan_build(second, store.fingerprints)
-    assert one.graph.nodes == other.graph.nodes
+    assert nodes(one) == nodes(other)
     assert one.steps[:1] == other.steps[:1]
-    assert one.sources == other.sources
     assert first.summary.precision == second.summary.precision
     # And its settings are the same again, seen from the other folder.
     paths = ("model", "quant", "compile")
@@ -86,6 +136,9 @@ def test_the_command_line_is_in_the_settings(folder: Path) -> None:
     assert settings["model"] == "../model"
     assert settings["ep"] == "qnn"
     assert settings["skip_optimize"] is True
+    assert settings["compile"] is not None
+    left_out = build_of(Request(None, replace(overrides, compile=False), Path("out")), folder / "cache", download=False)
+    assert left_out.summary.settings["compile"] is None
     quant = settings["quant"]
     assert isinstance(quant, dict)
     assert (quant["weight_type"], quant["activation_type"]) == ("uint8", "uint16")
