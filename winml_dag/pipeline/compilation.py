@@ -40,7 +40,10 @@ def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue] | No
     """
     if not settings:
         return recipe
-    section = recipe.compile or Compile()
+    section = recipe.compile
+    if section is None:
+        # Null leaves compiling out, whatever sessions are told; a section that is not there says nothing.
+        section = Compile(enable_ep_context=False) if "compile" in recipe.model_fields_set else Compile()
     asked = Compile.from_dict(settings)
     said = _said(asked)
     written = {

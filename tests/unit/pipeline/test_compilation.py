@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_fields_of_the_npu_stand_for_its_options() -> None:
 def test_what_contradicts_itself_is_refused(section: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         options(section)
+
+
+def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
+    told = {"provider_options": {"vtcm_mb": "8"}}
+    recipe = with_compile_settings(Recipe.model_validate({"ep": "qnn", "compile": None}), told, NPU)
+    null = Asked(recipe, Path("/recipes"), True, Overrides(compile_settings=told))
+    assert isinstance(compile_config(null, NPU), Skip)
+    assert provider_options(null, NPU)["vtcm_mb"] == "8"
+    wanted = replace(null, overrides=replace(null.overrides, compile=True))
+    assert isinstance(compile_config(wanted, NPU), CompileConfig)
 
 
 @pytest.mark.parametrize("target", [GPU, CPU])
