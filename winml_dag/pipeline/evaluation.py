@@ -195,13 +195,13 @@ def _task(subject: Subject, section: Eval) -> str:
 def _fields(subject: Subject, request: EvaluationRequest, task: str | None, data: Source | None) -> EvaluateFields:
     section, dataset = request.section, request.section.dataset
     said = section.task or subject.task or ""
-    is_table = data is not None and kind_of(data.files[0].name) in TABLES
+    has_columns = data is not None and kind_of(data.files[0].name) in (*TABLES, "npz")
     return EvaluateFields(
         mode=section.mode,
         task=task,
         samples=dataset.samples,
         seed=dataset.seed if dataset.shuffle or data is None else None,
-        columns_mapping=dict(dataset.columns_mapping) if is_table else {},
+        columns_mapping=dict(dataset.columns_mapping) if has_columns else {},
         label_mapping=None if task is None else _label_mapping(dataset, request.base),
         batch_size=section.batch_size,
         pooling=section.pooling if task == "feature-similarity" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from evaluation_samples import (
 
 from winml_dag.errors import StageError
 from winml_dag.stages.evaluate import EvaluateFields
+from winml_dag.stages.evaluate.rows import chosen_numbers
 
 CHANCE = random.Random(0)
 TAGS = ("O", "B-PER", "I-PER")
@@ -98,6 +100,48 @@ def test_rows_may_have_the_models_inputs_and_labels_of_any_name(tmp_path: Path) 
     assert value(report, "accuracy") == 1 / 8
     assert value(report, "top5_accuracy") == 5 / 8
     assert report["metrics"]["accuracy"]["reference"] is None
+
+
+def test_arrays_may_have_labels_beside_the_models_inputs(tmp_path: Path) -> None:
+    weights = table(3)[:4]
+    x = np.random.default_rng(4).normal(size=(20, 4)).astype(np.float32)
+    labels = np.arange(20) % 3
+    model, fields = linear_model(tmp_path / "m.onnx", weights), EvaluateFields("onnx", "image-classification", seed=1)
+    np.savez(tmp_path / "data.npz", x=x, labels=labels)
+    report = evaluate(tmp_path, model, tmp_path / "data.npz", replace(fields, samples=12))
+    chosen = chosen_numbers(20, 12, 1)
+    expected = np.mean((x @ weights).argmax(1)[chosen] == labels[chosen])
+    assert value(report, "accuracy") == pytest.approx(expected, abs=1e-5)
+    assert (report["data"], report["samples"], report["of"]) == ("npz", 12, 20)
+    names = np.array(["a", "b", "c"])[labels]
+    np.savez(tmp_path / "named.npz", x=x, kind=names)
+    named = replace(fields, columns_mapping={"label": "kind"}, label_mapping={"a": 0, "b": 1, "c": 2})
+    every = np.mean((x @ weights).argmax(1) == labels)
+    found = evaluate(tmp_path, model, tmp_path / "named.npz", named)
+    assert value(found, "accuracy") == pytest.approx(every, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "no column label or labels"),
+        ({"label": np.arange(3)}, "different numbers of samples: label 3, x 2"),
+        ({"label": np.array(1)}, "data of 'label' is a single number"),
+        ({"label": np.array([0, 7])}, "sample 1 is class 7, and the model has 3 classes"),
+        ({"label": np.array([0, 1]), "y": np.zeros(2)}, "y not an input"),
+    ],
+)
+def test_arrays_without_a_label_for_each_sample_are_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((2, 2), np.float32), **arrays)
+    model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
+    with pytest.raises(StageError) as caught:
+        evaluate(tmp_path, model, tmp_path / "data.npz", EvaluateFields("onnx", "text-classification"))
+    assert message in str(caught.value)
+    np.save(tmp_path / "x.npy", np.zeros((2, 2), np.float32))
+    with pytest.raises(StageError, match=r"only one \.npz file can have them"):
+        evaluate(tmp_path, model, tmp_path / "x.npy", EvaluateFields("onnx", "text-classification"))
 
 
 def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,27 +14,34 @@ from winml_dag.stages.evaluate.cases import Case, Given, within
 from winml_dag.stages.evaluate.metrics import Metric, macro_f1, share
 from winml_dag.stages.evaluate.rows import chosen_numbers
 from winml_dag.stages.samples import TABLES, kind_of
+from winml_dag.stages.samples.arrays import labelled_npz
 from winml_dag.stages.samples.read import read_samples
-from winml_dag.stages.samples.samples import Array
+from winml_dag.stages.samples.samples import Array, Samples
 from winml_dag.stages.samples.tables import chosen_rows, read_tables
 
 _LABEL = "label"
+# Of the samples of these numbers, whose label it is, and the label.
+_Labels: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[str, Any]]]
 # The columns of outcomes.
 _TRUTH, _FOUND, _RIGHT, _AMONG_FIVE = range(4)
 
 
 class Classification:
-    """Rows of a table with a label, or images in folders that are called by their class."""
+    """Rows of a table with a label, arrays of the model's inputs with one of labels, or images in folders that are
+    called by their class.
+    """
 
     def __init__(self, given: Given) -> None:
         self._given = given
         self._files = sorted(path for path in given.data.rglob("*") if path.is_file())
-        self._is_table = all(kind_of(path.name) in TABLES for path in self._files)
-        columns = read_tables(self._files).columns if self._is_table else ()
-        self._label = _label_column(given, columns) if self._is_table else ""
-        self._samples = read_samples(
-            given.data, given.inputs, given.processor.folder, _inputs_from(given, columns) if self._is_table else {}
-        )
+        kinds = {kind_of(path.name) for path in self._files}
+        if kinds <= {*TABLES}:
+            self._samples, self._labels = self._rows()
+        elif kinds <= {"npz", "npy"}:
+            self._samples, self._labels = self._arrays()
+        else:
+            self._samples = read_samples(given.data, given.inputs, given.processor.folder)
+            self._labels = self._folders
         self._classes = given.classes()
         self.outputs = (given.scores().name,)
         self.chosen = chosen_numbers(self._samples.count, given.most, given.seed)
@@ -48,7 +55,7 @@ class Classification:
         return (accuracy, share("top5_accuracy", _AMONG_FIVE)) if self._classes > 5 else (accuracy,)
 
     def cases(self) -> Iterator[Case[int]]:
-        for feed, (where, label) in zip(self._samples.read(self.chosen), self._labels(), strict=True):
+        for feed, (where, label) in zip(self._samples.read(self.chosen), self._labels(self.chosen), strict=True):
             number = self._given.labels.number(label, where)
             yield Case((feed,), within(number, self._classes, where))
 
@@ -66,15 +73,32 @@ class Classification:
         better = int((values > values[case.truth]).sum()) if chosen >= 0 else self._classes
         return case.truth, chosen, chosen == case.truth, better < 5
 
-    def _labels(self) -> Iterator[tuple[str, Any]]:
-        """Whose label it is, and the label, of those that were chosen."""
-        if self._is_table:
-            for number, row in chosen_rows(read_tables(self._files), self.chosen, [self._label]):
-                if row[self._label] is None or row[self._label] == "":
-                    raise StageError(f"Column {self._label!r} has no value in row {number}.", advice="Take it away.")
-                yield f"row {number}", row[self._label]
-            return
-        for number in self.chosen:
+    def _rows(self) -> tuple[Samples, _Labels]:
+        given, columns = self._given, read_tables(self._files).columns
+        column = _label_column(given, columns)
+
+        def labels(numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
+            for number, row in chosen_rows(read_tables(self._files), numbers, [column]):
+                if row[column] is None or row[column] == "":
+                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Take it away.")
+                yield f"row {number}", row[column]
+
+        return read_samples(given.data, given.inputs, given.processor.folder, _inputs_from(given, columns)), labels
+
+    def _arrays(self) -> tuple[Samples, _Labels]:
+        given = self._given
+        if [kind_of(file.name) for file in self._files] != ["npz"]:
+            raise StageError(
+                f"{self._files[0].name} has no labels: of arrays, only one .npz file can have them.",
+                advice="Save all arrays and one of labels in one file: numpy.savez(FILE, INPUT=..., label=...).",
+            )
+        samples, read = labelled_npz(self._files[0], given.inputs, lambda names: _label_column(given, names))
+        return samples, lambda numbers: (
+            (f"sample {number}", label) for number, label in zip(numbers, read(numbers), strict=True)
+        )
+
+    def _folders(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
+        for number in numbers:
             file = self._files[number].relative_to(self._given.data)
             if file.parent == Path():
                 raise StageError(

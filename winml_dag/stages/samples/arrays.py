@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -61,11 +61,23 @@ def npz_samples(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
     """
     if len(files) > 1:
         return Samples.one_by_one("npz", len(files), lambda at: fit(_load_npz(files[at]), inputs, files[at].name))
-    (file,) = files
-    with _readable(file.name), ZipFile(file) as archive:
-        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
-    stacks = {name: _stack(file.name, _opener(file, member)) for name, member in members.items()}
-    return _stacked("npz", stacks, inputs)
+    return _stacked("npz", _npz_stacks(files[0]), inputs)
+
+
+def labelled_npz(
+    file: Path, inputs: Sequence[InputSpec], label_of: Callable[[Sequence[str]], str]
+) -> tuple[Samples, Callable[[Sequence[int]], Iterator[Any]]]:
+    """The samples in *file*, and what reads the labels of those of some numbers; *label_of* says which of its arrays
+    has the labels, one for each sample.
+
+    Raises:
+        StageError: as :func:`npz_samples`.
+    """
+    stacks = _npz_stacks(file)
+    label = label_of(list(stacks))
+    _count(stacks)
+    labels = stacks.pop(label)
+    return _stacked("npz", stacks, inputs), lambda numbers: (value.tolist() for value in labels.read(numbers))
 
 
 def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
@@ -86,6 +98,12 @@ def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
         return fit({name: _load_npy(paths[number]) for name, paths in by_input.items()}, inputs, f"sample {number}")
 
     return Samples.one_by_one("npy", count, make)
+
+
+def _npz_stacks(file: Path) -> dict[str, _Stack]:
+    with _readable(file.name), ZipFile(file) as archive:
+        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+    return {name: _stack(file.name, _opener(file, member)) for name, member in members.items()}
 
 
 def _opener(file: Path, member: str | None = None) -> Callable[[], IO[bytes]]:
@@ -116,10 +134,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gener
 
 def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[InputSpec]) -> Samples:
     check_names(stacks, inputs)
-    flat = [name for name, stack in stacks.items() if not stack.shape]
-    if flat:
-        raise StageError(f"The data of {flat[0]!r} is a single number; its first axis must count the samples.")
-    count = _common_count({name: stack.shape[0] for name, stack in stacks.items()})
+    count = _count(stacks)
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         streams = [stack.read(numbers) for stack in stacks.values()]
@@ -127,6 +142,13 @@ def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[InputSpec
             yield fit(dict(zip(stacks, arrays, strict=True)), inputs, f"sample {number}")
 
     return Samples(kind, range(count), read)
+
+
+def _count(stacks: Mapping[str, _Stack]) -> int:
+    flat = [name for name, stack in stacks.items() if not stack.shape]
+    if flat:
+        raise StageError(f"The data of {flat[0]!r} is a single number; its first axis must count the samples.")
+    return _common_count({name: stack.shape[0] for name, stack in stacks.items()})
 
 
 def _common_count(counts: Mapping[str, int]) -> int:
