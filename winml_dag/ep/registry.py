@@ -16,7 +16,7 @@ from pathlib import Path
 
 from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.environments import Environment, Named, look, named_environments
-from winml_dag.ep.windowsml import is_windows
+from winml_dag.ep.windowsml import is_windows, library_in_catalog
 from winml_dag.errors import UsageError
 
 AUTO = "auto"
@@ -251,8 +251,9 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     """The target that a recipe or command line means; neither given means the CPU.
 
     *device* is a device, ``auto`` or None, or an execution provider in place of one (``--device qnn``). A device
-    without a provider goes to the first provider of the customary order that is installed; if none is, to the first,
-    whose absence :func:`require_installed` then explains.
+    without a provider goes to the first provider of the customary order that is installed, and of those in the catalog
+    of Windows ML, to one that it has for this machine; if there is none, to the first, whose absence
+    :func:`require_installed` then explains.
 
     Raises:
         UsageError: for an unknown name, or a device that the provider cannot drive.
@@ -269,7 +270,18 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     if device is None:
         return Target(CPU, "cpu")
     candidates = _BY_DEVICE[device]
-    return Target(next((candidate for candidate in candidates if installed(candidate)), candidates[0]), device)
+    return Target(next((candidate for candidate in candidates if _is_at_hand(candidate)), candidates[0]), device)
+
+
+def _is_at_hand(ep: ExecutionProvider) -> bool:
+    if not ep.packages:
+        return True
+    environment = environment_of(ep)
+    package = package_of(ep, environment)
+    if package is None or not package.catalog:
+        return package is not None
+    # One package brings the whole catalog. That of another environment cannot be asked.
+    return environment is not None or library_in_catalog(ep.name) is not None
 
 
 def _ep_named_as_device(device: str) -> ExecutionProvider:

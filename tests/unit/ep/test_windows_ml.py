@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.ep import registry, windowsml
-from winml_dag.ep.registry import DML, MIGRAPHX, QNN, installed, package_of
+from winml_dag.ep.registry import DML, MIGRAPHX, OPENVINO, QNN, installed, package_of, resolve_target
 from winml_dag.errors import StageError
 
 # Names and values as the package windowsml 2.5 has them.
@@ -82,6 +82,13 @@ def test_the_catalog_counts_where_no_package_brings_the_provider() -> None:
     assert package.catalog
     assert installed(QNN)
     assert not installed(DML)  # no catalog has it: Windows ML's build of onnxruntime does
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_device_goes_to_a_provider_that_the_catalog_has_for_this_machine() -> None:
+    assert installed(OPENVINO)  # which comes first for a GPU
+    assert resolve_target(None, "gpu").ep == QNN
+    assert resolve_target("openvino", "gpu").ep == OPENVINO
 
 
 @pytest.mark.parametrize("state", ["Ready", "NotReady"])
