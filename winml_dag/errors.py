@@ -13,8 +13,10 @@ class WinmlDagError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, advice: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        # What a library says comes without a full stop, and the advice would go on in its sentence.
+        goes_on = bool(advice) and (message[-1:].isalnum() or message.endswith(("'", '"', ")", "]")))
+        self.message = f"{message}." if goes_on else message
+        super().__init__(self.message)
         self.advice = advice
 
     def __str__(self) -> str:

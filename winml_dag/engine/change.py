@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, Union
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact
+from winml_dag.store.quantities import counted
 from winml_dag.store.record import Ingredients, Record
 
 # How much of a value, of a list and of the changes of a stage a line shows.
@@ -145,7 +146,9 @@ def changes_between(old: Record, new: Ingredients, inputs: Inputs) -> tuple[Chan
 def summed_up(changes: Sequence[Change]) -> str:
     """All in one line: ``quant.samples: 10 -> 20; onnxruntime 1.30.0 -> 1.31.1``."""
     more = len(changes) - MOST_CHANGES
-    return "; ".join([*map(str, changes[:MOST_CHANGES]), *([f"and {more} more changes"] if more > 0 else [])])
+    return "; ".join(
+        [*map(str, changes[:MOST_CHANGES]), *([f"and {counted(more, 'more change')}"] if more > 0 else [])]
+    )
 
 
 def field_changes(old: Value, new: Value, path: str = "") -> Iterator[Change]:

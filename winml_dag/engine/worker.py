@@ -31,6 +31,17 @@ RESULT_FILE = "result.json"
 # Exit code of a worker that could not write its result for want of room.
 DISK_FULL = 28
 
+# Modules that come with an extra of ours, so that who has not installed it gets told which.
+_EXTRAS = {
+    "torch": "hf",
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "sentencepiece": "hf",
+    "PIL": "hf",
+    "pyarrow": "datasets",
+    "matplotlib": "plot",
+}
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -110,6 +121,9 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
     except WinmlDagError as error:
         return Result(measured_by(error), error.message or type(error).__name__, error.advice)
     except Exception as error:
+        if not elsewhere and isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+            lacks = f"This stage needs the module {error.name!r}, which is not installed."
+            return Result({}, lacks, f"pip install winml_dag[{_EXTRAS[error.name]}]")
         # Whatever a library raises must reach the user as a sentence, and the log as a traceback.
         traceback.print_exc()
         if elsewhere and isinstance(error, ModuleNotFoundError) and error.name:

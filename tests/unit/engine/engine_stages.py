@@ -45,6 +45,13 @@ def break_down(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG
     return {"ratio": 1 / 0}
 
 
+def need_what_an_extra_has(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
+    sys.modules["pyarrow"] = None  # type: ignore[assignment] # as where it is not installed
+    import pyarrow
+
+    return {"version": pyarrow.__version__}
+
+
 def tell_what_json_has_not(config: Config, workspace: Workspace) -> JsonObject:
     write(config, workspace)
     return {"cosine": float("nan")}

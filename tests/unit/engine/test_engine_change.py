@@ -167,6 +167,7 @@ def test_tools_are_named_with_versions_and_libraries_with_the_beginning_of_their
 def test_many_changes_are_counted_in_text_and_all_in_json() -> None:
     changes = list(field_changes({}, {f"optim{number:02}": True for number in range(40)}))
     assert summed_up(changes).endswith("; optim05: not set -> true; and 34 more changes")
+    assert summed_up(changes[:7]).endswith("; optim05: not set -> true; and 1 more change")
 
 
 def test_many_files_are_counted() -> None:

@@ -79,6 +79,13 @@ def test_a_bug_leaves_one_sentence_for_the_user_and_the_traceback_in_the_log(run
     assert 'return {"ratio": 1 / 0}' in outcome.log.read_text()
 
 
+def test_a_package_that_is_not_installed_is_told_with_the_extra_that_has_it(run_work: RunWork) -> None:
+    outcome, _ = run_work("need_what_an_extra_has")
+    assert outcome.error == "This stage needs the module 'pyarrow', which is not installed."
+    assert outcome.advice == "pip install winml_dag[datasets]"
+    assert outcome.log.read_text() == ""
+
+
 def test_metrics_that_json_does_not_have_are_a_bug_of_the_stage(run_work: RunWork) -> None:
     outcome, _ = run_work("tell_what_json_has_not")
     assert outcome.error.startswith("ValueError: Out of range float values")
