@@ -24,6 +24,7 @@ OPTIONS = frozenset(
 _LIBRARIES = ("QnnHtp", "QnnHtpPrepare", "QnnHtpNetRunExtensions", "QnnModelDlc", "QnnIr")
 # With these it cannot be done; the others are not in every SDK.
 _NEEDED = ("QnnHtp", "QnnHtpNetRunExtensions")
+_ABOUT = "sdk.yaml"
 _VERSION = re.compile(r"^version:\s*[\"']?([\w.-]+)", re.MULTILINE)
 _IN_NAME = re.compile(r"\d+(\.\d+)+")
 
@@ -39,6 +40,7 @@ class QairtSdk:
         python: the Python of the environment in its folder, ``venv`` or ``.venv``; None for ours.
         site_packages: where the packages of that are.
         files: its tools and libraries, whose content decides what they make.
+        said_in: the file that it says its version in, if there is one.
     """
 
     root: Path
@@ -47,6 +49,7 @@ class QairtSdk:
     python: Path | None
     site_packages: tuple[Path, ...]
     files: tuple[Path, ...]
+    said_in: tuple[Path, ...] = ()
 
 
 def is_arm() -> bool:
@@ -93,12 +96,13 @@ def find_sdk(root: Path) -> QairtSdk:
         )
     python, site_packages = _environment(root)
     files = (*tools.values(), *(path for path in libraries.values() if path.is_file()))
-    return QairtSdk(root, host, _version(root), python, site_packages, files)
+    said_in = tuple(path for path in [root / _ABOUT] if path.is_file())
+    return QairtSdk(root, host, _version(root), python, site_packages, files, said_in)
 
 
 def _version(root: Path) -> str:
     try:
-        found = _VERSION.search((root / "sdk.yaml").read_text(encoding="utf-8", errors="replace"))
+        found = _VERSION.search((root / _ABOUT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         found = None
     if found is not None:

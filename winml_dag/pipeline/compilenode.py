@@ -55,4 +55,5 @@ def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
 
 def looked_at(sdk: QairtSdk) -> tuple[Path, ...]:
     """What of *sdk* decides a plan."""
-    return (*sdk.files, *sdk.site_packages, sdk.root)
+    folders = dict.fromkeys(path.parent for path in sdk.files)
+    return (*sdk.files, *folders, *sdk.site_packages, *sdk.said_in, sdk.root)

@@ -1,4 +1,6 @@
-"""A plan depends on what the environments have that are named for its target, also where nothing runs in them."""
+"""A plan depends on what the environments have that are named for its target, also where nothing runs in them, and on
+what the SDK has that compiles.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
+from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
+from winml_dag.ep.registry import QNN, installed
 from winml_dag.pipeline.request import Overrides, Request, plan_request
 from winml_dag.pipeline.standing.check import check
 from winml_dag.store import changetime
@@ -24,6 +28,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
     value, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
     save(helper.make_model(graph), "model.onnx")
+    Path("config.toml").touch()
     venv.create(tmp_path / "other", with_pip=False)
     return LocalStore(tmp_path / "cache")
 
@@ -57,3 +62,24 @@ def test_a_provider_that_is_installed_there_ends_a_plan_that_does_without(
     assert not stands(request, store)
     after = plan_request(request, store, download=False).summary
     assert (before.notices, before.ep) != (after.notices, after.ep)
+
+
+@pytest.mark.skipif(not installed(QNN), reason="needs onnxruntime-qnn")
+@pytest.mark.parametrize("changed", ["sdk.yaml", f"lib/{host_name()}/{library('QnnIr')}"])
+def test_another_version_or_library_of_the_sdk_ends_a_plan(store: LocalStore, changed: str) -> None:
+    programs, libraries = Path("sdk/bin", host_name()), Path("sdk/lib", host_name())
+    for folder, names in (
+        (programs, (CONVERTER, program(GENERATOR))),
+        (libraries, (library("QnnHtp"), library("QnnHtpNetRunExtensions"))),
+    ):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).touch()
+    Path("sdk/sdk.yaml").write_text("version: 2.39.0", encoding="utf-8")
+    settings = {"compiler": "qairt", "qnn_sdk_root": "sdk"}
+    request = Request(None, Overrides(onnx=Path("model.onnx"), ep="qnn", compile_settings=settings), Path("out"))
+    before = plan_request(request, store, download=False).graph.nodes
+    assert stands(request, store)
+    Path("sdk", changed).write_text("version: 2.40.0", encoding="utf-8")
+    assert not stands(request, store)
+    assert before != plan_request(request, store, download=False).graph.nodes
