@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     import onnxruntime
 
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
-_ERROR_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |^\S+\.(?:cc|cpp|h):\d+ [^)]*\) ")
+_ERROR_PREFIX = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |^\S+\.(?:cc|cpp|h):\d+ [^)]*\) |Load model from .+? failed:\s*"
+)
+# A stage finds each of its inputs in a folder of this name; the file there has a name of ours, not the user's.
+_CALLED = {"reference": "the reference", "baseline": "the baseline"}
 _LONGEST_REASON = 400
 
 _registered: set[str] = set()
@@ -119,7 +123,8 @@ def create_session(
 def _load_error(model: Path, target: Target, why: str, *, compiled: bool) -> StageError:
     name, why = target.ep.name, why.rstrip(".")
     if not (compiled and target.ep.makes_ep_context):
-        return StageError(f"{name} cannot load {model.name}: {why}.", advice=SEE_LOG)
+        called = _CALLED.get(model.parent.name, "the model")
+        return StageError(f"{name} cannot load {called}: {why}.", advice=SEE_LOG)
     as_onnx = f"--no-compile ships the ONNX model, which {name} compiles when it is loaded. {SEE_LOG}"
     return StageError(
         f"{name} compiled this model and cannot load it back: {why}.",

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime as ort
 from onnx import GraphProto, ModelProto
 
+from winml_dag.ep.session import reason
 from winml_dag.errors import StageError
 from winml_dag.stages.optimize.names import names_in, rename_generated
 
@@ -64,7 +65,7 @@ def _optimize(source: Path, destination: Path) -> None:
         ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no base class of their own
         raise StageError(
-            f"onnxruntime cannot load the model {source.name} to optimize it: {error}",
+            f"onnxruntime cannot load the model to optimize it: {reason(error)}",
             advice="Check the model, or set skip_optimize to use it as it is.",
         ) from error
     if not destination.is_file():
