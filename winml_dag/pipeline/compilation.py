@@ -166,7 +166,7 @@ def file_option_names(asked: Asked, target: Target) -> frozenset[str]:
     section = asked.recipe.compile
     if section is None:
         return frozenset()
-    return file_options(target.ep) & section.provider_options.keys() | set(section.provider_option_file_keys)
+    return (file_options(target.ep) | {*section.provider_option_file_keys}) & section.provider_options.keys()
 
 
 def option_files(asked: Asked, target: Target) -> Source | None:

@@ -173,7 +173,10 @@ def resolve(
     )
     as_given = onnx is not None and onnx.kind != kinds.FLOAT_MODEL and isinstance(quant, Skip)
     precision = "as it is" if as_given else precision_name(chosen(quant))
-    given = find_validation_data(asked, model, quant, calibration, task, download=download)
+    given = ValidationData()
+    if "validate" in only:
+        given = find_validation_data(asked, model, quant, calibration, task, download=download)
+    files = None if isinstance(compile_, Skip) else option_files(asked, target)
     source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
     validate = validate_config(asked, target, precision, compile_, calibration, given, model_kind=source, task=task)
     build = Build(
@@ -191,7 +194,7 @@ def resolve(
             declared=_own_stages(recipe),
         ),
         target=target,
-        inputs=_inputs(asked, model, target, calibration, given),
+        inputs=_inputs(asked, model, calibration, given, files),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
         optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(would_compile, Skip)),
         analyze=Skip("no operator-support tables in this version"),
@@ -326,7 +329,9 @@ def _precision(asked: Asked, target: Target) -> Precision | None:
     return None if name is None else precision_for(name, target)
 
 
-def _inputs(asked: Asked, model: Model, target: Target, calibration: Calibration, validation: ValidationData) -> Inputs:
+def _inputs(
+    asked: Asked, model: Model, calibration: Calibration, validation: ValidationData, files: Source | None
+) -> Inputs:
     return Inputs(
         model=_model_source(asked, model),
         calibration_data=calibration.data,
@@ -334,7 +339,7 @@ def _inputs(asked: Asked, model: Model, target: Target, calibration: Calibration
         processor=calibration.processor,
         validation_processor=validation.processor,
         ranges=calibration.ranges,
-        option_files=option_files(asked, target),
+        option_files=files,
         looked_at=(*model.looked_at, *calibration.looked_at, *validation.looked_at),
     )
 
