@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "CommandResult",
+    "EvalResult",
+    "PerfResult",
     "QuantizeResult",
     "WinMLQuantizationConfig",
     "__version__",
@@ -14,7 +16,9 @@ __all__ = [
     "build_onnx_model",
     "calibrate_onnx",
     "compile_onnx",
+    "evaluate_onnx",
     "export_model",
+    "measure_onnx",
     "optimize_onnx",
     "quantize_onnx",
     "validate_onnx",
@@ -26,12 +30,15 @@ if TYPE_CHECKING:
         build_onnx_model,
         calibrate_onnx,
         compile_onnx,
+        evaluate_onnx,
         export_model,
+        measure_onnx,
         optimize_onnx,
         quantize_onnx,
         validate_onnx,
     )
     from winml_dag.pipeline.commandresult import CommandResult
+    from winml_dag.pipeline.measured import EvalResult, PerfResult
     from winml_dag.pipeline.quantized import QuantizeResult
     from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 

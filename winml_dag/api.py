@@ -6,7 +6,8 @@ result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a1
 from winml_dag import quantize_onnx
 done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
 
-export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx do one stage each, in the same way.
+export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx do one stage each, in the same way;
+measure_onnx and evaluate_onnx tell how fast a model is, and how good.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from winml_dag.engine.events import Observer
 from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.pipeline.build import BuildOptions, BuildResult, build
 from winml_dag.pipeline.commandresult import CommandResult, command_result, validation_result
+from winml_dag.pipeline.measured import EvalResult, PerfResult, eval_result, perf_result
+from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
 from winml_dag.pipeline.request import Overrides, Request, beside, plan_request
-from winml_dag.recipe.assessment import Validate
+from winml_dag.pipeline.subject import find_subject
+from winml_dag.recipe.assessment import Eval, Perf, Validate
 from winml_dag.recipe.chain import chained
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
@@ -250,8 +254,6 @@ def validate_onnx(
     *reference*, by default the float model that its build left. *precision*: whose bounds count, by default the
     model's own. *config*: fields of ``validate``. Raises as :func:`export_model` does.
     """
-    from winml_dag.pipeline.measurement import carry_out
-    from winml_dag.pipeline.subject import find_subject
     from winml_dag.pipeline.validationplan import ValidationRequest, plan_validation
 
     request = ValidationRequest(
@@ -268,12 +270,82 @@ def validate_onnx(
     )
     store = _store(arguments.get("cache_dir"))
     plan = plan_validation(find_subject(Path(model)), request, store.fingerprints)
-    rebuild, observer = arguments.get("force_rebuild", False), arguments.get("observer")
-    done = carry_out(plan.measurement, store, rebuild=rebuild, observer=observer)
-    if done.failed is not None:
-        failed = done.failed
-        raise MeasuredError(f"validate failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
-    return validation_result(done)
+    return validation_result(_measured(plan.measurement, store, arguments))
+
+
+def measure_onnx(
+    model: str | Path,
+    *,
+    ep: str | None = None,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    baseline: str | Path | None = None,
+    output_dir: str | Path | None = None,
+    **arguments: Unpack[FileArguments],
+) -> PerfResult:
+    """Measure how fast a finished *model* (an ONNX file, or the output folder of a build) loads and runs where it was
+    built for, or on *ep* and *device*; anew with ``force_rebuild``. *config*: fields of ``perf``. *baseline*: whose
+    load is measured beside, by default what a compiled one was made from. *output_dir*: where reports go. Raises as
+    :func:`export_model` does.
+    """
+    from winml_dag.pipeline.host import this_host
+    from winml_dag.pipeline.perf import PerfRequest, plan_perf
+
+    perf = section_of(Perf, config or {}, "perf")
+    request = PerfRequest(
+        perf,
+        input_data=None if perf.input_data is None else Path(perf.input_data).absolute(),
+        ep=ep,
+        device=device,
+        baseline=None if baseline is None else Path(baseline),
+        draws=output_dir is not None,
+    )
+    store = _store(arguments.get("cache_dir"))
+    plan = plan_perf(find_subject(Path(model)), request, this_host(), store.fingerprints)
+    return perf_result(_measured(plan.measurement, store, arguments, output_dir))
+
+
+def evaluate_onnx(
+    model: str | Path,
+    dataset: str | Path | None = None,
+    *,
+    task: str | None = None,
+    reference: str | Path | None = None,
+    ep: str | None = None,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    output_dir: str | Path | None = None,
+    **arguments: Unpack[FileArguments],
+) -> EvalResult:
+    """Evaluate a finished *model* (an ONNX file, or the output folder of a build) on *dataset*: a file, a folder, or a
+    hub id. *task*: by default what it was built for. *reference*: evaluated beside it, by default the float model that
+    its build left. *config*: fields of ``eval``. *output_dir*: where the report goes. Raises as :func:`export_model`.
+    """
+    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section, plan_evaluation
+
+    said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
+    given = {name: os.fspath(value) for name, value in said.items() if value is not None}
+    data = {} if dataset is None else {"path": os.fspath(dataset)}
+    request = EvaluationRequest(eval_section(section_of(Eval, config or {}, "eval"), given, data), Path.cwd(), {})
+    store = _store(arguments.get("cache_dir"))
+    plan = plan_evaluation(find_subject(Path(model)), request, store.fingerprints)
+    return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
+
+
+def _measured(
+    planned: MeasurementGraph, store: LocalStore, arguments: FileArguments, folder: str | Path | None = None
+) -> Measurement:
+    done = carry_out(
+        planned,
+        store,
+        rebuild=arguments.get("force_rebuild", False),
+        folder=None if folder is None else Path(folder),
+        overwrite=arguments.get("overwrite", False),
+        observer=arguments.get("observer"),
+    )
+    if failed := done.failed:
+        raise MeasuredError(f"{failed.node.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
+    return done
 
 
 def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrides: Overrides) -> Request:
@@ -322,9 +394,7 @@ def _store(cache_dir: str | Path | None) -> LocalStore:
 
 
 def _recipe(config: Config | None) -> Path | LoadedRecipe | None:
-    if config is None or isinstance(config, Path):
-        return config
-    if isinstance(config, str):
-        return Path(config)
-    name = "config"
-    return LoadedRecipe(Path.cwd() / name, parse_recipe(json.dumps(config, default=os.fspath), name, "json"), "json")
+    if config is None or isinstance(config, str | Path):
+        return None if config is None else Path(config)
+    recipe = parse_recipe(json.dumps(config, default=os.fspath), "config", "json")
+    return LoadedRecipe(Path.cwd() / "config", recipe, "json")

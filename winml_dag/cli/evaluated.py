@@ -86,7 +86,7 @@ def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
 
 def _report(done: Measurement) -> JsonObject:
     """What the stage told, the metrics of a task in their order: records sort names."""
-    found: Any = {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
+    found: Any = dict(done.report)
     if "metrics" in found:
         metrics = found["metrics"]
         found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}

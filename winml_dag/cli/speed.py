@@ -21,7 +21,6 @@ _LABEL = 12
 
 def speed_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
     """Everything that was measured, of what, with what, and where it was put."""
-    metrics = {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
     return {
         "success": True,
         "model": str(plan.subject.model.path),
@@ -29,7 +28,7 @@ def speed_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonOb
         "measured": done.told,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **metrics,
+        **done.report,
         "baseline_model": None if plan.baseline is None else str(plan.baseline.path),
         "toolchain": done.toolchain,
         "report": None if folder is None else str(folder / REPORT_FILE),

@@ -106,18 +106,14 @@ def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
         "measured": done.told,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **_report(done),
+        **done.report,
         "toolchain": done.toolchain,
         "errors": [],
     }
 
 
-def _report(done: Measurement) -> JsonObject:
-    return {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
-
-
 def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[str]:
-    report: Any = _report(done)
+    report: Any = done.report
     if not quiet:
         for warning in report["warnings"]:
             yield f"warning: {warning}"

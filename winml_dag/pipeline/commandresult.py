@@ -80,7 +80,7 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
 
 def validation_result(done: Measurement) -> CommandResult:
     """What became of a validation, which makes no file: what it measured is its result."""
-    report = {name: value for name, value in done.metrics.items() if name != "peak_memory_bytes"}
+    report = done.report
     record, warnings = done.results[0].record, report.get("warnings")
     return CommandResult(
         success=done.failed is None,

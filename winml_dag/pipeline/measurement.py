@@ -87,6 +87,11 @@ class Measurement:
         return {} if record is None else record.metrics
 
     @property
+    def report(self) -> JsonObject:
+        """As :attr:`metrics`, without what the engine adds for every stage."""
+        return {name: value for name, value in self.metrics.items() if name != "peak_memory_bytes"}
+
+    @property
     def toolchain(self) -> JsonObject:
         """The versions and libraries that it was measured with."""
         record = self.results[0].record

@@ -1,0 +1,179 @@
+"""What perf and eval found, as values for programs in Python; the whole report is beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from winml_dag.canonical import JsonObject
+from winml_dag.stages.evaluate import METRICS
+
+if TYPE_CHECKING:
+    from winml_dag.onnxmodel.top1 import Agreement
+    from winml_dag.pipeline.evaluation import EvaluationPlan
+    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.stages.evaluate.certainty import Difference, Estimate
+
+# Of a report on one output, how often something is the same.
+_AGREEMENTS = ("top1", "top5", "exact")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of one inference, of as many as ``inferences`` says. Percentiles are by nearest rank."""
+
+    inferences: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    min: float
+    max: float
+    std: float
+
+
+@dataclass(frozen=True)
+class PerfResult:
+    """How fast a model is.
+
+    Attributes:
+        cached, made_at: whether it was measured before, and when.
+        load_seconds: the median of loads in fresh processes; ``baseline_load_seconds``: of what is measured beside it,
+            None without one.
+        first_inference_ms: of the first inference after loading.
+        peak_memory_bytes: None where the system does not tell.
+        notices: what to know before relying on the figures, one sentence each.
+        report: all that was measured, as ``perf.json`` has it but for the single inferences.
+    """
+
+    cached: bool
+    made_at: str
+    load_seconds: float
+    baseline_load_seconds: float | None
+    first_inference_ms: float
+    latency_ms: Latency
+    inferences_per_second: float
+    samples_per_second: float
+    peak_memory_bytes: int | None
+    notices: tuple[str, ...]
+    report: JsonObject
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """One metric of the model, of its reference, and how they differ; None without a reference."""
+
+    candidate: Estimate
+    reference: Estimate | None
+    difference: Difference | None
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    """One output beside the reference's. None: not defined (no noise, NaN, no scores of classes, no integers)."""
+
+    cosine: float
+    cosine_min: float | None
+    sqnr_db: float | None
+    max_abs_error: float | None
+    nan_count: int
+    inf_count: int
+    top1: Agreement | None
+    top5: Agreement | None
+    exact: Agreement | None
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """How good a model is.
+
+    Attributes:
+        cached, made_at: whether it was evaluated before, and when.
+        samples, of: how many were used, and there are; ``of`` is None for random ones.
+        metrics: by name, the most telling first; empty in the mode compare.
+        outputs: by name, in the mode compare.
+        full_texts: how many texts fill the model's input, and may have been cut.
+        notices: what to know before relying on the figures, one sentence each.
+        report: all that was found, as ``evaluation.json`` has it.
+    """
+
+    cached: bool
+    made_at: str
+    mode: str
+    task: str | None
+    samples: int
+    of: int | None
+    metrics: Mapping[str, MetricResult]
+    outputs: Mapping[str, OutputResult]
+    full_texts: int
+    notices: tuple[str, ...]
+    report: JsonObject
+
+
+def perf_result(done: Measurement) -> PerfResult:
+    """What *done*, a measurement that ended well, has found."""
+    found: Any = done.metrics
+    latency = {name: value for name, value in found["latency_ms"].items() if name != "percentiles"}
+    return PerfResult(
+        cached=not done.is_live,
+        made_at=done.made_at,
+        load_seconds=found["load"]["seconds"],
+        baseline_load_seconds=None if found["baseline"] is None else found["baseline"]["load"]["seconds"],
+        first_inference_ms=found["first_inference_ms"],
+        latency_ms=Latency(**latency),
+        inferences_per_second=found["throughput"]["inferences_per_second"],
+        samples_per_second=found["throughput"]["samples_per_second"],
+        peak_memory_bytes=found["memory_bytes"]["peak"],
+        notices=tuple(found["notices"]),
+        report=done.report,
+    )
+
+
+def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
+    """What *done*, the evaluation of *plan*, has found; it ended well."""
+    found: Any = done.metrics
+    metrics = found.get("metrics", {})
+    return EvalResult(
+        cached=not done.is_live,
+        made_at=done.made_at,
+        mode=found["mode"],
+        task=plan.task,
+        samples=found["samples"],
+        of=found["of"],
+        # Records sort names.
+        metrics={name: _metric(metrics[name]) for name in METRICS.get(plan.task or "", ()) if name in metrics},
+        outputs={name: _output(output) for name, output in found.get("outputs", {}).items()},
+        full_texts=found.get("full_texts", 0),
+        notices=plan.notices,
+        report=done.report,
+    )
+
+
+def _metric(found: Any) -> MetricResult:
+    difference = found["difference"]
+    return MetricResult(
+        _estimate(found["candidate"]),
+        None if found["reference"] is None else _estimate(found["reference"]),
+        None if difference is None else _difference(difference),
+    )
+
+
+def _estimate(found: Any) -> Estimate:
+    # Imported here: it takes numpy.
+    from winml_dag.stages.evaluate.certainty import Estimate
+
+    return Estimate(found["value"], found["low"], found["high"], found["interval"])
+
+
+def _difference(found: Any) -> Difference:
+    from winml_dag.stages.evaluate.certainty import Difference
+
+    return Difference(found["value"], found["low"], found["high"], found["significant"], found["p_value"])
+
+
+def _output(found: Any) -> OutputResult:
+    from winml_dag.onnxmodel.top1 import Agreement
+
+    same = {name: None if found[name] is None else Agreement(**found[name]) for name in _AGREEMENTS}
+    return OutputResult(**{**found, **same})
