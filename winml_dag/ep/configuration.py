@@ -19,13 +19,20 @@ _CONFIG_FILE = "config.toml"
 def config_file() -> Path:
     """The user's configuration file, which need not be there unless WINML_DAG_CONFIG names it."""
     if named := os.environ.get(CONFIG_VARIABLE):
-        return Path(named).expanduser()
+        return expanded(named)
     if sys.platform == "linux":
         # What platformdirs answers here; importing it takes longer than all else in this file.
         given = os.environ.get("XDG_CONFIG_HOME", "").strip()
-        folder = (Path(given) if os.path.isabs(given) else Path("~/.config").expanduser()) / "winml_dag"  # noqa: PTH117
+        folder = (Path(given) if os.path.isabs(given) else expanded("~/.config")) / "winml_dag"  # noqa: PTH117
     else:
         import platformdirs
 
         folder = platformdirs.user_config_path("winml_dag", appauthor=False)
     return folder / _CONFIG_FILE
+
+
+def expanded(text: str) -> Path:
+    """*text* as a path, ``~`` being a home folder. Where nobody knows it, as in a container whose user has none, ``~``
+    stays: then there is no such path, which is told like any other that is missing. Path's own function raises.
+    """
+    return Path(os.path.expanduser(text))  # noqa: PTH111

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, config_file
+from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, config_file, expanded
 from winml_dag.errors import UsageError
 
 # The oldest Python that this package runs on: workers there import it.
@@ -78,7 +78,7 @@ def _of_variable(text: str) -> Iterator[Named]:
             )
         yield Named(
             ep.strip(),
-            Path(folder.strip()).expanduser().absolute(),
+            expanded(folder.strip()).absolute(),
             ENVIRONMENTS_VARIABLE,
             f"{ep.strip()} in {ENVIRONMENTS_VARIABLE}",
         )
@@ -126,7 +126,7 @@ def _named(path: Path, name: str, table: object) -> Named:
     folder = table.get("environment")
     if not (isinstance(folder, str) and folder):
         raise UsageError(f"{path}: ep.{name} needs environment, the folder of a Python environment.", advice=_EXAMPLE)
-    return Named(name, path.parent / Path(folder).expanduser(), str(path), where)
+    return Named(name, path.parent / expanded(folder), str(path), where)
 
 
 def look(named: Named) -> Environment | None:

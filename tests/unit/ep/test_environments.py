@@ -74,6 +74,17 @@ def test_the_home_folder_may_be_written_as_a_tilde(config: Path, real: Path, mon
     assert environment_of(OPENVINO) is not None
 
 
+def test_a_user_without_a_home_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    # As Python has it where neither the environment nor the system knows a home.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert environment_of(OPENVINO) is None
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, "openvino=~nobody/.venv")
+    with pytest.raises(UsageError, match="which is not there"):
+        environment_of(OPENVINO)
+
+
 def test_the_variable_has_precedence_over_the_file(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(config, '[ep.openvino]\nenvironment = "nowhere"\n[ep.cuda]\nenvironment = "nowhere"\n')
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, os.pathsep.join([f"ov={real}", f"qnn={real}"]))

@@ -9,7 +9,7 @@ import platformdirs
 import pytest
 from store_samples import KEY, contents
 
-from winml_dag.errors import StoreError
+from winml_dag.errors import StoreError, UsageError
 from winml_dag.store.files import in_words
 from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir
@@ -110,6 +110,14 @@ def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeyp
     for given in ("", "relative", str(tmp_path / "xdg")):
         monkeypatch.setenv("XDG_CACHE_HOME", given)
         assert default_cache_dir() == platformdirs.user_cache_path("winml_dag", appauthor=False)
+
+
+def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "~/mine")
+    # As Python has it where neither the environment nor the system knows a home.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(UsageError, match="this user has no such folder"):
+        default_cache_dir()
 
 
 def test_only_what_is_used_is_imported() -> None:
