@@ -88,7 +88,9 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
         if section is None and asked.wrote("compile"):
             return Skip("the recipe's compile section is null")
         if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
-            return Skip("the recipe has no compile section")
+            return Skip(
+                "the recipe has no compile section and names no target of its own (--compile runs it all the same)"
+            )
     options = compile_options(target, provider_options(asked, target))
     named = file_option_names(asked, target)
     return CompileConfig(

@@ -126,3 +126,10 @@ def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out
         finalize_config(required, skipped)
     left_out = Asked(required.recipe, required.base, True, Overrides(compile=False))
     assert finalize_config(left_out, skipped).compile.require_full_offload is False
+
+
+def test_a_recipe_without_a_target_is_compiled_only_when_asked_for_and_says_how() -> None:
+    left_out = compile_config(asked(None), NPU)
+    assert isinstance(left_out, Skip)
+    assert "--compile" in left_out.reason
+    assert isinstance(compile_config(asked(None, {"embed_context": True}), NPU), CompileConfig)
