@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,9 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
         try:
             found[name] = float(text)
         except ValueError:
-            raise UsageError(f"--min: {text!r} is no number.", advice="Give one, such as accuracy=0.8.") from None
+            found[name] = math.nan
+        if not math.isfinite(found[name]):  # JSON has no others
+            raise UsageError(f"--min: {text!r} is no number.", advice="Give one, such as accuracy=0.8.")
     return found
 
 

@@ -114,6 +114,7 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
     from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
+    from winml_dag.recipe.schema import section_of
 
     if options["baseline"] is not None and options["no_baseline"]:
         raise UsageError("--baseline and --no-baseline exclude each other.", advice="Give one of them.")
@@ -125,7 +126,7 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
     for one, other in (("iterations", "duration"), ("input_data", "sizes")):
         if given.keys() & {one, other}:  # the call's word on either is its word on both
             written = {name: value for name, value in written.items() if name not in (one, other)}
-    perf = Perf.model_validate({**written, **given})
+    perf = section_of(Perf, {**written, **given}, "perf")
     base = Path.cwd() if loaded is None else loaded.path.parent
     return PerfRequest(
         perf,
