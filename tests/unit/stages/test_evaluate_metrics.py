@@ -131,6 +131,14 @@ def test_an_interval_narrows_with_more_samples_and_is_the_same_every_time() -> N
     assert (few.high or 0) - (few.low or 0) > (many.high or 0) - (many.low or 0) > 0
 
 
+@pytest.mark.parametrize("count", [3, 7, 10, 77])
+def test_what_is_always_the_same_correlates_with_nothing(count: int) -> None:
+    """Also where the mean of numbers that are all 0.1 is not 0.1."""
+    rising, same, other = np.arange(count) ** 2.0, np.full(count, 0.1), np.full(count, 0.3)
+    for columns in ((rising, same), (same, rising), (other, same)):
+        assert math.isnan(pearson("pearson", 0, 1).value(np.column_stack(columns)))
+
+
 def test_what_is_not_defined_is_null_and_not_a_number() -> None:
     same = np.ones((5, 2))
     found = estimate(pearson("pearson", 0, 1), same)

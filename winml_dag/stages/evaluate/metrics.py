@@ -141,6 +141,8 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    if any(values.min() == values.max() for values in (first, second)):
+        return float("nan")  # their mean may be rounded, and what is left of them then correlates with anything
     first, second = first - first.mean(), second - second.mean()
     scale = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(np.clip(first @ second / scale, -1.0, 1.0)) if scale else float("nan")
