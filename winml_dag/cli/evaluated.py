@@ -208,7 +208,10 @@ def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
 
 def _not_finite(output: Any) -> str:
     parts = [(output["nan_count"], "NaN"), (output["inf_count"], "infinite")]
-    return ", ".join(f"{count} {what} where the reference has numbers" for count, what in parts if count)
+    told = [f"{count} {what} where the reference has numbers" for count, what in parts if count]
+    if count := output["reference_nan_count"]:
+        told.append(f"{count} left out: NaN in the reference")
+    return ", ".join(told)
 
 
 def _number(value: float | None, sign: str = "") -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -93,6 +93,27 @@ def model_inputs(source: Path | Session) -> tuple[InputSpec, ...]:
         specs, metadata = list(summary.inputs), summary.metadata
     ranges = _value_ranges(metadata.get(INPUTS_KEY, "[]"))
     return tuple(InputSpec(spec.name, spec.dtype, spec.shape, ranges.get(spec.name)) for spec in specs)
+
+
+def inputs_of_both(reference: Path | Session, candidate: Path | Session) -> tuple[InputSpec, ...]:
+    """The inputs of *reference*, with sizes that it leaves open and *candidate* does not: what both can be run on.
+
+    Types are those of the reference: float16 would spoil what it is given. Raises InputError as :func:`model_inputs`.
+    """
+    others = {spec.name: spec for spec in model_inputs(candidate)}
+    return tuple(_narrowed(spec, others.get(spec.name, spec)) for spec in model_inputs(reference))
+
+
+def _narrowed(spec: InputSpec, other: InputSpec) -> InputSpec:
+    value_range = spec.value_range or other.value_range
+    if len(spec.shape) != len(other.shape):
+        return replace(spec, value_range=value_range)
+    sizes = zip(spec.shape, other.shape, strict=True)
+    return replace(
+        spec,
+        shape=tuple(mine if isinstance(mine, int) else theirs for mine, theirs in sizes),
+        value_range=value_range,
+    )
 
 
 def random_feeds(

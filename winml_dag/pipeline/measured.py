@@ -71,7 +71,9 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class OutputResult:
-    """One output beside the reference's. None: not defined (no noise, NaN, no scores of classes, no integers)."""
+    """One output beside the reference's. None: not defined (no noise, NaN, no scores of classes, no integers). Of what
+    is NaN in the reference, ``reference_nan_count`` values, nothing can be said: the figures are without it.
+    """
 
     cosine: float
     cosine_min: float | None
@@ -79,6 +81,7 @@ class OutputResult:
     max_abs_error: float | None
     nan_count: int
     inf_count: int
+    reference_nan_count: int
     top1: Agreement | None
     top5: Agreement | None
     exact: Agreement | None

@@ -101,7 +101,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
             not, or does not keep its bounds; then with the figures of all outputs.
     """
     from winml_dag.ep.session import assigned_nodes, create_session
-    from winml_dag.onnxmodel.feeds import model_inputs
+    from winml_dag.onnxmodel.feeds import inputs_of_both, model_inputs
     from winml_dag.onnxmodel.inspect import inspect_model
     from winml_dag.stages.pair import Pair, ones, run_alone
     from winml_dag.stages.samples.read import samples_to_validate
@@ -111,7 +111,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     compiled = inspect_model(model_path).is_compiled
     candidate = create_session(model_path, target, config.target.provider_options, compiled=compiled)
     reference_path = workspace.input_file("reference", ".onnx") if workspace.has("reference") else None
-    inputs = model_inputs(reference_path or model_path)
+    inputs = model_inputs(model_path) if reference_path is None else inputs_of_both(reference_path, model_path)
     fields = config.validate
     given = samples_to_validate(
         workspace, inputs, config.quant, count=fields.samples, seed=fields.seed, held_out=fields.held_out

@@ -37,7 +37,13 @@ def row_of(word: str) -> int:
 
 
 def text_model(
-    path: Path, rows: Table, outputs: Sequence[str], *, pooled: bool = False, batch: int | str = 1, length: int = LENGTH
+    path: Path,
+    rows: Table,
+    outputs: Sequence[str],
+    *,
+    pooled: bool = False,
+    batch: int | str = 1,
+    length: int | str = LENGTH,
 ) -> Path:
     """Of ``input_ids`` and ``attention_mask``: with one name in *outputs* the table's rows of all tokens, when *pooled*
     their sum over those that are no padding; with several, one column of it each.

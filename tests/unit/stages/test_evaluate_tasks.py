@@ -414,6 +414,42 @@ def test_without_data_random_inputs_are_compared_also_in_batches(tmp_path: Path)
     assert (alone["data"], alone["of"]) == ("random", None)
 
 
+def test_what_is_no_number_in_the_reference_is_left_out_and_told(tmp_path: Path) -> None:
+    rows = table(3)[:4]
+    rows[0, 0] = np.nan
+    model = linear_model(tmp_path / "m.onnx", rows)
+    report = evaluate(tmp_path, model, None, EvaluateFields("compare", samples=5), reference=model)
+    (output,) = report["outputs"].values()
+    assert (output["cosine"], output["nan_count"], output["reference_nan_count"]) == (1.0, 0, 5)
+
+
+def test_either_model_may_take_several_samples_at_once(tmp_path: Path) -> None:
+    weights = table(3)[:4]
+    rows = np.random.default_rng(5).normal(size=(7, 4)).astype(np.float32)
+    labels = (rows @ weights).argmax(1)
+    np.savez(tmp_path / "data.npz", x=rows, label=labels)
+    sizes: tuple[int | str, ...] = (1, 4, "batch")
+    models = {size: linear_model(tmp_path / f"{size}.onnx", weights, batch=size) for size in sizes}
+    for candidate in sizes:
+        for reference in sizes:
+            fields = EvaluateFields("onnx", "text-classification")
+            report = evaluate(tmp_path, models[candidate], tmp_path / "data.npz", fields, reference=models[reference])
+            assert value(report, "accuracy") == value(report, "accuracy", "reference") == 1.0
+
+
+@pytest.mark.parametrize("order", [("fixed", "free"), ("free", "fixed")])
+def test_sizes_that_one_of_two_models_leaves_open_are_those_of_the_other(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    models = {
+        "fixed": text_model(tmp_path / "fixed.onnx", table(3), ["logits"]),
+        "free": text_model(tmp_path / "free.onnx", table(3), ["logits"], length="length"),
+    }
+    candidate, reference = (models[name] for name in order)
+    report = evaluate(tmp_path, candidate, None, EvaluateFields("compare", samples=2), reference=reference)
+    assert report["outputs"]["logits"]["cosine"] == 1.0
+
+
 def test_a_model_with_other_outputs_than_its_reference_is_refused(tmp_path: Path) -> None:
     model = linear_model(tmp_path / "m.onnx", table(3)[:2])
     other = text_model(tmp_path / "o.onnx", table(3), ["scores"])

@@ -146,6 +146,13 @@ def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
     assert validate(tmp_path / "same", model(output="logits"), model(output="logits"), data, **given)
 
 
+def test_a_model_of_fixed_sizes_is_held_against_one_that_leaves_them_open(tmp_path):
+    reference = model()
+    for value in (*reference.graph.input, *reference.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_param = "n"
+    assert validate(tmp_path, model(), reference)["outputs"]["y"]["cosine"] == 1.0
+
+
 def test_only_what_is_below_breaks_a_bound():
     exact = OutputComparison("y", (4,), 0.9, 20.0, 0.5, 0, 0)
     figures = OutputFigures(exact, exact, None, Agreement(9, 10))

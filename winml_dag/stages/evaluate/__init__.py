@@ -78,7 +78,7 @@ class EvaluateConfig:
 
 EVALUATE = Stage(
     name="evaluate",
-    version=2,
+    version=3,
     work="winml_dag.stages.evaluate.work:run",
     config="winml_dag.stages.evaluate:EvaluateConfig",
     inputs={

@@ -16,6 +16,7 @@ from winml_dag.stages.evaluate import EvaluateFields
 from winml_dag.stages.evaluate.model import Model
 from winml_dag.stages.evaluate.rows import chosen_numbers
 from winml_dag.stages.figures import Measuring, OutputFigures
+from winml_dag.stages.pair import Odd
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
 from winml_dag.stages.samples.samples import Feed, Samples, random_samples
@@ -35,7 +36,7 @@ def compare_models(
         raise StageError(f"The model has the outputs {found}, but its reference has {', '.join(names)}.")
     samples, of = _samples(fields, workspace, inputs)
     measuring = Measuring(names, class_scores(names, classifies=fields.classifies))
-    done = 0
+    done, unknown = 0, dict.fromkeys(names, 0)
     for feeds in _chunks(samples, fields.batch_size):
         workspace.progress(done, samples.count, "samples")
         both = zip(reference.run(names, feeds), candidate.run(names, feeds), strict=True)
@@ -43,6 +44,7 @@ def compare_models(
             for name, *values in zip(names, expected, got, strict=True):
                 if not all(isinstance(value, np.ndarray) for value in values):
                     raise StageError(f"Output {name!r} is no tensor, and only tensors can be compared.")
+                unknown[name] += Odd.of(values[0]).nan
             measuring.add(feed, expected, got)
         done += len(feeds)
     workspace.progress(done, samples.count, "samples")
@@ -50,7 +52,10 @@ def compare_models(
         "data": samples.kind,
         "samples": samples.count,
         "of": of,
-        "outputs": {figures.read.name: _output_json(figures) for figures in measuring.figures()},
+        "outputs": {
+            figures.read.name: {**_output_json(figures), "reference_nan_count": unknown[figures.read.name]}
+            for figures in measuring.figures()
+        },
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -14,7 +13,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import assigned_nodes
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
+from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
 from winml_dag.stages.evaluate.answers import QuestionAnswering
 from winml_dag.stages.evaluate.cases import Case, Given, Task
@@ -55,7 +54,7 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
     if fields.mode == "compare":
         if reference is None:
             raise StageError("There is no reference to compare with.", advice="Give one (--reference FLOAT.onnx).")
-        found = compare_models(fields, workspace, candidate, reference, model_inputs(reference.session))
+        found = compare_models(fields, workspace, candidate, reference, _inputs(candidate, reference))
     else:
         found = _evaluate(fields, workspace, candidate, reference)
     report: JsonObject = {
@@ -76,9 +75,11 @@ def run(config: EvaluateConfig, workspace: Workspace) -> JsonObject:
 
 def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model | None) -> JsonObject:
     """The metrics of a task, of both models on the same samples."""
-    inputs = _inputs(candidate, reference)
-    task = _task(fields, workspace, candidate, inputs)
     models = [candidate] if reference is None else [candidate, reference]
+    inputs = _inputs(candidate, reference)
+    for model in models:
+        inputs = model.batching.of_one(inputs)
+    task = _task(fields, workspace, candidate, inputs)
     outcomes: list[list[Sequence[float]]] = [[] for _ in models]
     of, cases, full = len(task.chosen), task.cases(), 0
     cuts = _cuts_texts(fields, inputs)
@@ -99,21 +100,20 @@ def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, re
 
 
 def _inputs(candidate: Model, reference: Model | None) -> Sequence[InputSpec]:
-    """In the shapes of the candidate, which may be fixed, and the types of the reference: float16 would spoil it."""
-    types = {} if reference is None else {spec.name: spec.dtype for spec in model_inputs(reference.session)}
-    return [replace(spec, dtype=types.get(spec.name, spec.dtype)) for spec in model_inputs(candidate.session)]
+    if reference is None:
+        return model_inputs(candidate.session)
+    return inputs_of_both(reference.session, candidate.session)
 
 
 def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Sequence[InputSpec]) -> Task[Any]:
     assert fields.task is not None
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
-    single = model.batching.of_one(inputs)
     task: Task[Any] = _TASKS[fields.task](
         Given(
             task=fields.task,
             data=workspace.inputs["data"],
-            processor=Processor(processor, single),
-            inputs=single,
+            processor=Processor(processor, inputs),
+            inputs=inputs,
             outputs=model.outputs,
             columns=fields.columns_mapping,
             labels=Labels.of(fields.label_mapping, processor),
