@@ -132,10 +132,12 @@ def command(**options: Any) -> int:
 
 
 def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[EvaluationPlan, Measurement]:
-    from winml_dag.pipeline.evaluation import plan_evaluation
+    from winml_dag.pipeline.evaluation import plan_evaluation, refuse_unbuilt
     from winml_dag.store.local import LocalStore
 
     request = request_of(options)
+    if options["recipe"] is not None:
+        refuse_unbuilt(request.section)
     subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
     store = LocalStore(cache_dir)
     plan = plan_evaluation(subject, request, store.fingerprints)

@@ -125,12 +125,8 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
     require_installed(target.ep)
     compares = section.mode == "compare"
     task = None if compares else _task(subject, section)
+    _require_data(section)
     data = _input_data(section, request.base) if compares and section.input_data else _data(request)
-    if data is None and not compares:
-        raise UsageError(
-            "There is no labelled data to evaluate on.",
-            advice="Give a file, a folder or a data set (--dataset), or --mode compare, which needs none.",
-        )
     processor = None if data is None else _processor(subject, request, data, task)
     reference = _reference(subject, request)
     config = EvaluateConfig(
@@ -148,6 +144,25 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
     scope = f"eval {section.mode} {subject.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), fingerprints, scope)
     return EvaluationPlan(planned, subject, target, task, reference, tuple(_notices(request, target, reference)))
+
+
+def refuse_unbuilt(section: Eval) -> None:
+    """Refuse what can be told before a recipe is built, which may take long.
+
+    Raises:
+        RecipeError: for fields that ask for what eval does not do.
+        UsageError: for a task without data.
+    """
+    _refuse_unavailable(section)
+    _require_data(section)
+
+
+def _require_data(section: Eval) -> None:
+    if section.mode == "onnx" and section.dataset.path is None:
+        raise UsageError(
+            "There is no labelled data to evaluate on.",
+            advice="Give a file, a folder or a data set (--dataset), or --mode compare, which needs none.",
+        )
 
 
 def _refuse_unavailable(section: Eval) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,15 @@ def test_numbers_that_are_none_or_too_large_are_refused(
     told = json.loads(capsys.readouterr().out)
     assert told["success"] is False
     assert words in told["errors"][0]
+
+
+def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A model that is not there: whatever looks for it, to build it, says so.
+    Path("recipe.yaml").write_text("model: nowhere.onnx\nloader: {task: image-classification}\n", encoding="utf-8")
+    assert run(["eval", "-c", "recipe.yaml", "-f", "json"]) == 2
+    assert "no labelled data" in json.loads(capsys.readouterr().out)["errors"][0]
+    assert run(["eval", "-c", "recipe.yaml", "--mode", "compare", "-f", "json"]) == 3
+    assert "nowhere.onnx" in json.loads(capsys.readouterr().out)["errors"][0]
