@@ -93,14 +93,15 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
             )
     options = compile_options(target, provider_options(asked, target))
     named = file_option_names(asked, target)
+    section = section or Compile()
     return CompileConfig(
         CompileFields(
             execution_provider=target.ep.name,
             device=target.device,
             # Files are an input, by content: what they are called and where they lie is no part of a key.
             provider_options={name: value for name, value in options.items() if name not in named},
-            embed_context=section.embed_context if section else False,
-            compiler=section.compiler if section else "ort",
+            embed_context=section.embed_context,
+            compiler=section.compiler,
         )
     )
 
