@@ -13,7 +13,7 @@ from pathlib import Path
 from winml_dag.engine.toolchain import installed_distributions, normalised, versions
 from winml_dag.ep.configuration import config_file
 from winml_dag.ep.fingerprint import libraries_of
-from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of
+from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of, package_of
 from winml_dag.pipeline.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 
@@ -63,7 +63,13 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     environment = environment_of(target.ep)
     path = None if environment is None else environment.site_packages
     present = installed_distributions(path)
-    packages = {package.distribution for package in target.ep.packages}
+    counts = package_of(target.ep, environment)
+    # Some have the same module, built for one thing or another; of those nothing but the distribution tells which.
+    packages = {
+        package.distribution
+        for package in target.ep.packages
+        if counts is not None and (package.plugin, package.catalog) == (counts.plugin, counts.catalog)
+    }
     libraries = libraries_of(target.ep, environment)
     entries = fingerprints.entries(list(zip(libraries.files, libraries.names(), strict=True)))
     return EpPlace(
