@@ -31,7 +31,7 @@ def model_file(path: Path, *, advice: str = GIVE) -> Path:
 def _model_in(folder: Path, advice: str) -> Path:
     if (folder / MODEL).is_file():
         return folder / MODEL
-    found = sorted(folder.glob("*.onnx"))
+    found = sorted(file for file in folder.glob("*.onnx") if file.is_file())
     if len(found) == 1:
         return found[0]
     if found:

@@ -109,8 +109,8 @@ def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str,
             if odd := Odd.of(_tensor(name, values)):
                 raise StageError(
                     f"Output {name!r} has {odd} on {words}, and there is no reference that has them too.",
-                    advice="Give inputs that make sense to the model (validate.input_data), or build it from the ONNX"
-                    " model that it was compiled from.",
+                    advice="Give inputs that make sense to the model (validate.input_data), or the model that it was"
+                    " made from as the reference.",
                 )
     progress(feeds.count, feeds.count, "samples")
 

@@ -6,6 +6,8 @@ A provider shares what models have in common only while one process compiles one
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,17 +53,21 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     target = target_of(fields.execution_provider, fields.device)
     names = sorted((name for name in workspace.inputs if name.startswith("model_")), key=lambda name: int(name[6:]))
     # Each in a folder of its own: names of data files may be the same.
-    models = [place_model(workspace.input_file(name, ".onnx"), target.ep, Path(name)) for name in names]
+    models = []
+    for name in names:
+        with _told_of(name, names):
+            models.append(place_model(workspace.input_file(name, ".onnx"), target.ep, Path(name)))
     outputs = [workspace.outputs["model"] / f"{name}.onnx" for name in names]
     # One object for all: with one for each, every model got a binary of its own.
     settings = session_options(target, {**fields.provider_options, **option_files(workspace)})
     settings.add_session_config_entry("ep.share_ep_contexts", "1")
     started = time.monotonic()
-    for model, output in zip(models, outputs, strict=True):
+    for name, model, output in zip(names, models, outputs, strict=True):
         if output is outputs[-1]:
             # Only now is the binary written, which the models before refer to already.
             settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
-        compile_with(fields.compiler, settings, model, output, target.ep, embed=False)
+        with _told_of(name, names):
+            compile_with(fields.compiler, settings, model, output, target.ep, embed=False)
     seconds = round(time.monotonic() - started, 3)
     binaries = {context.sidecar for output in outputs for context in inspect_model(output).ep_context}
     if len(binaries) != 1:
@@ -71,6 +77,16 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
         )
     compiled = [read_compiled(output, target.ep, embedded=False) for output in outputs]
     return {**together(compiled), "compile_time_seconds": seconds}
+
+
+@contextmanager
+def _told_of(name: str, names: Sequence[str]) -> Iterator[None]:
+    """Say of which model an error is, by its place among those that were given: what it is called is not known here."""
+    try:
+        yield
+    except StageError as error:
+        place = f"Model {names.index(name) + 1} of {len(names)}"
+        raise StageError(f"{place}: {error.message}", advice=error.advice) from error
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ def test_a_model_runs_where_its_user_says(built: Path) -> None:
 
 def test_the_only_model_of_a_folder_is_meant(tmp_path: Path) -> None:
     model = float_model(tmp_path / "only.onnx")
+    (tmp_path / "folder.onnx").mkdir()
 
     assert find_subject(tmp_path).model.path == model
 

@@ -61,6 +61,14 @@ def test_bytes_are_the_same_in_another_folder_and_the_order_of_models_matters(mo
     assert _run(models[::-1], tmp_path / "other").files() != shared.files()
 
 
+def test_an_error_says_of_which_model_it_is(models, tmp_path):
+    model = onnx.load(models[1])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, tmp_path / "open.onnx")
+    failed = _run([models[0], tmp_path / "open.onnx"], tmp_path / "failed")
+    assert failed.error.startswith("Model 2 of 2: QNNExecutionProvider compiles fixed shapes only")
+
+
 @pytest.mark.skipif(is_arm(), reason="here is the device")
 def test_the_final_models_refer_to_the_one_binary_by_its_final_name(shared, tmp_path):
     folder = shared.outputs / "model"
