@@ -152,3 +152,10 @@ def evaluate(
     report = run(EvaluateConfig(fields, target), Workspace(inputs, {"report": out}))
     assert json.loads((out / "evaluation.json").read_text()) == json.loads(json.dumps(report))
     return report
+
+
+def value(report: Any, metric: str, which: str = "candidate") -> float:
+    """A metric of a report, which has to lie in its interval."""
+    found = report["metrics"][metric][which]
+    assert found["low"] <= found["value"] <= found["high"]
+    return float(found["value"])
