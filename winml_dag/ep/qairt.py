@@ -5,12 +5,12 @@ Looked at, never started: a plan asks.
 
 from __future__ import annotations
 
-import platform
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.ep.emulator import is_arm
 from winml_dag.errors import InputError, UsageError
 
 CONVERTER = "qairt-converter"
@@ -50,11 +50,6 @@ class QairtSdk:
     site_packages: tuple[Path, ...]
     files: tuple[Path, ...]
     said_in: tuple[Path, ...] = ()
-
-
-def is_arm() -> bool:
-    """Whether this is a machine of the kind that has Qualcomm's NPU; elsewhere QNN emulates it."""
-    return platform.machine().lower() in ("arm64", "aarch64")
 
 
 def host_name() -> str:

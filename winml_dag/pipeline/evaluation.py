@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
-from winml_dag.ep.registry import QNN, Target, require_installed
+from winml_dag.ep.emulator import is_emulated
+from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
@@ -306,10 +307,5 @@ def _reference(subject: Subject, request: EvaluationRequest) -> OnnxFile | None:
 def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | None) -> Iterator[str]:
     if reference is None and request.has_reference:
         yield "No float model is at hand, so nothing says what the precision has cost. Give one with --reference."
-    if target.ep != QNN:
-        return
-    # Imported here: it takes numpy, which nobody else needs for what is known already.
-    from winml_dag.stages.perf.notices import is_emulated
-
     if is_emulated(target):
         yield "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
+from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options, file_options
-from winml_dag.ep.qairt import is_arm
-from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target, find_ep, resolve_target
+from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED
@@ -129,7 +129,7 @@ def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
 
 def _refuse_shared(subject: Subject, target: Target) -> None:
     """Raise UsageError for a model that only a device can load."""
-    if target.ep == QNN and not is_arm() and shares_binary(subject.model.path, subject.model.summary):
+    if is_emulated(target) and shares_binary(subject.model.path, subject.model.summary):
         raise UsageError(
             f"{subject.model.path} shares its binary with other models, and QNN's emulator, which stands for the NPU"
             " here, crashes when it loads such a binary.",

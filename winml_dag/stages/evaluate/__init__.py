@@ -78,7 +78,7 @@ class EvaluateConfig:
 
 EVALUATE = Stage(
     name="evaluate",
-    version=3,
+    version=1,
     work="winml_dag.stages.evaluate.work:run",
     config="winml_dag.stages.evaluate:EvaluateConfig",
     inputs={

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from winml_dag.ep.registry import QNN, Target
 from winml_dag.stages.perf.latency import Latencies, clock_resolution_ns, percentile
 
 if TYPE_CHECKING:
@@ -24,11 +22,6 @@ _ENOUGH_FOR_P99 = 100
 EMULATED = (
     "QNN's NPU is emulated on this processor: the latencies are the emulator's, and say nothing about the device."
 )
-
-
-def is_emulated(target: Target) -> bool:
-    """Whether it is QNN's NPU on a processor that no machine with that NPU has."""
-    return target.ep == QNN and target.device == "npu" and platform.machine().lower() in ("x86_64", "amd64")
 
 
 def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell
 from winml_dag.engine.stage import Workspace
+from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
@@ -24,7 +25,7 @@ from winml_dag.stages.perf.feeds import batch_size_of, make_feeds
 from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.memory import resident
-from winml_dag.stages.perf.notices import EMULATED, is_emulated, of_latencies, of_open_sizes
+from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
 
 if TYPE_CHECKING:
     import onnxruntime
