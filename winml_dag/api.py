@@ -21,12 +21,14 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 from winml_dag.engine.events import Observer
 from winml_dag.engine.measurederror import MeasuredError
-from winml_dag.pipeline.build import BuildOptions, BuildResult, build
+from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result, validation_result
 from winml_dag.pipeline.measured import EvalResult, PerfResult, eval_result, perf_result
 from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, carry_out
+from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
-from winml_dag.pipeline.request import Overrides, Request, beside, plan_request
+from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.subject import find_subject
 from winml_dag.recipe.assessment import Eval, Perf, Validate
 from winml_dag.recipe.chain import chained

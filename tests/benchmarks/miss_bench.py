@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.local import LocalStore
 
 RECIPES = {

@@ -22,7 +22,8 @@ from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.onestage import build_of_one
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes

@@ -20,7 +20,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline import epplace
 from winml_dag.pipeline.host import this_host
 from winml_dag.pipeline.measurement import measuring_node
-from winml_dag.pipeline.request import plan_request
+from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.standing import surroundings
 from winml_dag.stages.evaluate import EVALUATE
 from winml_dag.store.fingerprints import Fingerprints

@@ -16,7 +16,8 @@ from winml_dag.errors import StageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildOptions, BuildResult
+    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
 
 
@@ -111,7 +112,7 @@ def carry_out(
     from winml_dag.cli.progress import progress
     from winml_dag.cli.report import print_result
     from winml_dag.pipeline.build import build
-    from winml_dag.pipeline.request import plan_request
+    from winml_dag.pipeline.planning import plan_request
     from winml_dag.store.local import LocalStore
 
     store = LocalStore(cache_dir)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.options import FILE, format_option
+from winml_dag.cli.options import format_option
+from winml_dag.cli.parameters import FILE
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:

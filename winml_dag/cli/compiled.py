@@ -10,7 +10,7 @@ from winml_dag.stages.compiled import CONVERSIONS
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
 
 # As many as fit into a line beside the rest; the manifest and JSON name all.
 _MOST_NAMES = 3

@@ -11,8 +11,8 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import how_options, run_one
-from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import EXPORT
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.request import Overrides, Request

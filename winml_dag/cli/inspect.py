@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.options import FILE, format_option
+from winml_dag.cli.options import format_option
+from winml_dag.cli.parameters import FILE
 from winml_dag.errors import InputError, UsageError, WinmlDagError
 
 if TYPE_CHECKING:

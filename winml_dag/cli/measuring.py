@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli.options import FILE
+from winml_dag.cli.parameters import FILE
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:

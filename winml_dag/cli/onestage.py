@@ -20,7 +20,7 @@ from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,8 +10,8 @@ import click
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli.onestage import how_options, print_object, run_one
-from winml_dag.cli.options import FILE, TEXT
 from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside

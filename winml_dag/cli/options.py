@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
 
@@ -16,27 +17,6 @@ if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _NotEmpty(click.ParamType[Any]):
-    """What is empty is a variable that a script has not set: it means neither a default nor the current folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("must not be empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class _Text(_NotEmpty, click.types.StringParamType):
-    pass
-
-
-class _Path(_NotEmpty, click.Path):
-    pass
-
-
-TEXT = _Text()
-FILE = _Path(path_type=Path)
 
 
 def cache_option(function: F) -> F:
@@ -106,7 +86,7 @@ def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, LocalStore]:
     """The graph of the build that *options* mean, and the store, for commands that only look at a build: they download
     nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
     """
-    from winml_dag.pipeline.request import plan_request
+    from winml_dag.pipeline.planning import plan_request
     from winml_dag.store.local import LocalStore
 
     request, cache_dir = request_from(options)

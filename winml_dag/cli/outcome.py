@@ -10,7 +10,7 @@ from winml_dag.cli.onestage import Telling
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
 
 

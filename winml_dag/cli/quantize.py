@@ -10,7 +10,7 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import Telling, how_options, run_one
-from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import (
     CALIBRATION,
     INTEGERS,
@@ -23,7 +23,7 @@ from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.chain import chained
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
 
 
 @click.command(name="quantize")

@@ -9,7 +9,7 @@ from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep, quantize
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
 
 # As many operators as fit into a line beside the rest.
 _MOST_TYPES = 5

@@ -20,7 +20,7 @@ from winml_dag.pipeline.compiled import compile_result
 from winml_dag.pipeline.quantized import quantize_result
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult, StageView
+    from winml_dag.pipeline.buildresult import BuildResult, StageView
 
 
 def print_json(

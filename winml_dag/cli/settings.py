@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.parameters import FILE, TEXT
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.measuring import measured, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
-from winml_dag.cli.options import FILE, TEXT
+from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
 from winml_dag.cli.validated import outputs_table
 from winml_dag.errors import UsageError

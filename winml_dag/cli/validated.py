@@ -14,7 +14,7 @@ from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
 
 
 def validated_lines(result: BuildResult) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.options import FILE, format_option
+from winml_dag.cli.options import format_option
+from winml_dag.cli.parameters import FILE
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from winml_dag.engine.reason import Reason, waits
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.engine.graph import Graph
-    from winml_dag.pipeline.build import StageView
+    from winml_dag.pipeline.buildresult import StageView
 
 # Files of one input that get a line each.
 _MOST_FILES = 20
@@ -29,7 +29,8 @@ _MOST_FILES = 20
 @format_option
 def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -> int:
     """Explain why STAGE (a stage's name or id) would run, or why not; without STAGE, why each runs that would."""
-    from winml_dag.pipeline.build import plan, views_named
+    from winml_dag.pipeline.build import plan
+    from winml_dag.pipeline.buildresult import views_named
 
     with errors_as_json(format_):
         planned, store = planned_build(options)

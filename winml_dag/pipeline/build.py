@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import foresee, plan_graph
-from winml_dag.errors import StoreError, UsageError
+from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
-from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.buildresult import BuildResult, views
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, visible_files, whole
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
-from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
+from winml_dag.pipeline.outputs import prepare_folder, refuse_file
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
@@ -27,49 +26,6 @@ if TYPE_CHECKING:
 
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
 _TRIES = 3
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What became of a build. ``stages`` has one entry for every place in the line, those left out included;
-    ``cache_note`` is a sentence when the cache was kept to its limit, ``others`` the number of stages that were seen to
-    be up to date at a glance: they have no entry.
-    """
-
-    build: BuildSummary
-    stages: tuple[StageView, ...]
-    elapsed_seconds: float
-    materialised: Materialised = field(default_factory=Materialised)
-    cache_note: str = ""
-    others: int = 0
-
-    @property
-    def final_artifact(self) -> Path | None:
-        """The model to ship; None when the build did not get that far, or is of stages without a model."""
-        return None if self.failed or self.build.origin == "stages" else self.build.model
-
-    @property
-    def failed(self) -> bool:
-        return any(view.status is Status.FAILED for view in self.stages)
-
-
-@dataclass(frozen=True)
-class StageView:
-    """One place in the line of a build as reports show it; ``result`` is None for a stage that is left out."""
-
-    id: str
-    stage: str
-    status: Status
-    reason: str
-    result: StageResult | None = None
-
-    @property
-    def cache_key(self) -> str | None:
-        return None if self.result is None else self.result.cache_key
-
-    @property
-    def elapsed_seconds(self) -> float | None:
-        return 0.0 if self.result is None else self.result.elapsed_seconds
 
 
 @dataclass(frozen=True)
@@ -156,26 +112,6 @@ def build(
         "What was made is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",
     )
-
-
-def views(planned: BuildGraph, results: tuple[StageResult, ...]) -> Iterator[StageView]:
-    """The line of a build with what became of each place."""
-    by_id = {result.node.id: result for result in results}
-    for step in planned.steps:
-        if step.skipped is not None:
-            yield StageView(step.id, step.stage, Status.SKIPPED, step.skipped)
-        else:
-            result = by_id[step.id]
-            yield StageView(step.id, step.stage, result.status, str(result.reason), result)
-
-
-def views_named(line: Sequence[StageView], name: str) -> list[StageView]:
-    """The places in the *line* that *name* means: an id, or the name of a stage. Raises UsageError if there is none."""
-    found = [view for view in line if name in (view.id, view.stage)]
-    if not found:
-        known = ", ".join(view.id for view in line)
-        raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
-    return found
 
 
 def _run(

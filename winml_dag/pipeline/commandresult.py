@@ -11,7 +11,7 @@ from winml_dag.engine.events import Status
 from winml_dag.stages.quality import Quality
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult, StageView
+    from winml_dag.pipeline.buildresult import BuildResult, StageView
     from winml_dag.pipeline.measurement import Measurement
 
 _NO_METRICS: JsonObject = {}

@@ -14,7 +14,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.pipeline.layout import is_ours
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from winml_dag.pipeline.layout import RANGES, is_ours, visible_outputs
 from winml_dag.stages.quality import Quality, what_to_try
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.build import BuildResult
+    from winml_dag.pipeline.buildresult import BuildResult
 
 _NO_METRICS: JsonObject = {}
 

@@ -22,8 +22,8 @@ from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.build import views, views_named
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.buildresult import views, views_named
 from winml_dag.pipeline.difference import changed_files, first_difference
 from winml_dag.pipeline.graphrun import MADE_BY
 from winml_dag.store.artifact import Artifact

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.errors import InputError
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.pipeline.standing.check import Standing
-    from winml_dag.pipeline.variant import Build, OnlyDeclared
     from winml_dag.recipe.load import LoadedRecipe
-    from winml_dag.store.local import LocalStore
 
 
 @dataclass(frozen=True)
@@ -104,57 +97,3 @@ _ENDINGS = {
 def beside(model: Path, command: str) -> Path:
     """Where the result of *command* goes when nobody says: beside the model."""
     return model.parent / f"{model.stem}{_ENDINGS[command]}"
-
-
-def plan_request(
-    request: Request,
-    store: LocalStore,
-    *,
-    download: bool,
-    needs_folder: bool = True,
-    standing: Standing | None = None,
-    part: bool = False,
-) -> BuildGraph:
-    """The graph of the build that *request* means; *download* allows fetching a model from the hub.
-
-    Without *needs_folder* a request that names no output folder is planned for one in the cache. *standing* is what is
-    known to stand of it, if somebody has looked already. With *part* no more of it is given than can have anything to
-    do, where that can be told.
-
-    Raises:
-        UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
-    """
-    from winml_dag.pipeline.standing.check import MALFORMED, check
-
-    words = request.words
-    standing = standing or (None if words is None else check(str(store.folder), words))
-    if standing is not None:
-        from winml_dag.pipeline.standing.recall import recall
-
-        # A source that is gone is missed, or done without, when it is looked for anew.
-        with suppress(*MALFORMED, InputError):
-            return recall(standing, store, part=part)
-    from winml_dag.pipeline.standing.surroundings import surroundings
-
-    began_ns = time.time_ns()
-    around = surroundings(began_ns)
-    # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
-    from winml_dag.pipeline.buildgraph import Origin
-    from winml_dag.pipeline.plan import plan_build
-    from winml_dag.pipeline.resolve import build_of
-
-    if request.command is not None:
-        from winml_dag.pipeline.onestage import build_of_one
-
-        build: Build | OnlyDeclared = build_of_one(request, download=download)
-    else:
-        build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
-    planned = plan_build(build, store.fingerprints)
-    if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
-        return planned
-    from winml_dag.pipeline.standing.noting import note
-
-    recipe = request.recipe if isinstance(request.recipe, Path) else None
-    planned = replace(planned, origin=Origin(words, recipe, began_ns, around))
-    note(planned, store)
-    return planned

@@ -18,7 +18,8 @@ from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline import build as module
 from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.local import LocalStore
 from winml_dag.store.statistics import Statistics, read_statistics

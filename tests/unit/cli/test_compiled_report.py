@@ -16,10 +16,12 @@ from winml_dag.cli.report import print_json
 from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
-from winml_dag.pipeline.build import BuildOptions, BuildResult, build
+from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.manifest import read_manifest
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.local import LocalStore
 
 pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")

@@ -26,7 +26,8 @@ from winml_dag.errors import InputError
 from winml_dag.onnxmodel.description import describe_model
 from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 

@@ -15,10 +15,12 @@ from winml_dag.canonical import JsonObject
 from winml_dag.cli.report import print_json, print_result
 from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
-from winml_dag.pipeline.build import BuildResult, build, plan
+from winml_dag.pipeline.build import build, plan
+from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.layout import STAGE_FILE
+from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.stages.quality import Quality, what_to_try
 from winml_dag.store.local import LocalStore
 

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 from winml_dag.engine import toolchain
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.request import Overrides, Request, plan_request
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.pipeline.standing import surroundings
 from winml_dag.pipeline.standing.check import check

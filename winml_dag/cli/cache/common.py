@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.options import FILE
+from winml_dag.cli.parameters import FILE
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
