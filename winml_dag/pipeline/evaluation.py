@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
@@ -22,6 +20,7 @@ from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.recipe.schema import section_of
 from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.target import RunTarget
@@ -100,16 +99,7 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     below = section.get("dataset") or {}
     if not _LABELS.isdisjoint(dataset):
         below = {name: value for name, value in below.items() if name not in _LABELS}
-    try:
-        return Eval.model_validate({**section, **said, "dataset": {**below, **dataset}})
-    except ValidationError as error:
-        # Imported here: few values are wrong, and it needs a while.
-        from winml_dag.recipe.document import Positions
-        from winml_dag.recipe.problems import problems
-
-        raise RecipeError(
-            "The evaluation's settings are wrong:", problems=problems(error, Eval, Positions(), "eval")
-        ) from None
+    return section_of(Eval, {**section, **said, "dataset": {**below, **dataset}}, "eval")
 
 
 def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: Fingerprints) -> EvaluationPlan:

@@ -188,5 +188,5 @@ def test_settings_of_a_run_come_before_those_of_the_recipe() -> None:
     section = eval_section(written, {"batch_size": 4}, {"label_mapping_file": "labels.json"})
     assert (section.task, section.batch_size, section.dataset.samples) == ("question-answering", 4, 5)
     assert (section.dataset.label_mapping, section.dataset.label_mapping_file) == (None, "labels.json")
-    with pytest.raises(RecipeError, match="settings are wrong"):
+    with pytest.raises(RecipeError, match="The eval section is wrong"):
         eval_section(written, {"pooling": "max"}, {})

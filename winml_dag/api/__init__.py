@@ -1,0 +1,44 @@
+"""The Python API: the same builds as on the command line, with the same files and the same cache.
+
+from winml_dag import build_hf_model
+result = build_hf_model("./minilm", "out", config="recipe.yaml", precision="w8a16")
+
+from winml_dag import quantize_onnx
+done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
+
+export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx do one stage each, in the same way;
+measure_onnx and evaluate_onnx tell how fast a model is, and how good.
+"""
+
+from winml_dag.api.builds import (
+    build_hf_model,
+    build_onnx_model,
+    calibrate_onnx,
+    compile_onnx,
+    export_model,
+    optimize_onnx,
+    quantize_onnx,
+)
+from winml_dag.api.measures import evaluate_onnx, measure_onnx, validate_onnx
+from winml_dag.pipeline.commandresult import CommandResult
+from winml_dag.pipeline.measured import EvalResult, PerfResult
+from winml_dag.pipeline.quantized import QuantizeResult
+from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
+
+__all__ = [
+    "CommandResult",
+    "EvalResult",
+    "PerfResult",
+    "QuantizeResult",
+    "WinMLQuantizationConfig",
+    "build_hf_model",
+    "build_onnx_model",
+    "calibrate_onnx",
+    "compile_onnx",
+    "evaluate_onnx",
+    "export_model",
+    "measure_onnx",
+    "optimize_onnx",
+    "quantize_onnx",
+    "validate_onnx",
+]

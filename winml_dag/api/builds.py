@@ -1,0 +1,210 @@
+"""Builds from Python, whole or of one stage: the same as on the command line, with the same files and cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from winml_dag.api.arguments import Config, FileArguments, HfArguments, OnnxArguments, QuantizeArguments, store_at
+from winml_dag.engine.events import Observer
+from winml_dag.engine.measurederror import MeasuredError
+from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.buildresult import BuildResult
+from winml_dag.pipeline.commandresult import CommandResult, command_result
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
+from winml_dag.pipeline.request import Overrides, Request, beside
+from winml_dag.recipe.chain import chained
+from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
+
+# Those that say how to build; all others say what, as the command line's options of the same names do.
+_HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "observer")
+
+
+def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
+    """Build a PyTorch model (a hub id or a folder; None takes the recipe's) into *output_dir*.
+
+    Returns what became of every stage.
+
+    Raises:
+        StageError: when a stage failed.
+        RecipeError, UsageError, InputError, StoreError: as their names say.
+    """
+    return _build(Path(output_dir), {"model": None if model is None else str(model)}, arguments)
+
+
+def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpack[OnnxArguments]) -> BuildResult:
+    """Build a model that is ONNX already into *output_dir*: everything after export. See :func:`build_hf_model`."""
+    return _build(Path(output_dir), {"onnx": Path(onnx)}, arguments)
+
+
+def quantize_onnx(
+    model: str | Path, output: str | Path | None = None, **arguments: Unpack[QuantizeArguments]
+) -> QuantizeResult:
+    """Quantize the ONNX file *model* into the file *output*, by default ``<model>_quantized.onnx`` beside it.
+
+    What a build of the same model has done is reused, and the other way round. Returns what was quantized, how long it
+    took and how good it is.
+
+    Raises:
+        StageError: when a stage failed.
+        RecipeError, UsageError, InputError, StoreError: as their names say.
+    """
+    model = Path(model)
+    precision = arguments.get("precision")
+    chain = chained([precision] if isinstance(precision, str) else precision or [])
+    data = arguments.get("calibration_data")
+    overrides = Overrides(
+        onnx=model,
+        task=arguments.get("task"),
+        ep=arguments.get("ep"),
+        device=arguments.get("device"),
+        precision=chain.precision,
+        quant_settings={**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+        validate=None if arguments.get("validate", True) else False,
+    )
+    config = arguments.get("config")
+    recipe = None if config is None else _recipe({"quant": _fields(config)})
+    request = Request(
+        recipe,
+        overrides,
+        command="quantize",
+        output_file=beside(model, "quantize") if output is None else Path(output),
+    )
+    done = quantize_result(_carry_out_one(request, arguments))
+    assert done is not None
+    return done
+
+
+def export_model(
+    model: str | Path,
+    output: str | Path,
+    *,
+    task: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Export a PyTorch *model* (a hub id or a folder) into the ONNX file *output*. *config*: fields of ``export``.
+
+    Raises:
+        StageError: when a stage failed.
+        RecipeError, UsageError, InputError, StoreError: as their names say.
+    """
+    overrides = Overrides(
+        model=str(model), task=task, settings={"export": config or {}}, trust_remote_code=trust_remote_code
+    )
+    return _command(Request(None, overrides, command="export", output_file=Path(output)), arguments)
+
+
+def optimize_onnx(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    flags: Mapping[str, bool] | None = None,
+    ep: str | None = None,
+    device: str | None = None,
+    validate: bool = True,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` beside it, with *flags* on
+    or off. Raises as :func:`export_model` does.
+    """
+    overrides = Overrides(
+        onnx=Path(model), ep=ep, device=device, settings={"optim": flags or {}}, validate=None if validate else False
+    )
+    return _command(_of_onnx(model, output, "optimize", overrides), arguments)
+
+
+def calibrate_onnx(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    calibration_data: str | Path | None = None,
+    config: WinMLQuantizationConfig | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Put the ranges of the activations of the ONNX file *model* into the file *output*, by default
+    ``<model>_ranges.json`` beside it. *config*: fields of ``quant``. Raises as :func:`export_model` does.
+    """
+    settings = {} if config is None else dict(_fields(config))
+    if calibration_data is not None:
+        settings["calibration_data"] = str(Path(calibration_data).absolute())
+    overrides = Overrides(onnx=Path(model), task=task, quant_settings=settings)
+    return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
+
+
+def compile_onnx(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    ep: str | None = None,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    also: Sequence[str | Path] = (),
+    validate: bool = True,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
+    beside it. *config*: fields of ``compile``. *also*: further models, which get one binary with the first, and are put
+    beside it as ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
+    """
+    overrides = Overrides(
+        onnx=Path(model), ep=ep, device=device, compile_settings=config, validate=None if validate else False
+    )
+    request = replace(_of_onnx(model, output, "compile", overrides), also=tuple(map(Path, also)))
+    return _command(request, arguments)
+
+
+def _of_onnx(model: str | Path, output: str | Path | None, command: str, overrides: Overrides) -> Request:
+    file = beside(Path(model), command) if output is None else Path(output)
+    return Request(None, overrides, command=command, output_file=file)
+
+
+def _command(request: Request, arguments: FileArguments) -> CommandResult:
+    assert request.command is not None
+    return command_result(_carry_out_one(request, arguments), request.command)
+
+
+def _carry_out_one(request: Request, arguments: FileArguments) -> BuildResult:
+    options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
+    return _carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer"))
+
+
+def _fields(config: WinMLQuantizationConfig | Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.to_dict() if isinstance(config, WinMLQuantizationConfig) else config
+
+
+def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
+    what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
+    request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
+    options = BuildOptions(
+        arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
+    )
+    return _carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer"))
+
+
+def _carry_out(
+    request: Request, options: BuildOptions, cache_dir: str | Path | None, observer: Observer | None
+) -> BuildResult:
+    store = store_at(cache_dir)
+    planned = plan_request(request, store, download=True)
+    result = build(planned, store, options, observer=observer)
+    for view in result.stages:
+        if view.result is not None and view.result.error:
+            failed = view.result
+            raise MeasuredError(f"{view.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
+    return result
+
+
+def _recipe(config: Config | None) -> Path | LoadedRecipe | None:
+    if config is None or isinstance(config, str | Path):
+        return None if config is None else Path(config)
+    recipe = parse_recipe(json.dumps(config, default=os.fspath), "config", "json")
+    return LoadedRecipe(Path.cwd() / "config", recipe, "json")

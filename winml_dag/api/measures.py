@@ -1,0 +1,127 @@
+"""What looks at a finished model, from Python: is it right, how fast is it, how good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from winml_dag.api.arguments import FileArguments, store_at
+from winml_dag.engine.measurederror import MeasuredError
+from winml_dag.pipeline.commandresult import CommandResult, validation_result
+from winml_dag.pipeline.measured import EvalResult, PerfResult, eval_result, perf_result
+from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, carry_out
+from winml_dag.pipeline.subject import find_subject
+from winml_dag.recipe.assessment import Eval, Perf, Validate
+from winml_dag.recipe.schema import section_of
+from winml_dag.store.local import LocalStore
+
+
+def validate_onnx(
+    model: str | Path,
+    *,
+    reference: str | Path | None = None,
+    precision: str | None = None,
+    ep: str | None = None,
+    device: str | None = None,
+    task: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    **arguments: Unpack[FileArguments],
+) -> CommandResult:
+    """Run a finished *model* (an ONNX file, or the output folder of a build) where it is to run, and hold it against
+    *reference*, by default the float model that its build left. *precision*: whose bounds count, by default the
+    model's own. *config*: fields of ``validate``. Raises as :func:`export_model` does.
+    """
+    from winml_dag.pipeline.validationplan import ValidationRequest, plan_validation
+
+    request = ValidationRequest(
+        section_of(Validate, config or {}, "validate"),
+        Path.cwd(),
+        reference=None if reference is None else Path(reference),
+        has_reference=True,
+        precision=precision,
+        ep=ep,
+        device=device,
+        options={},
+        task=task,
+        model_id=None,
+    )
+    store = store_at(arguments.get("cache_dir"))
+    plan = plan_validation(find_subject(Path(model)), request, store.fingerprints)
+    return validation_result(_measured(plan.measurement, store, arguments))
+
+
+def measure_onnx(
+    model: str | Path,
+    *,
+    ep: str | None = None,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    baseline: str | Path | None = None,
+    output_dir: str | Path | None = None,
+    **arguments: Unpack[FileArguments],
+) -> PerfResult:
+    """Measure how fast a finished *model* (an ONNX file, or the output folder of a build) loads and runs where it was
+    built for, or on *ep* and *device*; anew with ``force_rebuild``. *config*: fields of ``perf``. *baseline*: whose
+    load is measured beside, by default what a compiled one was made from. *output_dir*: where reports go. Raises as
+    :func:`export_model` does.
+    """
+    from winml_dag.pipeline.host import this_host
+    from winml_dag.pipeline.perf import PerfRequest, plan_perf
+
+    perf = section_of(Perf, config or {}, "perf")
+    request = PerfRequest(
+        perf,
+        input_data=None if perf.input_data is None else Path(perf.input_data).absolute(),
+        ep=ep,
+        device=device,
+        baseline=None if baseline is None else Path(baseline),
+        draws=output_dir is not None,
+    )
+    store = store_at(arguments.get("cache_dir"))
+    plan = plan_perf(find_subject(Path(model)), request, this_host(), store.fingerprints)
+    return perf_result(_measured(plan.measurement, store, arguments, output_dir))
+
+
+def evaluate_onnx(
+    model: str | Path,
+    dataset: str | Path | None = None,
+    *,
+    task: str | None = None,
+    reference: str | Path | None = None,
+    ep: str | None = None,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    output_dir: str | Path | None = None,
+    **arguments: Unpack[FileArguments],
+) -> EvalResult:
+    """Evaluate a finished *model* (an ONNX file, or the output folder of a build) on *dataset*: a file, a folder, or a
+    hub id. *task*: by default what it was built for. *reference*: evaluated beside it, by default the float model that
+    its build left. *config*: fields of ``eval``. *output_dir*: where the report goes. Raises as :func:`export_model`.
+    """
+    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section, plan_evaluation
+
+    said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
+    given = {name: os.fspath(value) for name, value in said.items() if value is not None}
+    data = {} if dataset is None else {"path": os.fspath(dataset)}
+    request = EvaluationRequest(eval_section(section_of(Eval, config or {}, "eval"), given, data), Path.cwd(), {})
+    store = store_at(arguments.get("cache_dir"))
+    plan = plan_evaluation(find_subject(Path(model)), request, store.fingerprints)
+    return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
+
+
+def _measured(
+    planned: MeasurementGraph, store: LocalStore, arguments: FileArguments, folder: str | Path | None = None
+) -> Measurement:
+    done = carry_out(
+        planned,
+        store,
+        rebuild=arguments.get("force_rebuild", False),
+        folder=None if folder is None else Path(folder),
+        overwrite=arguments.get("overwrite", False),
+        observer=arguments.get("observer"),
+    )
+    if failed := done.failed:
+        raise MeasuredError(f"{failed.node.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
+    return done
