@@ -123,8 +123,13 @@ FIELDS: dict[str, Meaning] = {
         "`true`: dynamo, `false`: TorchScript. Left out: TorchScript, and dynamo for decoder language models "
         "(`false` in winml-cli)."
     ),
-    "export.clean_onnx": _unused("Every model is written clean: no doc strings, no notes of the exporter."),
-    "export.enable_hierarchy_tags": Meaning("Write the module of each node into `export_htp_metadata.json`."),
+    "export.clean_onnx": Meaning(
+        "Leave the tags of `enable_hierarchy_tags` out of the model itself. Doc strings and the exporter's notes are "
+        "never in it."
+    ),
+    "export.enable_hierarchy_tags": Meaning(
+        "Write the module of each node into the model and into `export_htp_metadata.json`."
+    ),
     "export.hierarchy_tag_format": Meaning("How a module is written there."),
     "export.compatibility": Meaning("See below."),
     "export.compatibility.transformers_attention": Meaning("Attention is always exported as `eager`."),

@@ -36,15 +36,12 @@ _FOLDER = "basepath"
 def canonicalise(model: ModelProto) -> None:
     """Take out, in place, what varies between machines and runs without changing the model.
 
-    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), the producer,
-    and metadata of the model except our own ``winml.*``.
+    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), and the
+    producer. Of the metadata of the model and of nodes, our own ``winml.*`` stays.
     """
     for name in ("doc_string", "producer_name", "producer_version"):
         model.ClearField(name)
-    own = sorted((p.key, p.value) for p in model.metadata_props if p.key.startswith(OWN_METADATA_PREFIX))
-    del model.metadata_props[:]
-    for key, value in own:
-        model.metadata_props.add(key=key, value=value)
+    _keep_own(model)
     _clean_graph(model.graph)
     for function in model.functions:
         _clean(function)
@@ -57,6 +54,13 @@ def canonicalise(model: ModelProto) -> None:
 def _clean(element: object) -> None:
     element.ClearField("doc_string")  # type: ignore[attr-defined]
     element.ClearField("metadata_props")  # type: ignore[attr-defined]
+
+
+def _keep_own(element: ModelProto | NodeProto) -> None:
+    own = sorted((p.key, p.value) for p in element.metadata_props if p.key.startswith(OWN_METADATA_PREFIX))
+    del element.metadata_props[:]
+    for key, value in own:
+        element.metadata_props.add(key=key, value=value)
 
 
 def _clean_graph(graph: GraphProto) -> None:
@@ -72,7 +76,8 @@ def _clean_graph(graph: GraphProto) -> None:
 
 def _clean_nodes(nodes: Iterable[NodeProto]) -> None:
     for node in nodes:
-        _clean(node)
+        node.ClearField("doc_string")
+        _keep_own(node)
         _clean_attributes(node.attribute)
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+# Of a node's metadata: the module of the PyTorch model that it computes a part of. The key is winml-cli's.
+TAG_KEY = "winml.hierarchy.tag"
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A constant of the graph. ``stored_bytes`` lie in the file itself; ``external`` says where else, or is None.
 
     ``values_at``: where in the file its numbers lie as plain little-endian bytes, from and to; None if nowhere.
-    ``integers``: its numbers, where they are written as integers (of up to 32 bits) and are few.
+    ``integers``: its numbers, where they are written as integers and are few. ``plain``: their little-endian bytes,
+    where they are so written, in the file itself, and are few.
     """
 
     name: str
@@ -21,11 +25,16 @@ class Tensor:
     external: dict[str, str] | None
     values_at: tuple[int, int] | None = None
     integers: tuple[int, ...] = ()
+    plain: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What we use of an attribute. ``content`` is None when there is no text, or one too long to be a name."""
+    """What we use of an attribute. ``content`` is None when there is no text, or one too long to be a name.
+
+    ``number``, ``integers``, ``numbers`` and ``texts``: the float, the list of integers, of floats, of short texts that
+    it is; a list with more members than any operator of the standard has is empty.
+    """
 
     name: str
     integer: int | None
@@ -33,11 +42,15 @@ class Attribute:
     content_bytes: int
     tensors: tuple[Tensor, ...]
     graphs: tuple[Graph, ...]
+    number: float | None = None
+    integers: tuple[int, ...] = ()
+    numbers: tuple[float, ...] = ()
+    texts: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator in a graph; ``domain`` is empty for the ONNX standard."""
+    """One operator in a graph; ``domain`` is empty for the ONNX standard, ``tag`` for a node of no known module."""
 
     op_type: str
     domain: str
@@ -45,11 +58,12 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[Attribute, ...]
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A graph input or output. ``data_type`` is 0 for what is no tensor; ``dims`` is None when the rank is unknown."""
+    """A value and its type. ``data_type`` is 0 for what is no tensor; ``dims`` is None when the rank is unknown."""
 
     name: str
     data_type: int
@@ -58,13 +72,17 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph or subgraph. A sparse initializer counts as two tensors, its values and its indices."""
+    """A graph or subgraph. A sparse initializer counts as two tensors, its values and its indices.
+
+    ``values``: what the file tells of values between its nodes; only where :func:`read_model` was asked for them.
+    """
 
     name: str
     nodes: tuple[Node, ...]
     initializers: tuple[Tensor, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    values: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,27 +6,32 @@ model or an InputError.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.graph import Attribute, Function, Graph, Model, Node, Tensor, Value
-from winml_dag.onnxmodel.wire import BYTES, VARINT, File, MalformedError, expect, fields, signed, varint
+from winml_dag.onnxmodel.graph import TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.wire import BYTES, FIXED32, VARINT, File, MalformedError, expect, fields, signed, varint
+
+T = TypeVar("T")
 
 # protobuf itself gives up at 100 nested messages, and one nested graph takes three (node, attribute, graph).
 _DEEPEST_GRAPH = 33
 # A longer text attribute is a payload (an embedded EPContext binary has megabytes): nothing needs more than its size.
 _LONGEST_CONTENT = 4096
 _PLAIN_VALUES = (4, 9, 10)  # packed float_data and double_data are the bytes that raw_data would be
-_INT32_DATA = 5
+_INTEGER_DATA = (5, 7, 11)  # int32_data, int64_data and uint64_data
 _FEW_BYTES = 64
+_LONGEST_LIST = 1024  # members of an attribute
 _MOST_DIMENSIONS = 64  # numpy's limit; the product of a hundred thousand would take minutes
 _MOST_ELEMENTS = 2**60  # more than any machine has, and few enough to be counted in floats
 
 
-def read_model(path: Path) -> Model:
-    """Read the graph of *path*.
+def read_model(path: Path, *, values: bool = False) -> Model:
+    """Read the graph of *path*; with *values* also what it tells of values between nodes, which takes a third longer.
 
     Raises:
         InputError: when the file is missing, unreadable, cut short or not an ONNX model.
@@ -34,7 +39,7 @@ def read_model(path: Path) -> Model:
     try:
         with path.open("rb") as handle:
             size = handle.seek(0, 2)
-            return _model(File(handle, size))
+            return _model(File(handle, size), values)
     except FileNotFoundError:
         raise InputError(f"The model {path} does not exist.", advice="Check the path.") from None
     except OSError as error:
@@ -46,7 +51,7 @@ def read_model(path: Path) -> Model:
         ) from error
 
 
-def _model(file: File) -> Model:
+def _model(file: File, values: bool) -> Model:
     ir_version = 0
     producer: list[str] = ["", ""]
     opsets: dict[str, int] = {}
@@ -64,7 +69,7 @@ def _model(file: File) -> Model:
             expect(wire, BYTES)
             if graph is not None:
                 raise MalformedError
-            graph = _graph(file, start, end, 1)
+            graph = _graph(file, start, end, 1, values=values)
         elif number == 8:
             expect(wire, BYTES)
             domain, version = _opset(file, start, end)
@@ -103,7 +108,7 @@ def _entry(file: File, start: int, end: int) -> tuple[str, str]:
     return pair[0], pair[1]
 
 
-def _graph(file: File, start: int, end: int, depth: int) -> Graph:
+def _graph(file: File, start: int, end: int, depth: int, *, values: bool = False) -> Graph:
     if depth > _DEEPEST_GRAPH:
         raise MalformedError
     name = ""
@@ -111,8 +116,10 @@ def _graph(file: File, start: int, end: int, depth: int) -> Graph:
     initializers: list[Tensor] = []
     inputs: list[Value] = []
     outputs: list[Value] = []
+    between: list[Value] = []
+    wanted = (1, 2, 5, 11, 12, 13, 15) if values else (1, 2, 5, 11, 12, 15)
     for number, wire, first, last in fields(file, start, end):
-        if number not in (1, 2, 5, 11, 12, 15):
+        if number not in wanted:
             continue
         expect(wire, BYTES)
         if number == 1:
@@ -125,9 +132,11 @@ def _graph(file: File, start: int, end: int, depth: int) -> Graph:
             inputs.append(_value(file, first, last))
         elif number == 12:
             outputs.append(_value(file, first, last))
+        elif number == 13:
+            between.append(_value(file, first, last))
         else:
             initializers.extend(_sparse(file, first, last))
-    return Graph(name, tuple(nodes), tuple(initializers), tuple(inputs), tuple(outputs))
+    return Graph(name, tuple(nodes), tuple(initializers), tuple(inputs), tuple(outputs), tuple(between))
 
 
 def _function(file: File, start: int, end: int) -> Function:
@@ -147,12 +156,12 @@ def _function(file: File, start: int, end: int) -> Function:
 
 
 def _node(file: File, start: int, end: int, depth: int) -> Node:
-    op_type = domain = name = ""
+    op_type = domain = name = tag = ""
     inputs: list[str] = []
     outputs: list[str] = []
     attributes: list[Attribute] = []
     for number, wire, first, last in fields(file, start, end):
-        if number not in (1, 2, 3, 4, 5, 7):
+        if number not in (1, 2, 3, 4, 5, 7, 9):
             continue
         expect(wire, BYTES)
         if number == 1:
@@ -165,9 +174,12 @@ def _node(file: File, start: int, end: int, depth: int) -> Node:
             op_type = file.text(first, last)
         elif number == 5:
             attributes.append(_attribute(file, first, last, depth))
-        else:
+        elif number == 7:
             domain = file.text(first, last)
-    return Node(op_type, domain, name, tuple(inputs), tuple(outputs), tuple(attributes))
+        else:
+            key, value = _entry(file, first, last)
+            tag = value if key == TAG_KEY else tag
+    return Node(op_type, domain, name, tuple(inputs), tuple(outputs), tuple(attributes), tag)
 
 
 def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
@@ -177,10 +189,27 @@ def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
     content_bytes = 0
     tensors: list[Tensor] = []
     graphs: list[Graph] = []
+    single: float | None = None
+    integers: list[int] = []
+    numbers: list[float] = []
+    texts: list[bytes] = []
     for number, wire, first, last in fields(file, start, end):
-        if number == 3:
+        if number == 2:
+            expect(wire, FIXED32)
+            single = _floats(file, first, last)[0]
+        elif number == 3:
             expect(wire, VARINT)
             integer = signed(first)
+        elif number == 7:
+            if len(numbers) <= _LONGEST_LIST:
+                numbers.extend(_floats(file, first, min(last, first + 4 * _LONGEST_LIST + 4)))
+        elif number == 8:
+            if len(integers) <= _LONGEST_LIST and last - first <= _LONGEST_CONTENT:
+                integers.extend(_integers(file, wire, first, last))
+        elif number == 9:
+            expect(wire, BYTES)
+            if last - first <= _LONGEST_CONTENT and len(texts) <= _LONGEST_LIST:
+                texts.append(file.read(first, last))
         elif number in (1, 4, 5, 6, 10, 11, 22, 23):
             expect(wire, BYTES)
             if number == 1:
@@ -194,7 +223,29 @@ def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
                 graphs.append(_graph(file, first, last, depth + 1))
             else:
                 tensors.extend(_sparse(file, first, last))
-    return Attribute(name, integer, content, content_bytes, tuple(tensors), tuple(graphs))
+    return Attribute(
+        name,
+        integer,
+        content,
+        content_bytes,
+        tuple(tensors),
+        tuple(graphs),
+        single,
+        _short(integers),
+        _short(numbers),
+        _short(texts),
+    )
+
+
+def _short(members: list[T]) -> tuple[T, ...]:
+    return tuple(members) if len(members) <= _LONGEST_LIST else ()
+
+
+def _floats(file: File, start: int, end: int) -> tuple[float, ...]:
+    """Repeated floats may be written one by one or packed together: plain bytes in both cases."""
+    if (end - start) % 4:
+        raise MalformedError
+    return struct.unpack(f"<{(end - start) // 4}f", file.read(start, end))
 
 
 def _tensor(file: File, start: int, end: int) -> Tensor:
@@ -205,6 +256,7 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
     is_external = False
     values_at: tuple[int, int] | None = None
     integers: tuple[int, ...] = ()
+    plain = b""
     for number, wire, first, last in fields(file, start, end):
         if number == 1:
             dims.extend(_integers(file, wire, first, last))
@@ -225,11 +277,13 @@ def _tensor(file: File, start: int, end: int) -> Tensor:
             stored += last - first if wire != VARINT else 1
             if wire == BYTES and number in _PLAIN_VALUES:
                 values_at = (first, last)
-            elif number == _INT32_DATA and stored <= _FEW_BYTES:
+                if last - first <= _FEW_BYTES:
+                    plain = file.read(first, last)
+            elif number in _INTEGER_DATA and stored <= _FEW_BYTES:
                 integers += tuple(_integers(file, wire, first, last))
     if len(dims) > _MOST_DIMENSIONS or any(dim < 0 for dim in dims) or prod(dims) > _MOST_ELEMENTS:
         raise MalformedError
-    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at, integers)
+    return Tensor(name, data_type, tuple(dims), stored, location if is_external else None, values_at, integers, plain)
 
 
 def _integers(file: File, wire: int, start: int, end: int) -> Iterator[int]:

@@ -73,6 +73,7 @@ def _export_fields(export: Export) -> ExportFields:
         enable_hierarchy_tags=export.enable_hierarchy_tags,
         # The form of what is not written down says nothing.
         hierarchy_tag_format=export.hierarchy_tag_format if export.enable_hierarchy_tags else "full",
+        clean_onnx=export.clean_onnx and export.enable_hierarchy_tags,
         input_tensors=None
         if not inputs
         else tuple(

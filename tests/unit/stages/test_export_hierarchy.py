@@ -7,7 +7,9 @@ from typing import Any
 import onnx
 import pytest
 from export_models import Bench, Exported, random_model
+from optimize_samples import optimize
 
+from winml_dag.onnxmodel.tags import tag_of
 from winml_dag.stages.export import ExportFields
 
 
@@ -54,6 +56,27 @@ def test_statistics_are_those_of_the_file(bench: Bench, model_type: str) -> None
     assert statistics["tagged_nodes"] == len(nodes)
     assert statistics["empty_tags"] == len(names) - len(nodes)
     assert statistics["coverage_percentage"] == round(100 * len(nodes) / len(names), 2) > 80
+
+
+def test_the_model_itself_has_the_tags_and_keeps_them_when_it_is_optimized(bench: Bench, tmp_path: Path) -> None:
+    exported = classifier(bench)
+    model = onnx.load(exported.model)
+    tags = {node.name: tag for node in model.graph.node if (tag := tag_of(node))}
+    assert tags == exported.hierarchy["nodes"]
+    assert exported.hierarchy["export_context"]["embed_hierarchy_attributes"]
+    optimized = optimize(tmp_path / "optimized", model, "gelu_fusion", "matmul_add_fusion")
+    assert optimized.ops["Gemm"] > 0
+    assert optimized.metrics["tagged_nodes"] == len(optimized.model.graph.node)
+    products = {tag_of(node) for node in optimized.model.graph.node if node.op_type == "Gemm"}
+    linear = {each["traced_tag"] for each in branches(exported.hierarchy["modules"]) if each["class_name"] == "Linear"}
+    assert products == linear
+
+
+def test_a_clean_model_has_no_tags(bench: Bench) -> None:
+    exported = classifier(bench, clean_onnx=True)
+    assert not any(node.metadata_props for node in onnx.load(exported.model).graph.node)
+    assert exported.hierarchy["nodes"]
+    assert not exported.hierarchy["export_context"]["embed_hierarchy_attributes"]
 
 
 def test_a_sequential_container_is_seen_through(bench: Bench) -> None:

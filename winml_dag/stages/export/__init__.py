@@ -44,7 +44,9 @@ class InputTensor:
 
 @dataclass(frozen=True)
 class ExportFields:
-    """``dynamo`` None means: the exporter that works best for the architecture."""
+    """``dynamo`` None means: the exporter that works best for the architecture. ``clean_onnx``: the model's nodes have
+    no tags.
+    """
 
     opset_version: int = 21
     batch_size: int = 1
@@ -53,6 +55,7 @@ class ExportFields:
     do_constant_folding: bool = True
     enable_hierarchy_tags: bool = True
     hierarchy_tag_format: str = "full"
+    clean_onnx: bool = False
     input_tensors: tuple[InputTensor, ...] | None = None
     output_tensors: tuple[str, ...] | None = None
     dynamic_axes: Mapping[str, Mapping[str, str]] | None = None
@@ -66,7 +69,7 @@ class ExportConfig:
 
 EXPORT = Stage(
     name="export",
-    version=1,
+    version=2,
     work="winml_dag.stages.export.work:run",
     config="winml_dag.stages.export:ExportConfig",
     inputs={"model": InputSlot(frozenset({kinds.MODEL_FOLDER}), required=False)},

@@ -40,11 +40,14 @@ class ModuleEntry:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """``modules``: outermost first; ``nodes``: names of all in the written file; ``tags``: of those that have one."""
+    """``modules``: outermost first; ``nodes``: names of all in the written file; ``tags``: of those that have one;
+    ``embedded``: the nodes in that file have their tags themselves.
+    """
 
     modules: tuple[ModuleEntry, ...]
     nodes: tuple[str, ...]
     tags: Mapping[str, str]
+    embedded: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ def hierarchy_metadata(hierarchy: Hierarchy, facts: ModelFacts, model_file: Path
             "strategy": "htp",
             "version": METADATA_VERSION,
             "exporter": facts.exporter,
-            "embed_hierarchy_attributes": False,
+            "embed_hierarchy_attributes": hierarchy.embedded,
             "export_time_seconds": None,
         },
         "model": {

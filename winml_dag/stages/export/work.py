@@ -19,6 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.onnxmodel.tags import set_tags
 from winml_dag.stages.export import ExportConfig, ExportFields
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
@@ -72,19 +73,19 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
     # The weights of a large model stay in the exporter's file until they are copied to the final one.
     model = load_model(exported.path, weights=False)
     check_export(model, exported.options)
-    tags = node_tags(model, exported.modules, config.export.hierarchy_tag_format)
+    tags = _tags(model, exported, config.export)
+    embedded = bool(tags) and not config.export.clean_onnx
     _describe(model, exported, config.export)
+    if embedded:
+        set_tags(model, tags)
     written = workspace.outputs["model"] / MODEL_FILE
     save_model(model, written)
     shutil.rmtree(exported.path.parent)
 
     names = [choice.name for choice in exported.options.outputs]
     agreed = agreement(exported.expected, onnx_outputs(written, exported.feeds, names))
-    hierarchy = Hierarchy(
-        modules=exported.modules,
-        tags=tags if config.export.enable_hierarchy_tags else {},
-        nodes=tuple(node.name for node in model.graph.node),
-    )
+    nodes = tuple(node.name for node in model.graph.node)
+    hierarchy = Hierarchy(exported.modules, nodes, tags, embedded)
     metadata = hierarchy_metadata(hierarchy, exported.facts, written)
     text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
     (workspace.outputs["hierarchy"] / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
@@ -96,6 +97,10 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
         "max_abs_difference": agreed.max_abs_difference,
         "cosine": agreed.cosine,
     }
+
+
+def _tags(model: ModelProto, exported: _Exported, fields: ExportFields) -> dict[str, str]:
+    return node_tags(model, exported.modules, fields.hierarchy_tag_format) if fields.enable_hierarchy_tags else {}
 
 
 def _check(fields: ExportFields) -> None:

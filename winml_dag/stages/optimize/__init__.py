@@ -29,7 +29,7 @@ class OptimizeConfig:
 
 OPTIMIZE = Stage(
     name="optimize",
-    version=1,
+    version=2,
     work="winml_dag.stages.optimize.work:run",
     config="winml_dag.stages.optimize:OptimizeConfig",
     inputs={"model": kinds.model_slot("optimized", kinds.FLOAT_MODEL)},

@@ -11,6 +11,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
+from winml_dag.onnxmodel.tags import carry_tags
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.flags import FLAGS
 from winml_dag.stages.optimize.portable import to_portable_level
@@ -34,7 +35,7 @@ class _Rewritten:
 
 def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     """Write the optimized model; its metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by flag beyond
-    the portable level) and ``left`` (by flag, what stayed as it was and why).
+    the portable level), ``left`` (by flag, what stayed as it was and why) and ``tagged_nodes``.
 
     Peak of memory: about the size of the weights; 0.6 GB for 2.5 GB of weights in a file of their own.
 
@@ -52,12 +53,13 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     after = inspect_model(rewritten.path)
     _check_domains(before, after, frozenset() if config.target.standard_domain_only else frozenset({_CONTRIB}))
     _check_interface(before, after)
-    _save(rewritten.path, before, after, workspace.outputs["model"] / OPTIMIZED_FILE)
+    tagged = _save(rewritten.path, source, before, after, workspace.outputs["model"] / OPTIMIZED_FILE)
     return {
         "nodes_before": before.total_nodes,
         "nodes_after": after.total_nodes,
         "applied": dict(rewritten.applied),
         "left": dict(rewritten.left),
+        "tagged_nodes": tagged,
     }
 
 
@@ -128,7 +130,8 @@ def _check_interface(before: ModelSummary, after: ModelSummary) -> None:
             )
 
 
-def _save(path: Path, before: ModelSummary, after: ModelSummary, destination: Path) -> None:
+def _save(path: Path, source: Path, before: ModelSummary, after: ModelSummary, destination: Path) -> int:
+    """Returns how many nodes of the result say which module they come from, as those of *source* do."""
     model = load_model(path, weights=False)
     # onnxruntime writes down all domains that it knows.
     used = {"", *_domains(after)}
@@ -139,4 +142,6 @@ def _save(path: Path, before: ModelSummary, after: ModelSummary, destination: Pa
     del model.metadata_props[:]
     for key, value in before.metadata.items():
         model.metadata_props.add(key=key, value=value)
+    tagged = carry_tags(load_model(source, weights=False), model)
     save_model(model, destination)
+    return tagged
