@@ -201,6 +201,8 @@ def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:
             expect(wire, VARINT)
             integer = signed(first)
         elif number == 7:
+            if wire not in (BYTES, FIXED32):
+                raise MalformedError
             if len(numbers) <= _LONGEST_LIST:
                 numbers.extend(_floats(file, first, min(last, first + 4 * _LONGEST_LIST + 4)))
         elif number == 8:
