@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
-from winml_dag.errors import RecipeError
+from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.sources import ModelFolder, OnnxFile
+from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, RandomWeights, Recipe, section_of
 from winml_dag.recipe.spelling import known_instead
+from winml_dag.stages.export.detect import model_type_of, task_of
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,64 @@ class Model:
     def looked_at(self) -> tuple[Path, ...]:
         """Paths outside of its own files that decided which model this is."""
         return () if self.folder is None else self.folder.looked_at
+
+
+def find_model(asked: Asked, *, download: bool) -> Model:
+    """The model that *asked* names; *download* allows fetching it from the hub.
+
+    Raises:
+        UsageError, RecipeError: when none is named, or what is named contradicts itself.
+        InputError: for a model that is missing or damaged.
+    """
+    overrides, loader = asked.overrides, asked.recipe.loader
+    if overrides.onnx is not None:
+        if overrides.model is not None:
+            raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
+        return Model(str(overrides.onnx), onnx=OnnxFile.at(overrides.onnx))
+    # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
+    base = Path.cwd() if overrides.model is not None else asked.base
+    name = overrides.model or loader.path or asked.recipe.model
+    if name is not None and name.casefold().endswith(".onnx"):
+        return Model(name, onnx=OnnxFile.at(resolve_path(base, name)))
+    if asked.random_weights is not None:
+        return _random_model(asked, name)
+    if name is None:
+        raise UsageError(
+            "No model is named.", advice="Give -m/--model, --onnx, `model:` in the recipe, or loader.random_weights."
+        )
+    if asked.recipe.export is None:
+        raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
+    folder = find_model_folder(name, base, loader.revision, download=download)
+    return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
+
+
+def _random_model(asked: Asked, name: str | None) -> Model:
+    if asked.recipe.export is None:
+        raise RecipeError(
+            "export is null, which means that the model is ONNX already, but random weights are for a model that is "
+            "exported."
+        )
+    model_type = asked.recipe.loader.model_type
+    if model_type is None:
+        raise RecipeError(
+            "Random weights need loader.model_type, which says what architecture to make.",
+            advice="Set it, for example to bert or resnet.",
+        )
+    return Model(name or f"{model_type} with random weights", model_type=model_type)
+
+
+def task_for(asked: Asked, model: Model) -> str | None:
+    """What *model* is for, as it was asked for, else as it says itself; None for one that is ONNX already.
+
+    Raises:
+        RecipeError: when nobody says.
+    """
+    task = asked.overrides.task or asked.recipe.loader.task
+    if task is None and model.folder is not None:
+        task = task_of(model.folder.config)
+    if task is None and model.onnx is None:
+        raise RecipeError(
+            f"What is {model.name!r} for? Neither the recipe nor the model says.",
+            advice="Set loader.task or give --task, for example feature-extraction.",
+        )
+    return task

@@ -19,25 +19,23 @@ from winml_dag.engine.toolchain import distribution_version
 from winml_dag.ep.registry import Target, installed, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline import sections
-from winml_dag.pipeline.asked import Asked, Model, with_settings
+from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
-from winml_dag.pipeline.sources import OnnxFile, find_model_folder
+from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.pipeline.userstages import Declared, is_ours
 from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
 from winml_dag.pipeline.variant import LINE, Build, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
-from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
-from winml_dag.stages.export.detect import model_type_of, task_of
 
 # In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
 OUTPUTS = "outputs"
@@ -155,10 +153,10 @@ def resolve(
     asked = Asked(recipe, base, loaded is not None, overrides)
     sections.refuse_unavailable(recipe)
 
-    model = _find_model(asked, download)
+    model = find_model(asked, download=download)
     target = _target(asked)
     asked = replace(asked, recipe=with_compile_settings(recipe, overrides.compile_settings, target))
-    task = _task(asked, model)
+    task = task_for(asked, model)
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
     would_compile = compile_config(asked, target)
@@ -217,44 +215,6 @@ def _missing(target: Target) -> Iterator[str]:
         yield f"{target.ep.name} is not installed here, so the model was not run on it."
 
 
-def _find_model(asked: Asked, download: bool) -> Model:
-    overrides, loader = asked.overrides, asked.recipe.loader
-    if overrides.onnx is not None:
-        if overrides.model is not None:
-            raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
-        return Model(str(overrides.onnx), onnx=OnnxFile.at(overrides.onnx))
-    # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
-    base = Path.cwd() if overrides.model is not None else asked.base
-    name = overrides.model or loader.path or asked.recipe.model
-    if name is not None and name.casefold().endswith(".onnx"):
-        return Model(name, onnx=OnnxFile.at(resolve_path(base, name)))
-    if asked.random_weights is not None:
-        return _random_model(asked, name)
-    if name is None:
-        raise UsageError(
-            "No model is named.", advice="Give -m/--model, --onnx, `model:` in the recipe, or loader.random_weights."
-        )
-    if asked.recipe.export is None:
-        raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
-    folder = find_model_folder(name, base, loader.revision, download=download)
-    return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
-
-
-def _random_model(asked: Asked, name: str | None) -> Model:
-    if asked.recipe.export is None:
-        raise RecipeError(
-            "export is null, which means that the model is ONNX already, but random weights are for a model that is "
-            "exported."
-        )
-    model_type = asked.recipe.loader.model_type
-    if model_type is None:
-        raise RecipeError(
-            "Random weights need loader.model_type, which says what architecture to make.",
-            advice="Set it, for example to bert or resnet.",
-        )
-    return Model(name or f"{model_type} with random weights", model_type=model_type)
-
-
 def _target(asked: Asked) -> Target:
     overrides, recipe = asked.overrides, asked.recipe
     if overrides.ep or overrides.device:
@@ -267,18 +227,6 @@ def _target(asked: Asked) -> Target:
         device = device if device != "auto" else compiled.device
         device = (named.device or device) if named and device == "auto" else device
     return resolve_target(ep, device)
-
-
-def _task(asked: Asked, model: Model) -> str | None:
-    task = asked.overrides.task or asked.recipe.loader.task
-    if task is None and model.folder is not None:
-        task = task_of(model.folder.config)
-    if task is None and model.onnx is None:
-        raise RecipeError(
-            f"What is {model.name!r} for? Neither the recipe nor the model says.",
-            advice="Set loader.task or give --task, for example feature-extraction.",
-        )
-    return task
 
 
 def _require_exporter() -> None:
