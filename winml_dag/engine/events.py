@@ -12,6 +12,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
+from winml_dag.errors import StageError
 from winml_dag.store.record import Record
 
 
@@ -30,7 +31,8 @@ class StageResult:
 
     ``cache_key`` is None while an input is not known yet; ``record`` is there for what ran or was reused.
     ``elapsed_seconds`` is time spent in this run (0 for a reuse), in a plan the estimate, None without one.
-    ``error``, ``advice``, ``log``, ``tail`` and ``metrics``, what it had measured by then, tell of a failure.
+    ``error``, ``advice``, ``log``, ``tail`` and ``metrics``, what it had measured by then, tell of a failure. One that
+    has a ``record`` all the same did its work, and what came out is not what this build needs.
     ``progress``: what its work told last, if anything.
     """
 
@@ -46,6 +48,22 @@ class StageResult:
     tail: tuple[str, ...] = ()
     progress: Progress | None = None
     metrics: JsonObject = field(default_factory=dict)
+
+    @classmethod
+    def refused(
+        cls, node: Node, reason: Reason, record: Record, error: StageError, elapsed_seconds: float | None = 0.0
+    ) -> StageResult:
+        """The result *record* has, which does not do for *node*."""
+        return cls(
+            node,
+            Status.FAILED,
+            reason,
+            record.cache_key,
+            record,
+            elapsed_seconds,
+            error=error.message,
+            advice=error.advice,
+        )
 
 
 class Observer(Protocol):

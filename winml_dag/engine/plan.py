@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from winml_dag.engine import reason
+from winml_dag.engine.check import refusal
 from winml_dag.engine.decide import Reuse, decide
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
@@ -58,5 +59,7 @@ def _planned(node: Node, known: Known, store: Store, scope: str, rebuild: bool) 
     decision = decide(name, ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
         known.settle(node, decision.record)
+        if (refused := refusal(node, decision.record)) is not None:
+            return StageResult.refused(node, decision.reason, decision.record, refused)
         return StageResult(node, Status.REUSED, decision.reason, decision.record.cache_key, decision.record)
     return StageResult(node, Status.RAN, decision.reason, decision.key, elapsed_seconds=decision.estimate_seconds)

@@ -16,6 +16,7 @@ from math import inf
 from typing import TypeAlias
 
 from winml_dag.engine import reason
+from winml_dag.engine.check import refusal
 from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph
@@ -24,6 +25,7 @@ from winml_dag.engine.known import Known
 from winml_dag.engine.places import places
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
+from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, Runner, Underway
 from winml_dag.engine.stage import Node
 from winml_dag.engine.waiting import Waiting
@@ -220,20 +222,30 @@ class Scheduler:
         else:
             assert outcome.record is not None
             self._made.add(decision.key)
-            self._settle(node, outcome.record)
             self._store.remember(remembered_name(self._options.scope, node), outcome.record.cache_key)
-            self._finish(outcome)
+            if not self._refuse(node, outcome.reason, outcome.record, outcome.elapsed_seconds):
+                self._settle(node, outcome.record)
+                self._finish(outcome)
 
     def _undecide(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
             self._undecided.add(node.id)
             self._candidates.append(node)
 
+    def _refuse(self, node: Node, why: Reason, record: Record, elapsed_seconds: float | None = 0.0) -> bool:
+        """Whether *record* does not do for *node*, which has failed then."""
+        error = refusal(node, record)
+        if error is not None:
+            self._finish(StageResult.refused(node, why, record, error, elapsed_seconds))
+        return error is not None
+
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
-        self._settle(node, decision.record)
         self._reused.append(decision.record.cache_key)
         if decision.reason is not reason.UP_TO_DATE:
             self._store.remember(remembered_name(self._options.scope, node), decision.record.cache_key)
+        if self._refuse(node, decision.reason, decision.record):
+            return
+        self._settle(node, decision.record)
         # A node that ran in this run and is then found again (its reader met a damaged blob elsewhere) did run.
         before = self._results.get(node.id)
         if before is None or before.record is None or before.cache_key != decision.record.cache_key:

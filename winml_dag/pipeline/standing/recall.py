@@ -218,6 +218,7 @@ def _node_line(node: Node, stage: int, made: Made | None) -> str:
         "paths": node.paths,
         "interpreter": None if node.interpreter is None else str(node.interpreter),
         "surroundings": node.surroundings,
+        "check": node.check,
         "made": None if made is None else _made_json(made),
     }
     return _text(value)
@@ -238,6 +239,7 @@ def _node(value: Any, stages: Sequence[Stage]) -> Node:
         paths=value["paths"],
         interpreter=None if interpreter is None else Path(interpreter),
         surroundings=value["surroundings"],
+        check=value["check"],
     )
 
 

@@ -1,0 +1,70 @@
+"""A result that came out well and is not what a build needs: its stage fails, its record stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from engine_samples import Bench, node
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import Status
+from winml_dag.errors import StageError
+
+
+def at_most_one_input(metrics: JsonObject) -> None:
+    if metrics["inputs"] != 1:
+        raise StageError(f"It has {metrics['inputs']} inputs.", advice="Take one away.")
+
+
+CHECK = f"{__name__}:at_most_one_input"
+JUDGED = (
+    node("export", "weights"),
+    replace(node("analyze", "export.out", "weights"), check=CHECK),
+    node("quantize", "export.out"),
+    node("report", "analyze.out"),
+)
+
+
+def test_a_refused_result_stops_the_run_and_whoever_asks_for_less_gets_it(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    ran = bench.run(JUDGED, [weights])
+    assert ran.calls == ["export", "analyze"], "what has not begun by then is not begun"
+    refused = ran.results["analyze"]
+    assert (refused.status, refused.error, refused.advice) == (
+        Status.FAILED,
+        "It has 2 inputs.",
+        "Take one away.",
+    )
+    assert refused.record is not None
+    assert bench.text(refused.record.files()[0]).startswith("analyze0")
+
+    allowed = tuple(replace(one, check="") for one in JUDGED)
+    assert bench.run(allowed, [weights]).calls == ["quantize", "report"]
+
+
+def test_a_refused_result_is_refused_again_without_running_and_a_plan_says_so(bench: Bench) -> None:
+    weights = bench.source("weights", "w")
+    bench.run(JUDGED, [weights])
+    again = bench.run(JUDGED, [weights])
+    assert again.calls == []
+    assert again.results["analyze"].error == "It has 2 inputs."
+    foreseen = {result.node.id: result for result in bench.plan(JUDGED, [weights])}
+    assert (foreseen["analyze"].status, foreseen["analyze"].error) == (Status.FAILED, "It has 2 inputs.")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_does_not_read_it_goes_on_when_asked_to(bench: Bench, jobs: int) -> None:
+    ran = bench.run(JUDGED, [bench.source("weights", "w")], keep_going=True, jobs=jobs)
+    assert ran.results["quantize"].status is Status.RAN
+    assert (ran.results["report"].status, ran.reason("report")) == (
+        Status.SKIPPED,
+        "needs analyze, which did not finish",
+    )
+
+
+def test_a_result_that_does_is_a_result_like_any_other(bench: Bench) -> None:
+    line = (replace(node("export", "weights"), check=CHECK), node("quantize", "export.out"))
+    weights = bench.source("weights", "w")
+    assert bench.run(line, [weights]).calls == ["export", "quantize"]
+    assert bench.run(line, [weights]).told == ["reused export", "reused quantize"]
