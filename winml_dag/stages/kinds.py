@@ -21,6 +21,9 @@ COMPILED_MODEL = "compiled onnx"  # has EPContext nodes: an execution provider's
 COMPILED_MODELS = "compiled onnx models"  # several that share one binary
 
 RANGES = "activation ranges"
+OPTIMIZATIONS = "optimizations"  # one file optimizations.json: {capability: true} for all that analyze discovered
+SUPPORT = "operator support"  # tables of what execution providers do with operators
+ANALYSIS = "analysis"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"
 SENSITIVITY = "sensitivity report"

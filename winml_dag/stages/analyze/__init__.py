@@ -1,0 +1,80 @@
+"""analyze: what the target can do with each operator of a model, and which capabilities of optimize would help.
+
+This is the declaration; the work is in :mod:`winml_dag.stages.analyze.work`. The optimizations that it puts out are
+cumulative, and byte for byte those that it read when there is nothing to add: the optimize that reads them has the key
+of the one before then, and need not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.stages import kinds
+
+RESULT_FILE = "analyze_result.json"
+OPTIMIZATIONS_FILE = "optimizations.json"
+NOTHING_DISCOVERED = "{}"  # the content of optimizations.json with which a search begins
+
+
+@dataclass(frozen=True)
+class AnalyzeFields:
+    """``propose``: whether capabilities are proposed. ``learned``: by case what a trial on the target has told, in the
+    words of a verdict; it fills what the tables leave open.
+    """
+
+    propose: bool = True
+    learned: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AnalyzeTarget:
+    """``execution_provider`` is the full name."""
+
+    execution_provider: str = "CPUExecutionProvider"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class QuantizedTo:
+    """What quantize will make of the model: nodes are judged as they will be then.
+
+    Attributes:
+        activation_type, weight_type: integer types, or ``float16`` for both.
+        op_types: that are quantized; None for all that quantize takes by itself.
+        excluded: names of nodes that are not.
+    """
+
+    activation_type: str
+    weight_type: str
+    op_types: tuple[str, ...] | None = None
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AnalyzeConfig:
+    """``optim``: the recipe's own words on capabilities: what is true is on already, what is false is not proposed.
+
+    ``quant`` is None where the model stays as it is: quantized already, in float32, or with weights of 4 bits only.
+    """
+
+    analyze: AnalyzeFields = AnalyzeFields()
+    target: AnalyzeTarget = AnalyzeTarget()
+    optim: Mapping[str, bool] = field(default_factory=dict)
+    quant: QuantizedTo | None = None
+
+
+ANALYZE = Stage(
+    name="analyze",
+    version=1,
+    work="winml_dag.stages.analyze.work:run",
+    config="winml_dag.stages.analyze:AnalyzeConfig",
+    inputs={
+        "model": InputSlot(kinds.ANY_MODEL),
+        "support": InputSlot(frozenset({kinds.SUPPORT}), required=False),
+        "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
+    },
+    outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
+    timeout_seconds=600.0,
+)
