@@ -55,10 +55,10 @@ class Inspected:
 
 def described_lines(inspected: Inspected, top: int) -> Iterator[str]:
     """The whole description, with the *top* largest tensors."""
-    return map(_plain, _lines(inspected, top))
+    return map(plain, _lines(inspected, top))
 
 
-def _plain(line: str) -> str:
+def plain(line: str) -> str:
     """*line* without what a terminal would obey or a reader not see: anybody may have written the names in a model."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 

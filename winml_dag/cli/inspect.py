@@ -21,23 +21,29 @@ if TYPE_CHECKING:
 @click.argument("path", type=FILE, required=False)
 @click.option("-m", "--model", type=FILE, help="The same as PATH: an ONNX model, or a folder with one.")
 @click.option("--top", type=click.IntRange(min=0), default=5, help="How many of the largest tensors to list [5].")
+@click.option("-H", "--hierarchy", is_flag=True, help="Show the modules that the nodes come from, as a tree.")
 @format_option
-def command(*, path: Path | None, model: Path | None, top: int, format_: str) -> int:
+def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool, format_: str) -> int:
     """Tell what an ONNX model is: inputs, outputs, operators, the precision that it really has, what it is compiled
     for, the files that belong to it, its largest tensors, and which build made it.
 
     \b
     winml-dag inspect model.onnx
     winml-dag inspect out --format json
+    winml-dag inspect out --hierarchy
     """
-    from winml_dag.cli.described import described_json, described_lines
-
     try:
-        inspected = _inspect(_given(path, model))
+        given = _given(path, model)
+        if hierarchy:
+            _show_hierarchy(given, format_)
+            return 0
+        inspected = _inspect(given)
     except WinmlDagError as error:
         if format_ == "json":
             click.echo(json.dumps({"errors": [str(error)]}, ensure_ascii=False))
         raise
+    from winml_dag.cli.described import described_json, described_lines
+
     if format_ == "json":
         click.echo(json.dumps(described_json(inspected, top), ensure_ascii=False))
     else:
@@ -46,6 +52,17 @@ def command(*, path: Path | None, model: Path | None, top: int, format_: str) ->
     if inspected.model.problems:
         raise InputError(" ".join(inspected.model.problems))
     return 0
+
+
+def _show_hierarchy(path: Path, format_: str) -> None:
+    from winml_dag.cli.hierarchy import find_hierarchy, hierarchy_json, hierarchy_lines
+
+    tagged = find_hierarchy(path)
+    if format_ == "json":
+        click.echo(json.dumps(hierarchy_json(tagged), ensure_ascii=False))
+    else:
+        for line in hierarchy_lines(tagged):
+            click.echo(line)
 
 
 def _given(path: Path | None, model: Path | None) -> Path:

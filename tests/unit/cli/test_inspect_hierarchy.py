@@ -1,0 +1,83 @@
+"""``winml-dag inspect --hierarchy`` shows the modules that nodes come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import helper
+
+from winml_dag.cli.inspect import command
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.tags import set_tags
+
+LAYERS = 3
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Layers of two nodes each in a list, and a head that no module is known of."""
+    nodes, tags, last = [], {}, "x"
+    for layer in range(LAYERS):
+        for op, module in (("Relu", "Linear"), ("Abs", "Act")):
+            name = f"{op}_{layer}"
+            nodes.append(helper.make_node(op, [last], [name], name=name))
+            tags[name] = f"/Net/Layer.{layer}/{module}"
+            last = name
+    nodes.append(helper.make_node("Neg", [last], ["y"], name="head"))
+    values = [helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
+    made = helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:]))
+    set_tags(made, tags)
+    onnx.save(made, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def shown(*arguments: object) -> list[str]:
+    result = CliRunner().invoke(command, [*map(str, arguments), "--hierarchy"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output.splitlines()
+
+
+def test_layers_that_are_alike_are_shown_once(model: Path) -> None:
+    assert shown(model) == [
+        f"{model}: 6 of 7 nodes say which module they come from",
+        "Net                            6",
+        "  Layer.0 to 2, 3 alike, each  2",
+        "    Linear                     1  Relu 1",
+        "    Act                        1  Abs 1",
+    ]
+
+
+def test_a_layer_that_differs_is_shown_itself(model: Path) -> None:
+    changed = onnx.load(model)
+    changed.graph.node[2].op_type = "Exp"
+    onnx.save(changed, model)
+    assert [line.split()[0] for line in shown(model.parent) if "Layer" in line] == ["Layer.0", "Layer.1", "Layer.2"]
+
+
+def test_json_has_every_module(model: Path) -> None:
+    [text] = shown(model, "--format", "json")
+    value = json.loads(text)
+    assert (value["nodes"], value["tagged_nodes"]) == (7, 6)
+    assert [layer["name"] for layer in value["modules"][0]["children"]] == ["Layer.0", "Layer.1", "Layer.2"]
+
+
+def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path) -> None:
+    model.rename(model.with_name("optimized.onnx"))
+    context = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context=b"1", embed_mode=1)
+    values = [helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
+    onnx.save(helper.make_model(helper.make_graph([context], "g", values[:1], values[1:])), model)
+    assert shown(model.parent)[0].startswith(str(model.with_name("optimized.onnx")))
+
+
+def test_what_tells_of_no_module_is_refused(model: Path, tmp_path: Path) -> None:
+    bare = onnx.load(model)
+    set_tags(bare, {})
+    onnx.save(bare, model)
+    (tmp_path / "other.json").write_text("{}")
+    for path in (model, tmp_path / "other.json", tmp_path / "none.onnx"):
+        with pytest.raises(InputError):
+            CliRunner().invoke(command, [str(path), "-H"], catch_exceptions=False)

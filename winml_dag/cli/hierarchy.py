@@ -1,0 +1,123 @@
+"""``winml-dag inspect --hierarchy``: which modules of the PyTorch model the nodes of a graph come from, as a tree."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.described import plain
+from winml_dag.errors import InputError
+from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.onnxmodel.hierarchy import Module, alike, module_tree
+from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
+
+_INDENT = "  "
+_MOST_OPERATORS = 4
+# A compiled model has no nodes of its own any more, so what it was made from is asked.
+_IN_A_FOLDER = (MODEL, QUANTIZED, OPTIMIZED, EXPORTED)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """The nodes of ``path`` as a tree of modules; of ``nodes`` in all, the others come from no known module."""
+
+    path: Path
+    nodes: int
+    modules: tuple[Module, ...]
+
+    @property
+    def tagged(self) -> int:
+        return sum(module.nodes for module in self.modules)
+
+
+def find_hierarchy(path: Path) -> Tagged:
+    """What *path* tells: a model, the output folder of a build, or an ``export_htp_metadata.json``.
+
+    Raises:
+        InputError: when it cannot be read, or tells of no module.
+    """
+    files = [path / name for name in _IN_A_FOLDER if (path / name).exists()] if path.is_dir() else [path]
+    read = (_of_metadata(file) if file.suffix == ".json" else _of_model(file) for file in files)
+    found = next((tagged for tagged in read if tagged.modules), None)
+    if found is None:
+        raise InputError(
+            f"{path} does not say which modules of a PyTorch model its nodes come from.",
+            advice="Export the model with winml-dag (export.enable_hierarchy_tags is on by default), and leave out "
+            f"export.clean_onnx; or give the {HIERARCHY} beside it.",
+        )
+    return found
+
+
+def hierarchy_lines(tagged: Tagged) -> Iterator[str]:
+    return map(plain, _lines(tagged))
+
+
+def _lines(tagged: Tagged) -> Iterator[str]:
+    yield f"{tagged.path}: {tagged.tagged} of {tagged.nodes} nodes say which module they come from"
+    rows = list(_rows(tagged.modules, ""))
+    width = max(len(name) for name, _, _ in rows)
+    digits = max(len(count) for _, count, _ in rows)
+    for name, count, operators in rows:
+        yield f"{name:<{width}}  {count:>{digits}}  {operators}".rstrip()
+
+
+def hierarchy_json(tagged: Tagged) -> JsonObject:
+    return {
+        "path": str(tagged.path),
+        "nodes": tagged.nodes,
+        "tagged_nodes": tagged.tagged,
+        "modules": [_json(module) for module in tagged.modules],
+    }
+
+
+def _json(module: Module) -> JsonObject:
+    return {
+        "name": module.name,
+        "nodes": module.nodes,
+        "operators": dict(module.operators),
+        "children": [_json(child) for child in module.children],
+    }
+
+
+def _rows(modules: Sequence[Module], indent: str) -> Iterator[tuple[str, str, str]]:
+    """Name, number of nodes, and the operators that are the module's own."""
+    for run in alike(modules):
+        first, last = run[0], run[-1]
+        times = "" if len(run) == 1 else f" to {last.name.rpartition('.')[2]}, {len(run)} alike, each"
+        yield f"{indent}{first.name}{times}", str(first.nodes), _operators(first.operators)
+        yield from _rows(first.children, indent + _INDENT)
+
+
+def _operators(counts: Mapping[str, int]) -> str:
+    if set(counts) == {""}:
+        return ""
+    most = Counter(counts).most_common(_MOST_OPERATORS)
+    others = sum(counts.values()) - sum(count for _, count in most)
+    named = [f"{name} {count}" for name, count in most]
+    return ", ".join([*named, f"{others} more"] if others else named)
+
+
+def _of_model(path: Path) -> Tagged:
+    nodes = read_model(path).graph.nodes
+    return Tagged(path, len(nodes), module_tree((node.op_type, node.tag) for node in nodes if node.tag))
+
+
+def _of_metadata(path: Path) -> Tagged:
+    """The file names nodes and not their operators."""
+    try:
+        content: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}.") from error
+    tags = content.get("nodes") if isinstance(content, Mapping) else None
+    statistics = content.get("statistics") if isinstance(content, Mapping) else None
+    if not isinstance(tags, Mapping) or not isinstance(statistics, Mapping):
+        raise InputError(f"{path} is no {HIERARCHY}: it has no nodes.", advice="Give the file that an export made.")
+    count = statistics.get("onnx_nodes")
+    tree = module_tree(("", tag) for tag in tags.values() if isinstance(tag, str))
+    return Tagged(path, count if isinstance(count, int) else len(tags), tree)
