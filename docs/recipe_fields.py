@@ -32,8 +32,15 @@ def _unused(text: str) -> Meaning:
     return Meaning(text, NO_EFFECT)
 
 
-# The nested form of compile: the same fields as there.
-SAME_AS = {"compile.ep_config": "compile", "compile.quant_config": "quant"}
+# The nested form of compile, and what a component of a composite model says otherwise: the same fields as at the top.
+SAME_AS = {
+    "compile.ep_config": "compile",
+    "compile.quant_config": "quant",
+    "components.export": "export",
+    "components.quant": "quant",
+    "components.compile": "compile",
+    "components.validate": "validate",
+}
 
 SECTIONS = {
     "": "The keys at the top of a recipe.",
@@ -72,6 +79,11 @@ SECTIONS = {
     "perf": (
         "Ours. How `winml-dag perf` measures the result; no build does. See "
         "[Measure the speed](../how-to/measure-speed.md)."
+    ),
+    "components": (
+        "Ours. What is otherwise for one component of a composite model (`encoder`, `decoder`, `image-encoder`, "
+        "`text-encoder`), by its name; see [Composite models](../how-to/composite-models.md). Of a section, the fields "
+        "that are written here take the place of those above."
     ),
     "stages": (
         "Ours. Stages of your own, by name; see [Stages of your own](../how-to/stages-of-your-own.md). An entry has "
@@ -212,6 +224,13 @@ FIELDS: dict[str, Meaning] = {
     "compile.verbose": _unused("The compiler's words are in the log of the stage if it fails."),
     "compile.quant_config": _ours("A `quant` section for this target; refused beside `quant`."),
     "compile.ep_config": Meaning("See below."),
+    "components.precision": _ours("Of this component, in place of the recipe's."),
+    "components.export": _ours("Fields of `export`, such as input tensors, which differ from component to component."),
+    "components.optim": _ours("Capabilities that are on or off for this component."),
+    "components.quant": _ours("Fields of `quant`; null: this component is not quantized."),
+    "components.compile": _ours("Fields of `compile`; null: this component is not compiled."),
+    "components.validate": _ours("Fields of `validate`."),
+    "components.skip_optimize": _ours("Leave optimize out for this component."),
     "stages.command": _ours("A program and its arguments, with `{inputs.name}`, `{outputs.name}`, `{config.name}`."),
     "stages.run": _ours("A Python function in place of a command: `package.module:function`."),
     "stages.uses": _ours("A stage that an installed package brings, by name."),

@@ -279,11 +279,27 @@ class StageEntry(Section):
     timeout: Seconds | None = None
 
 
+class Component(Section):
+    """Ours: what is otherwise for one component of a composite model than what the recipe says for all of them.
+
+    Of a section, the fields that are written here take the place of the recipe's. ``quant`` and ``compile`` null leave
+    that stage out for this component.
+    """
+
+    precision: PrecisionName | None = None
+    export: Export = Field(default_factory=Export.model_construct)
+    optim: OrEmpty[Mapping[OptimFlag, bool]] = Field(default_factory=dict)
+    quant: Quant | None = None
+    compile: Compile | None = None
+    validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
+    skip_optimize: bool = False
+
+
 class Recipe(Section):
     """A whole recipe.
 
     Ours: ``model`` (hub id, folder or .onnx file), ``ep``, ``device``, ``precision``, ``output_dir``, ``validate``,
-    ``perf``, ``stages``.
+    ``perf``, ``stages``, ``components`` (by name, of a composite model).
 
     ``quant``, ``compile`` and ``eval`` None: that stage is left out, whether the section was missing or null.
     ``export`` None (only when null was written): the model is ONNX already.
@@ -305,6 +321,7 @@ class Recipe(Section):
     auto: bool = True
     skip_optimize: bool = False
     stages: MapOf[StageEntry] = Field(default_factory=dict)
+    components: MapOf[Component] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _quantize_once(self) -> Self:
