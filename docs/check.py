@@ -23,7 +23,7 @@ from tables import join
 from winml_dag.cli.main import cli
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.load import parse_recipe
-from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.optim import CAPABILITIES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -141,7 +141,7 @@ def _is_known_field(names: list[str]) -> bool:
     if {"onnx", "json"} & {*names} or names[0] not in {*known, "optim"}:
         return True
     if names[0] == "optim":
-        return names[1:] == [name for name in names[1:] if name in OPTIM_FLAGS]
+        return names[1:] == [name for name in names[1:] if name in CAPABILITIES]
     path = ""
     for name in names:
         section = known.get(path)

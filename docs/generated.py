@@ -27,7 +27,7 @@ from winml_dag.pipeline.variant import LINE
 from winml_dag.recipe import precision
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.bounds import MINIMUM_COSINE
-from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.quality import USUAL_COSINE
 
 
@@ -107,9 +107,9 @@ def _first_sentence(kind: type) -> str:
     return text.partition(". ")[0].rstrip(".") + "."
 
 
-def flags() -> str:
-    rows = [(f"`{name}`", flag.description) for name, flag in FLAGS.items()]
-    return table(("flag", "what it does"), rows)
+def capabilities() -> str:
+    rows = [(f"`{name}`", capability.description) for name, capability in CATALOG.items()]
+    return table(("capability", "what it does"), rows)
 
 
 def stages() -> str:
@@ -268,7 +268,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "exit codes": exit_codes,
     "recipe": recipe,
-    "optimization flags": flags,
+    "capabilities": capabilities,
     "stages": stages,
     "execution providers": providers,
     "options of QNN": qnn_options,

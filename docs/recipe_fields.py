@@ -104,7 +104,7 @@ FIELDS: dict[str, Meaning] = {
     "device": _ours("With `auto` and no `ep`: the CPU. With an `ep`: the first device that it drives."),
     "precision": _ours("One of the [precisions](precisions.md). Left out: the `quant` section decides."),
     "output_dir": _ours("Output folder, relative to the recipe. `-o` wins over it."),
-    "optim": Meaning("Graph optimizations by [flag](#optimization-flags)."),
+    "optim": Meaning("Graph optimizations by [capability](#capabilities)."),
     "auto": _unused("winml-cli's search for optimization flags. `true`, when written, only gives a note."),
     "skip_optimize": Meaning("Leave the optimize stage out."),
     "loader.task": Meaning("What the model is for, such as `fill-mask`; read from `config.json` when left out."),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.optim import CAPABILITIES
 
 # Field, base recipe, its new value, and the stages that it reaches directly.
 Edit = tuple[str, str, Any, str]
@@ -148,8 +148,8 @@ EDITS: tuple[Edit, ...] = (
     #
     ("optim", "static", None, NOTHING),
     ("optim", "inputs", None, "optimize"),
-    *((f"optim.{flag}", "static", False, NOTHING) for flag in OPTIM_FLAGS),
-    *((f"optim.{flag}", "static", True, "optimize") for flag in OPTIM_FLAGS if flag != "constant_folding"),
+    *((f"optim.{flag}", "static", False, NOTHING) for flag in CAPABILITIES),
+    *((f"optim.{flag}", "static", True, "optimize") for flag in CAPABILITIES if flag != "constant_folding"),
     ("optim.constant_folding", "static", True, NOTHING),
     #
     ("quant", "static", None, "calibrate quantize compile validate"),

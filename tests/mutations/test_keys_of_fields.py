@@ -23,17 +23,19 @@ from winml_dag.ep.options import option_table
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import RecipeError, WinmlDagError
 from winml_dag.pipeline.request import Overrides
-from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.schema import Recipe
 
 # Read by no stage of this version; refused by the schema where they are wrong.
 UNREAD = ("eval", "perf")
 # Keys that the schema's types do not tell.
-FLAGS = tuple(Field(f"optim.{flag}", bool, section=False) for flag in OPTIM_FLAGS)
-_OPTIM = Field("optim", Mapping[Literal[OPTIM_FLAGS], bool], section=True)
-# Stages that a recipe declares itself have tests of their own.
+FLAGS = tuple(Field(f"optim.{flag}", bool, section=False) for flag in CAPABILITIES)
+_OPTIM = Field("optim", Mapping[Literal[CAPABILITIES], bool], section=True)
+# Stages that a recipe declares itself, and the components of a composite model, have tests of their own.
 FIELDS = tuple(
-    _OPTIM if field.path == "optim" else field for field in fields_of(Recipe) if not field.path.startswith("stages")
+    _OPTIM if field.path == "optim" else field
+    for field in fields_of(Recipe)
+    if not field.path.startswith(("stages", "components"))
 )
 
 

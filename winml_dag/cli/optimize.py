@@ -15,27 +15,28 @@ from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
-from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.optim import CAPABILITIES
 
 
-def _tell_flags(format_: str) -> int:
-    from winml_dag.stages.optimize.flags import FLAGS
+def _tell_capabilities(format_: str) -> int:
+    from winml_dag.stages.optimize.capabilities import CATALOG
 
     if format_ == "json":
-        flags: list[JsonValue] = [
-            {"name": name, "description": flag.description, "always_on": flag.always_on} for name, flag in FLAGS.items()
+        found: list[JsonValue] = [
+            {"name": name, "description": capability.description, "always_on": capability.always_on}
+            for name, capability in CATALOG.items()
         ]
-        print_object({"flags": flags})
+        print_object({"capabilities": found})
         return 0
-    width = max(map(len, FLAGS))
-    for name, flag in FLAGS.items():
-        click.echo(f"{name:<{width}}  {flag.description}")
+    width = max(map(len, CATALOG))
+    for name, capability in CATALOG.items():
+        click.echo(f"{name:<{width}}  {capability.description}")
     return 0
 
 
-def _winml_cli_flags(function: Any) -> Any:
+def _winml_cli_options(function: Any) -> Any:
     """``--enable-gelu-fusion`` and ``--disable-gelu-fusion``, as winml-cli spells them; help has the short form."""
-    for name in OPTIM_FLAGS:
+    for name in CAPABILITIES:
         word = name.replace("_", "-")
         function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)
     return function
@@ -45,12 +46,12 @@ def _winml_cli_flags(function: Any) -> Any:
 @click.option("-m", "--model", type=FILE, help="The ONNX model.")
 @click.option("-o", "--output", type=FILE, help="Where the result goes [MODEL_opt.onnx beside the model].")
 @click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which optim, validate and the target count.")
-@click.option("--enable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to switch on.")
-@click.option("--disable", metavar="FLAG", type=TEXT, multiple=True, help="An optimization to leave out.")
+@click.option("--enable", metavar="CAPABILITY", type=TEXT, multiple=True, help="An optimization to switch on.")
+@click.option("--disable", metavar="CAPABILITY", type=TEXT, multiple=True, help="An optimization to leave out.")
 @click.option(
     "-l", "--list-capabilities", is_flag=True, help="Print the optimizations that there are, and nothing else."
 )
-@_winml_cli_flags
+@_winml_cli_options
 @target_options
 @VALIDATION
 @no_validate_option
@@ -63,7 +64,7 @@ def command(**options: Any) -> int:
     winml-dag optimize --list-capabilities
     """
     if options["list_capabilities"]:
-        return _tell_flags(options["format_"])
+        return _tell_capabilities(options["format_"])
     if options["model"] is None:
         raise click.UsageError("Missing option '-m' / '--model'.")
     return run_one(options, request_of, OUTCOME)
@@ -76,7 +77,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         onnx=model,
         ep=options["ep"],
         device=options["device"],
-        settings={"optim": flags_of(options), "validate": VALIDATION.given(options)},
+        settings={"optim": capabilities_of(options), "validate": VALIDATION.given(options)},
         validate=False if options["no_validate"] else None,
     )
     return Request(
@@ -84,13 +85,13 @@ def request_of(options: Mapping[str, Any]) -> Request:
     )
 
 
-def flags_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Every flag that is switched on or off by name.
+def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Every capability that is switched on or off by name.
 
     Raises:
-        UsageError: for a flag that is switched both on and off.
+        UsageError: for a capability that is switched both on and off.
     """
-    found: dict[str, JsonValue] = {name: options[name] for name in OPTIM_FLAGS if options[name] is not None}
+    found: dict[str, JsonValue] = {name: options[name] for name in CAPABILITIES if options[name] is not None}
     for option, on in (("enable", True), ("disable", False)):
         for given in options[option]:
             name = given.replace("-", "_")

@@ -20,7 +20,7 @@ from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
-from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.validate import ValidateConfig
@@ -97,9 +97,9 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
         return Skip("skip_optimize is set in the recipe")
     if wanted is None and onnx is not None and onnx.kind in kinds.INTEGER_MODELS:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
-    flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled and not FLAGS[name].always_on}
+    flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled and not CATALOG[name].always_on}
     # Only where a flag's form depends on it: otherwise builds for different targets share this stage.
-    matters = any(FLAGS[name].form_depends_on_domain for name in flags)
+    matters = any(CATALOG[name].form_depends_on_domain for name in flags)
     return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and matters))
 
 
@@ -229,5 +229,5 @@ def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str,
             "Set quant.calibration_data to validate on."
         )
     if asked.overrides.analyze or (asked.overrides.analyze is None and asked.recipe.auto and asked.wrote("auto")):
-        found.append("Analyze is not part of this version: no optimization flags are discovered.")
+        found.append("Analyze is not part of this version: no capabilities are discovered.")
     return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-OPTIM_FLAGS = (
+CAPABILITIES = (
     "bias_softmax_fusion",
     "clamp_constant_values",
     "constant_folding",

@@ -49,7 +49,7 @@ def test_everything_that_is_wrong_is_said_at_once_and_where(tmp_path: Path) -> N
         f"{path}:3: loader.modle_type: unknown key; did you mean 'model_type'?",
         f"{path}:5: quant.mode: 'banana' is not one of static, dynamic, rtn, fp16",
         f"{path}:6: quant.samples: expected a whole number, got 'ten'",
-        f"{path}:8: optim.gelu_fusionn: unknown flag; did you mean 'gelu_fusion'?",
+        f"{path}:8: optim.gelu_fusionn: unknown capability; did you mean 'gelu_fusion'?",
     )
 
 

@@ -14,12 +14,12 @@ from optimize_samples import assert_same_results, feeds, graph, optimize, output
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
-from winml_dag.recipe.optim import OPTIM_FLAGS
+from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.stages.optimize import OptimizeConfig
-from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.work import run
 
-ALL_FLAGS = tuple(FLAGS)
+EVERY = tuple(CATALOG)
 BLOCK = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
     <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
      float outer = {0.79788456}, float half = {0.5}> {
@@ -57,7 +57,7 @@ def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> 
 
 
 def test_all_flags_together_compute_the_same(tmp_path: Path) -> None:
-    result = optimize(tmp_path, _block(), *ALL_FLAGS, standard_domain_only=True)
+    result = optimize(tmp_path, _block(), *EVERY, standard_domain_only=True)
     applied = {flag for flag, changes in result.metrics["applied"].items() if changes}
     assert applied >= {"clamp_constant_values", "gelu_fusion"}
     assert {node.domain for node in result.model.graph.node} == {""}
@@ -67,10 +67,10 @@ def test_all_flags_together_compute_the_same(tmp_path: Path) -> None:
 def test_flags_without_a_place_to_apply_give_the_bytes_of_none(tmp_path: Path) -> None:
     model = graph("agraph (float[2, 4] x) => (float[2, 4] y) <float[4] a = {1, 2, 3, 4}> { y = Mul(x, a) }")
     plain = optimize(tmp_path, model)
-    for flag in FLAGS:
+    for flag in CATALOG:
         result = optimize(tmp_path, model, flag)
         assert (flag, result.content, result.metrics["applied"]) == (flag, plain.content, {flag: 0})
-    assert optimize(tmp_path, model, *FLAGS).content == plain.content
+    assert optimize(tmp_path, model, *CATALOG).content == plain.content
 
 
 def test_a_flag_without_a_place_adds_nothing_to_one_that_has_some(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ sys.stdout.buffer.write(optimize(pathlib.Path(sys.argv[2]), onnx.load(sys.argv[3
             check=True,
             capture_output=True,
         ).stdout
-        for folder, seed, flags in (("a", "1", ALL_FLAGS), ("some/where/else", "2", tuple(reversed(ALL_FLAGS))))
+        for folder, seed, flags in (("a", "1", EVERY), ("some/where/else", "2", tuple(reversed(EVERY))))
     }
-    assert made == {optimize(tmp_path / "here", _block(), *ALL_FLAGS).content}
+    assert made == {optimize(tmp_path / "here", _block(), *EVERY).content}
 
 
 def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_shape_that_the_graph_does_not_confirm_is_not_passed_on(tmp_path: Path
     assert not any(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-@pytest.mark.parametrize("flags", [(), ALL_FLAGS])
+@pytest.mark.parametrize("flags", [(), EVERY])
 def test_every_value_has_its_shape(tmp_path: Path, flags: tuple[str, ...]) -> None:
     made = optimize(tmp_path, _block(), *flags).model.graph
     known = {value.name for value in (*made.value_info, *made.output)}
@@ -242,9 +242,9 @@ def test_an_unknown_flag_is_refused(tmp_path: Path) -> None:
 def test_recipes_and_the_stage_know_the_same_flags() -> None:
     from winml_dag.stages.optimize.rewrites import REWRITES
 
-    assert set(FLAGS) == set(OPTIM_FLAGS) == set(REWRITES)
+    assert set(CATALOG) == set(CAPABILITIES) == set(REWRITES)
 
 
 def test_asking_what_flags_there_are_imports_no_onnx() -> None:
-    code = "import sys, winml_dag.stages.optimize.flags; print([m for m in ('onnx', 'numpy') if m in sys.modules])"
+    code = "import sys, winml_dag.stages.optimize.capabilities; print([m for m in ('onnx', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

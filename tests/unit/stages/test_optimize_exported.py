@@ -9,7 +9,7 @@ import onnx
 import pytest
 from optimize_samples import assert_same_results, optimize
 
-from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.optimize.capabilities import CATALOG
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")
@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 64,
     "attn_implementation": "eager",
 }
-ALL_FLAGS = tuple(FLAGS)
+EVERY = tuple(CATALOG)
 
 
 def _bert(activation: str) -> tuple[Any, dict[str, Any]]:
@@ -73,7 +73,7 @@ def test_exported_models_compute_the_same_with_all_flags(tmp_path: Path, made: s
     model, inputs = _vit() if made == "vit" else _bert(made.removeprefix("bert "))
     exported = _export(model, inputs, dynamo=dynamo, opset=opset)
     plain = optimize(tmp_path / "plain", exported)
-    fused = optimize(tmp_path / "fused", exported, *ALL_FLAGS)
+    fused = optimize(tmp_path / "fused", exported, *EVERY)
     assert_same_results(plain)
     assert_same_results(fused)
     assert fused.metrics["nodes_after"] <= plain.metrics["nodes_after"]

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from winml_dag.engine.stage import Stage
+from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.stages import kinds
 
 
 @dataclass(frozen=True)
 class OptimizeTarget:
-    """``standard_domain_only``: no flag may bring in operators from outside the ONNX standard (``com.microsoft``)."""
+    """``standard_domain_only``: no capability may bring in operators from outside the ONNX standard."""
 
     standard_domain_only: bool = False
 
 
 @dataclass(frozen=True)
 class OptimizeConfig:
-    """``optim`` has the enabled flags only."""
+    """``optim`` has the capabilities that a recipe switches on or off, as far as that differs from what is usual."""
 
     optim: Mapping[str, bool] = field(default_factory=dict)
     target: OptimizeTarget = OptimizeTarget()
@@ -32,7 +32,11 @@ OPTIMIZE = Stage(
     version=2,
     work="winml_dag.stages.optimize.work:run",
     config="winml_dag.stages.optimize:OptimizeConfig",
-    inputs={"model": kinds.model_slot("optimized", kinds.FLOAT_MODEL)},
+    inputs={
+        "model": kinds.model_slot("optimized", kinds.FLOAT_MODEL),
+        # What an analysis of the model has found to help. What the recipe says about a capability wins.
+        "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
+    },
     outputs={"model": kinds.FLOAT_MODEL},
     packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir", "numpy"),
 )

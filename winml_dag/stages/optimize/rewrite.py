@@ -23,7 +23,7 @@ class Outcome:
 
 Operand: TypeAlias = Var | float
 
-# Changes the model in place. With 0 changes it has not touched it: the file will be the same bytes as without the flag.
+# Changes the model in place. With 0 changes it has not touched it: the file will be the same bytes as without it.
 Rewrite = Callable[[ir.Model, OptimizeTarget], Outcome]
 
 

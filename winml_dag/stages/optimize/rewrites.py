@@ -1,4 +1,4 @@
-"""The work behind each flag of :mod:`winml_dag.stages.optimize.flags`, by name; importing this imports onnx."""
+"""The work behind each flag of :mod:`winml_dag.stages.optimize.capabilities`, by name; importing this imports onnx."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The work of the optimize stage: the portable level, then what each flag adds, then the portable level again."""
+"""The work of the optimize stage: the portable level, then what each capability adds, then the portable level again."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.tags import carry_tags
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
-from winml_dag.stages.optimize.flags import FLAGS
+from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.portable import to_portable_level
 
 OPTIMIZED_FILE = "optimized.onnx"
@@ -26,7 +27,7 @@ _FINISHED_FILE = Path("finished.onnx")
 
 @dataclass(frozen=True)
 class _Rewritten:
-    """The model after the flags: its file; by flag, how many places changed, and what was left and why."""
+    """The model after the rewrites: its file; by capability, how many places changed, and what was left and why."""
 
     path: Path
     applied: Mapping[str, int]
@@ -34,22 +35,22 @@ class _Rewritten:
 
 
 def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
-    """Write the optimized model; its metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by flag beyond
-    the portable level), ``left`` (by flag, what stayed as it was and why) and ``tagged_nodes``.
+    """Write the optimized model; its metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by
+    capability beyond the portable level), ``left`` (by capability, what stayed as it was and why) and ``tagged_nodes``.
 
     Peak of memory: about the size of the weights; 0.6 GB for 2.5 GB of weights in a file of their own.
 
     Raises:
-        StageError: for a compiled, quantized or half precision model, an unknown flag, or a model that onnxruntime
-            cannot load.
+        StageError: for a compiled, quantized or half precision model, an unknown capability, or a model that
+            onnxruntime cannot load.
     """
-    flags = _enabled(config)
+    names = _enabled(config, workspace)
     source = workspace.input_file("model", ".onnx")
     before = inspect_model(source)
     _refuse(source, before)
     to_portable_level(source, _PORTABLE_FILE)
     _check_domains(before, inspect_model(_PORTABLE_FILE), frozenset())
-    rewritten = _rewrite(flags, config.target)
+    rewritten = _rewrite(names, config.target)
     after = inspect_model(rewritten.path)
     _check_domains(before, after, frozenset() if config.target.standard_domain_only else frozenset({_CONTRIB}))
     _check_interface(before, after)
@@ -63,12 +64,22 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def _enabled(config: OptimizeConfig) -> tuple[str, ...]:
-    """The flags that are on, in the order of :data:`FLAGS` and not of the config, which must not matter."""
-    unknown = sorted(set(config.optim) - set(FLAGS))
-    if unknown:
-        raise StageError(f"Unknown optim flags: {', '.join(unknown)}.", advice=f"Known are: {', '.join(FLAGS)}.")
-    return tuple(flag for flag in FLAGS if config.optim.get(flag))
+def _enabled(config: OptimizeConfig, workspace: Workspace) -> tuple[str, ...]:
+    """The capabilities that are on, in the order of :data:`CATALOG` and not of the config, which must not matter."""
+    wanted = {**_discovered(workspace), **config.optim}
+    if unknown := sorted(set(wanted) - set(CATALOG)):
+        raise StageError(f"Unknown capabilities: {', '.join(unknown)}.", advice=f"Known are: {', '.join(CATALOG)}.")
+    return tuple(name for name in CATALOG if wanted.get(name))
+
+
+def _discovered(workspace: Workspace) -> dict[str, bool]:
+    if "flags" not in workspace.inputs:
+        return {}
+    file = workspace.input_file("flags", ".json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not all(value is True for value in found.values()):
+        raise StageError(f"{file.name} is no object of capabilities that are true.")
+    return found
 
 
 def _refuse(source: Path, model: ModelSummary) -> None:
@@ -86,18 +97,18 @@ def _refuse(source: Path, model: ModelSummary) -> None:
         )
 
 
-def _rewrite(flags: tuple[str, ...], target: OptimizeTarget) -> _Rewritten:
-    """Apply *flags* to the portable model. With no change at all it is the very file that comes back."""
-    if not flags:
+def _rewrite(names: tuple[str, ...], target: OptimizeTarget) -> _Rewritten:
+    """Apply *names* to the portable model. With no change at all it is the very file that comes back."""
+    if not names:
         return _Rewritten(_PORTABLE_FILE, {}, {})
     import onnx_ir as ir
 
     from winml_dag.stages.optimize.rewrites import REWRITES
 
     model = ir.load(_PORTABLE_FILE)
-    outcomes = {flag: REWRITES[flag](model, target) for flag in flags}
-    applied = {flag: outcome.changes for flag, outcome in outcomes.items()}
-    left = {flag: outcome.left for flag, outcome in outcomes.items() if outcome.left}
+    outcomes = {name: REWRITES[name](model, target) for name in names}
+    applied = {name: outcome.changes for name, outcome in outcomes.items()}
+    left = {name: outcome.left for name, outcome in outcomes.items() if outcome.left}
     if not any(applied.values()):
         return _Rewritten(_PORTABLE_FILE, applied, left)
     # The untouched weights stay where they are, in the portable model's data file.
@@ -112,7 +123,7 @@ def _domains(model: ModelSummary) -> set[str]:
 
 
 def _check_domains(before: ModelSummary, after: ModelSummary, allowed: frozenset[str]) -> None:
-    """Operators from outside the standard may come only from *before*, or by a flag from an *allowed* domain."""
+    """Operators from outside the standard may come only from *before*, or by a capability from an *allowed* domain."""
     foreign = _domains(after) - _domains(before) - {""} - allowed
     if foreign:
         raise StageError(
