@@ -1,0 +1,239 @@
+"""The PyTorch modules that components are exported as: named tensors in, named tensors out, weights of the parent.
+
+A decoder works on one token at a time and keeps no state of its own. The caller holds the keys and values of all
+earlier tokens in tensors of a fixed length (``past_0_key``, ...), says in ``cache_position`` where this token's belong,
+and gets them back (``present_0_key``, ..., as long as the tokens that came in) to write them there. So every shape is
+fixed, which an NPU needs, and what comes back is a few numbers instead of the whole cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from winml_dag.stages.export.components import (
+    AUDIO_ENCODER,
+    DECODER,
+    IMAGE_ENCODER,
+    IMAGE_TOWER,
+    TEXT_ENCODER,
+    TEXT_TOWER,
+    Component,
+)
+
+STATES = "encoder_hidden_states"
+
+
+class ComponentModule(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
+    """A part of ``model``. ``input_names``: what it can be called with, by keyword; ``config``: that of the part."""
+
+    def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, input_names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.input_names = input_names
+        self.eval()
+
+
+class EncoderModule(ComponentModule):
+    """Everything that a decoder needs of the input: ``encoder_hidden_states``."""
+
+    def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
+        return {STATES: self.model(**tensors)[0]}
+
+
+class TowerModule(ComponentModule):
+    """One of two towers: the embedding that is compared with that of the other tower, and the states below it."""
+
+    def __init__(self, model: PreTrainedModel, config: PreTrainedConfig, names: tuple[str, ...], output: str) -> None:
+        super().__init__(model, config, names)
+        self.output = output
+
+    def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
+        embed = self.model.get_text_features if self.output == "text_embeds" else self.model.get_image_features
+        features = embed(**tensors)
+        return {self.output: features.pooler_output, "last_hidden_state": features.last_hidden_state}
+
+
+class DecoderModule(ComponentModule):
+    """The next token's logits, and the keys and values of the tokens that came in.
+
+    Attributes:
+        masks_source: some encoder states may be padding, which ``attention_mask`` says.
+        encoder: what makes the states that this decoder reads; it shares the parent.
+    """
+
+    def __init__(self, parent: PreTrainedModel, encoder: EncoderModule, *, masks_source: bool) -> None:
+        config = decoder_config(parent.config)
+        past = tuple(f"past_{layer}_{part}" for layer in range(layers_of(config)) for part in ("key", "value"))
+        mask = ("attention_mask",) if masks_source else ()
+        names = ("decoder_input_ids", STATES, *mask, "decoder_attention_mask", "cache_position", *past)
+        super().__init__(parent, config, names)
+        self.masks_source = masks_source
+        self.layers = layers_of(config)
+        # In a tuple, so that its modules do not count twice.
+        self.encoder_of = (encoder,)
+
+    def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
+        position = tensors["cache_position"]
+        layers = [
+            _GivenLayer(tensors[f"past_{layer}_key"], tensors[f"past_{layer}_value"], position)
+            for layer in range(self.layers)
+        ]
+        mask = _additive_mask(tensors["decoder_attention_mask"], position, tensors[STATES].dtype)
+        logits = self.decode(tensors, mask, EncoderDecoderCache(_GivenCache(layers), DynamicCache()))
+        produced = {"logits": logits}
+        for number, layer in enumerate(layers):
+            produced[f"present_{number}_key"], produced[f"present_{number}_value"] = layer.added
+        return produced
+
+    def decode(self, tensors: Mapping[str, Tensor], mask: Tensor, cache: Cache) -> Tensor:
+        source = {"attention_mask": tensors["attention_mask"]} if self.masks_source else {}
+        answer = self.model(
+            decoder_input_ids=tensors["decoder_input_ids"],
+            encoder_outputs=(tensors[STATES],),
+            decoder_attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **source,
+        )
+        logits: Tensor = answer.logits
+        return logits
+
+
+class TextDecoderModule(DecoderModule):
+    """A decoder whose parent has no forward for it alone (BLIP)."""
+
+    def decode(self, tensors: Mapping[str, Tensor], mask: Tensor, cache: Cache) -> Tensor:
+        answer = self.model.text_decoder(
+            input_ids=tensors["decoder_input_ids"],
+            attention_mask=mask,
+            encoder_hidden_states=tensors[STATES],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits: Tensor = answer.logits
+        return logits
+
+
+class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by the type checker
+    """Keys and values that the caller holds: this step's are put at their place, and remembered in ``added``."""
+
+    def __init__(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.position = keys, values, position
+        self.is_initialized = True
+        self.added: tuple[Tensor, Tensor] | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("keys and values are given")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.added = key_states, value_states
+        return self._placed(self.keys, key_states), self._placed(self.values, value_states)
+
+    def _placed(self, past: Tensor, new: Tensor) -> Tensor:
+        if new.shape[2] == 1:
+            # Unlike a scatter, a choice between two tensors is something that every execution provider has.
+            here = torch.arange(past.shape[2], device=past.device) == self.position
+            return torch.where(here[None, None, :, None], new, past)
+        return past.index_copy(2, self.position, new)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> Tensor:  # a tensor, as of transformers' own static layers: positions are made from it
+        return self.position[0]
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class _GivenCache(Cache):  # type: ignore[misc]
+    def __init__(self, layers: list[_GivenLayer]) -> None:
+        super().__init__(layers=layers)
+
+
+def _additive_mask(mask: Tensor, position: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[batch, 1, tokens, length]``: 0 where a token may look, the lowest number elsewhere.
+
+    One token may look at all that *mask* has, which says how far the cache is filled. Of several tokens, none looks at
+    a later one.
+    """
+    seen = mask[:, None, None, :] != 0
+    if position.shape[0] != 1:
+        slots = torch.arange(mask.shape[1], device=mask.device)
+        seen = seen & (slots[None, None, None, :] <= position[None, None, :, None])
+    return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
+def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a composite configuration that is about its decoder.
+
+    Not ``get_text_config(decoder=True)``: for flat configurations it gives a copy that lacks ``decoder_layers``.
+    """
+    for name in ("decoder", "text_config"):
+        part = getattr(config, name, None)
+        if isinstance(part, PreTrainedConfig):
+            return part
+    return config
+
+
+def layers_of(config: PreTrainedConfig) -> int:
+    """How many layers a decoder has, whatever its architecture calls that."""
+    return int(_first(config, "decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers"))
+
+
+def cache_shape(config: PreTrainedConfig) -> tuple[int, int]:
+    """The number of heads of a decoder, and the size of one of them."""
+    heads = int(_first(config, "decoder_attention_heads", "num_attention_heads", "num_heads"))
+    size = getattr(config, "d_kv", None) or getattr(config, "head_dim", None)
+    return heads, int(size or _first(config, "d_model", "hidden_size") // heads)
+
+
+def _first(config: PreTrainedConfig, *names: str) -> Any:
+    return next(value for name in names if (value := getattr(config, name, None)) is not None)
+
+
+def component_module(parent: PreTrainedModel, component: Component) -> ComponentModule:
+    """The module of *component*, with weights of *parent* that it shares with the other components."""
+    module = _MAKERS[component.role](parent)
+    # So that the module is called what recipes call it, in error messages and in the tags of its nodes.
+    module.__class__ = type(component.class_name, (type(module),), {})
+    return module
+
+
+def _encoder(parent: PreTrainedModel) -> EncoderModule:
+    encoder = parent.vision_model if hasattr(parent, "text_decoder") else parent.get_encoder()
+    main = encoder.main_input_name
+    return EncoderModule(encoder, encoder.config, (main, "attention_mask") if main == "input_ids" else (main,))
+
+
+def _decoder(parent: PreTrainedModel) -> DecoderModule:
+    encoder = _encoder(parent)
+    if hasattr(parent, "text_decoder"):
+        return TextDecoderModule(parent, encoder, masks_source=False)
+    return DecoderModule(parent, encoder, masks_source="attention_mask" in encoder.input_names)
+
+
+def _text_tower(parent: PreTrainedModel) -> TowerModule:
+    return TowerModule(parent, parent.config.text_config, ("input_ids", "attention_mask"), "text_embeds")
+
+
+def _image_tower(parent: PreTrainedModel) -> TowerModule:
+    return TowerModule(parent, parent.config.vision_config, ("pixel_values",), "image_embeds")
+
+
+_MAKERS = {
+    TEXT_ENCODER: _encoder,
+    IMAGE_ENCODER: _encoder,
+    AUDIO_ENCODER: _encoder,
+    DECODER: _decoder,
+    TEXT_TOWER: _text_tower,
+    IMAGE_TOWER: _image_tower,
+}
