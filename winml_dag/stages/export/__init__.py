@@ -5,8 +5,8 @@ This is the declaration; the work, which needs torch and transformers, is in :mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import InputSlot, Stage
@@ -76,3 +76,35 @@ EXPORT = Stage(
     outputs={"model": kinds.FLOAT_MODEL, "hierarchy": kinds.HIERARCHY},
     packages=("torch", "transformers", "onnx", "onnxscript", "onnx-ir"),
 )
+
+
+@dataclass(frozen=True)
+class ComponentFields:
+    """One component: the class that it is, and how it is exported.
+
+    ``shares_tensors``: ``export.input_tensors`` and ``export.dynamic_axes`` are the recipe's for all components, so
+    what this one does not take is for another.
+    """
+
+    model_class: str
+    task: str
+    export: ExportFields
+    shares_tensors: bool = False
+
+
+@dataclass(frozen=True)
+class ComponentsConfig:
+    """Components of a model, by name; ``loader`` is about the model as a whole, which is loaded once."""
+
+    loader: LoaderFields
+    components: Mapping[str, ComponentFields]
+
+
+def export_stage(components: Iterable[str]) -> Stage:
+    """The declaration of a node that exports these components; name, version and toolchain are as for one model."""
+    return replace(
+        EXPORT,
+        work="winml_dag.stages.export.composite:run",
+        config="winml_dag.stages.export:ComponentsConfig",
+        outputs={f"{name}_{slot}": kind for name in components for slot, kind in EXPORT.outputs.items()},
+    )
