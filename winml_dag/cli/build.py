@@ -113,6 +113,7 @@ def carry_out(
     from winml_dag.cli.report import print_result
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.planning import plan_request
+    from winml_dag.pipeline.rounds import WithoutRounds
     from winml_dag.store.local import LocalStore
 
     store = LocalStore(cache_dir)
@@ -122,7 +123,7 @@ def carry_out(
     with progress(
         quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes) + planned.others
     ) as observer:
-        result = build(planned, store, how, observer=observer)
+        result = build(planned, store, how, observer=observer if verbose else WithoutRounds(observer))
     print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose, lines=lines)
     return result
 

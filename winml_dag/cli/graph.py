@@ -18,6 +18,7 @@ def command(*, format_: str, **options: Any) -> int:
     from winml_dag.report.graph import dot, mermaid
 
     planned, store = planned_build(options)
-    statuses = {view.id: view.status for view in plan(planned, store).stages}
+    result = plan(planned, store)
+    statuses = {view.id: view.status for view in (*result.stages, *result.like_before)}
     click.echo((mermaid if format_ == "mermaid" else dot)(planned.graph, statuses))
     return 0

@@ -35,11 +35,11 @@ def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -
     with errors_as_json(format_):
         planned, store = planned_build(options)
         result = plan(planned, store, rebuild=rebuild, explain=True)
-        chosen = _running(result.stages) if stage is None else views_named(result.stages, stage)
+        chosen = _running(result.stages) if stage is None else views_named(result, stage)
     if format_ == "json":
         print_json([replace(result, stages=tuple(chosen))], result.elapsed_seconds, foreseen=True)
         return 0
-    by_id = {view.id: view for view in result.stages}
+    by_id = {view.id: view for view in (*result.stages, *result.like_before)}
     for view in chosen:
         for line in _explanation(view, by_id, planned.graph, all_are_shown=stage is None):
             click.echo(line)

@@ -18,11 +18,13 @@ def settle_accounts(planned: BuildGraph | None, results: Iterable[StageResult], 
 
     Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
     """
-    reused: list[Record] = []
-    ran: list[Record] = []
+    # By key: one record may be the result of several stages, as of rounds of optimize and analyze that add nothing.
+    found: dict[str, Record] = {}
+    made: dict[str, Record] = {}
     for result in results:
         if result.record is not None:
-            (ran if result.status is Status.RAN else reused).append(result.record)
+            (made if result.status is Status.RAN else found)[result.record.cache_key] = result.record
+    ran, reused = list(made.values()), [record for key, record in found.items() if key not in made]
     note_build(
         store.folder,
         reused=len(reused) + (0 if planned is None else planned.others),

@@ -12,7 +12,7 @@ from winml_dag.engine.plan import foresee, plan_graph
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.buildresult import BuildResult, views
+from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, visible_files, whole
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
@@ -57,7 +57,7 @@ def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, expla
         from winml_dag.engine.explain import explained
 
         results = explained(planned.graph, planned.sources, results, store, scope=scope)
-    return BuildResult(planned.summary, tuple(views(planned, results)), time.monotonic() - started)
+    return result_of(planned, results, time.monotonic() - started)
 
 
 def build(
@@ -93,9 +93,7 @@ def build(
             with ExitStack() as living:
                 results = _run(planned, own, store, again, observer, executor, living)
                 by_id = {result.node.id: result for result in results}
-                finished = BuildResult(
-                    wanted, tuple(views(planned, results)), time.monotonic() - started, others=planned.others
-                )
+                finished = result_of(planned, results, time.monotonic() - started, others=planned.others)
                 if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
                     return replace(finished, cache_note=settle_accounts(planned, results, store))
                 checked_ns = time.time_ns()

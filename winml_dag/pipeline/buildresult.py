@@ -10,11 +10,13 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.outputs import Materialised
+from winml_dag.pipeline.rounds import folded
 
 
 @dataclass(frozen=True)
 class BuildResult:
     """What became of a build. ``stages`` has one entry for every place in the line, those left out included;
+    ``like_before`` are rounds of optimize and analyze that came to what an earlier one did, or may follow;
     ``cache_note`` is a sentence when the cache was kept to its limit, ``others`` the number of stages that were seen to
     be up to date at a glance: they have no entry.
     """
@@ -25,6 +27,7 @@ class BuildResult:
     materialised: Materialised = field(default_factory=Materialised)
     cache_note: str = ""
     others: int = 0
+    like_before: tuple[StageView, ...] = ()
 
     @property
     def final_artifact(self) -> Path | None:
@@ -46,6 +49,10 @@ class StageView:
     reason: str
     result: StageResult | None = None
 
+    @classmethod
+    def of(cls, result: StageResult) -> StageView:
+        return cls(result.node.id, result.node.stage.name, result.status, str(result.reason), result)
+
     @property
     def cache_key(self) -> str | None:
         return None if self.result is None else self.result.cache_key
@@ -55,21 +62,31 @@ class StageView:
         return 0.0 if self.result is None else self.result.elapsed_seconds
 
 
-def views(planned: BuildGraph, results: tuple[StageResult, ...]) -> Iterator[StageView]:
-    """The line of a build with what became of each place."""
-    by_id = {result.node.id: result for result in results}
+def result_of(
+    planned: BuildGraph, results: tuple[StageResult, ...], elapsed_seconds: float, *, others: int = 0
+) -> BuildResult:
+    """What *results* say of the line of a build."""
+    parted = folded(results)
+    line = tuple(_views(planned, parted.told))
+    like_before = tuple(map(StageView.of, parted.like_before))
+    return BuildResult(planned.summary, line, elapsed_seconds, others=others, like_before=like_before)
+
+
+def _views(planned: BuildGraph, told: Sequence[StageResult]) -> Iterator[StageView]:
+    """The line of a build with what became of each place that is *told* of."""
+    by_id = {result.node.id: result for result in told}
     for step in planned.steps:
         if step.skipped is not None:
             yield StageView(step.id, step.stage, Status.SKIPPED, step.skipped)
-        else:
-            result = by_id[step.id]
-            yield StageView(step.id, step.stage, result.status, str(result.reason), result)
+        elif step.id in by_id:
+            yield StageView.of(by_id[step.id])
 
 
-def views_named(line: Sequence[StageView], name: str) -> list[StageView]:
-    """The places in the *line* that *name* means: an id, or the name of a stage. Raises UsageError if there is none."""
-    found = [view for view in line if name in (view.id, view.stage)]
+def views_named(result: BuildResult, name: str) -> list[StageView]:
+    """The places in the line that *name* means: an id, or the name of a stage. Raises UsageError if there is none."""
+    found = [view for view in result.stages if name in (view.id, view.stage)]
+    found = found or [view for view in result.like_before if name == view.id]
     if not found:
-        known = ", ".join(view.id for view in line)
+        known = ", ".join(view.id for view in result.stages)
         raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
     return found

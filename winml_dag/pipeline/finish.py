@@ -165,16 +165,16 @@ def note_finished(
     if planned.summary.output_file is None:
         outputs |= {str(folder / name): digest_file(folder / name) for name in (MANIFEST, *_settings(planned))}
     made: dict[str, Made] = {}
-    seconds = 0.0
+    seconds: dict[str, float] = {}
     for name, result in results.items():
         record = result.record
         assert record is not None
         made[name] = Made(record.cache_key, record.outputs)
-        seconds += record.elapsed_seconds
+        seconds[record.cache_key] = record.elapsed_seconds
         if result.node.folder is not None:
             put = placed_files(result.node, record.outputs)
             outputs.update((placed_text(result.node.folder, entry.name), entry.digest) for entry in put)
-    finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, seconds)
+    finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, sum(seconds.values()))
     (note if planned.standing is None else note_again)(planned, store, finished)
 
 

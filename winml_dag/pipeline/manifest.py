@@ -26,6 +26,7 @@ from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE, is_carried_on
 from winml_dag.pipeline.quantized import calibration_step, quality_json
+from winml_dag.pipeline.rounds import folded
 from winml_dag.store.artifact import Artifact, FileEntry
 
 SCHEMA_VERSION = 1
@@ -185,14 +186,18 @@ def _dumped(value: JsonValue) -> str:
 
 
 def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[JsonObject]:
+    like = folded(results.values()).like
     for step in planned.steps:
         if step.skipped is not None:
             yield {"name": step.stage, "status": "skipped", "reason": step.skipped, "elapsed_seconds": 0.0}
-        else:
-            yield _stage(planned, results[step.id], results)
+        elif step.id not in like:
+            yield _stage(planned, results[step.id], results, like)
 
 
-def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, StageResult]) -> JsonObject:
+def _stage(
+    planned: BuildGraph, result: StageResult, results: Mapping[str, StageResult], like: Mapping[str, str]
+) -> JsonObject:
+    """*like*: stages that the manifest leaves out, with those that have done the same."""
     record = result.record
     assert record is not None
     node = result.node
@@ -216,7 +221,7 @@ def _stage(planned: BuildGraph, result: StageResult, results: Mapping[str, Stage
         "version": record.ingredients.version,
         "config_hash": record.config_hash,
         "config": record.ingredients.config,
-        "inputs": {slot: _input(planned, name, results) for slot, name in sorted(node.inputs.items())},
+        "inputs": {slot: _input(planned, name, results, like) for slot, name in sorted(node.inputs.items())},
         "outputs": {
             slot: {"digest": artifact.digest, "size": artifact.size, "files": artifact.to_json()}
             for slot, artifact in sorted(record.outputs.items())
@@ -243,7 +248,7 @@ def _filename(stage: str, outputs: Mapping[str, Artifact]) -> str | None:
     return next((file.name for artifact in outputs.values() for file in artifact.files), None)
 
 
-def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult]) -> JsonObject:
+def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult], like: Mapping[str, str]) -> JsonObject:
     artifact = planned.sources.get(name)
     if artifact is not None:
         return {"from": "source", "name": name, "digest": artifact.digest, "size": artifact.size}
@@ -255,7 +260,7 @@ def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult]) -
     assert record is not None
     slot = next(slot for slot in maker.stage.outputs if maker.output(slot) == name)
     made = record.outputs[slot]
-    return {"from": maker.id, "name": slot, "digest": made.digest, "size": made.size}
+    return {"from": like.get(maker.id, maker.id), "name": slot, "digest": made.digest, "size": made.size}
 
 
 def _lasting(value: JsonObject) -> JsonValue:

@@ -23,7 +23,7 @@ from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.buildresult import views, views_named
+from winml_dag.pipeline.buildresult import result_of, views_named
 from winml_dag.pipeline.difference import changed_files, first_difference
 from winml_dag.pipeline.graphrun import MADE_BY
 from winml_dag.store.artifact import Artifact
@@ -157,12 +157,12 @@ def reproduce(
 
 def _chosen(planned: BuildGraph, foreseen: tuple[StageResult, ...], names: Sequence[str]) -> list[Node]:
     """The nodes that *names* mean, in the order of the graph."""
-    line = tuple(views(planned, foreseen))
+    line = result_of(planned, foreseen, 0.0)
     chosen = [view for name in names for view in views_named(line, name)]
     if left_out := next((view for view in chosen if view.result is None), None):
         raise UsageError(f"{left_out.id} is left out of this build: {left_out.reason}.")
-    ids = {view.id for view in chosen}
-    return [node for node in planned.graph.nodes if not names or node.id in ids]
+    ids = {view.id for view in chosen or line.stages}
+    return [node for node in planned.graph.nodes if node.id in ids]
 
 
 def _look_up(planned: BuildGraph, foreseen: tuple[StageResult, ...], store: LocalStore) -> dict[str, Recorded | str]:

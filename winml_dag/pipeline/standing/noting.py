@@ -123,7 +123,7 @@ def _write(
         unsettled=young,
         complete=finished is not None,
         summary="" if finished is None else finished.summary,
-        stages=len(planned.graph.nodes),
+        stages=len(planned.graph.nodes) if finished is None else _records(finished),
         seconds=0.0 if finished is None else round(finished.seconds, 3),
     )
     made = {} if finished is None else finished.made
@@ -162,6 +162,7 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
         unsettled=_unsettled(planned, finished, paths[: len(hashed)], seen),
         complete=True,
         summary=finished.summary,
+        stages=note.header.stages if planned.others else _records(finished),
         seconds=note.header.seconds if planned.others else round(finished.seconds, 3),
     )
     if planned.others:
@@ -170,6 +171,11 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
         text = plan_text(planned, {path: place for place, path in enumerate(paths)}, finished.made)
         keys = [one.cache_key for one in finished.made.values()]
     _keep(Note.of(header, paths, seen, hashed.values(), text), store, keys)
+
+
+def _records(finished: Finished) -> int:
+    """How many results there are: rounds of optimize and analyze that add nothing have one."""
+    return len({one.cache_key for one in finished.made.values()})
 
 
 def _unsettled(planned: BuildGraph, finished: Finished, hashed: Sequence[str], seen: Sequence[int]) -> list[int]:
