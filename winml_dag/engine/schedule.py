@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
@@ -41,12 +41,19 @@ _MOST_REMAKES = 3
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to go through a graph; ``scope`` tells builds apart in what is remembered of them."""
+    """How to go through a graph; ``scope`` tells builds apart in what is remembered of them. ``remembered``: by id, what
+    the results of nodes that several builds share are remembered under instead.
+    """
 
     scope: str
     jobs: int = 1
     keep_going: bool = False
     rebuild: bool = False
+    remembered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def names(self, node: Node) -> Sequence[str]:
+        """What the result of *node* is remembered under; a reason compares with what stood under the first."""
+        return self.remembered.get(node.id) or (remembered_name(self.scope, node),)
 
 
 class Scheduler:
@@ -104,7 +111,7 @@ class Scheduler:
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
         try:
-            names = [remembered_name(self._options.scope, node) for node in self._graph.nodes]
+            names = [self._options.names(node)[0] for node in self._graph.nodes]
             with (
                 self._store.together(names),
                 closing(self._waiting),
@@ -196,7 +203,7 @@ class Scheduler:
             if ingredients is None:
                 continue
             self._undecided.discard(node.id)
-            name = remembered_name(self._options.scope, node)
+            name = self._options.names(node)[0]
             inputs = self._known.inputs_and_sources(node)
             decision = decide(name, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Run) and decision.key in self._made:
@@ -222,10 +229,14 @@ class Scheduler:
         else:
             assert outcome.record is not None
             self._made.add(decision.key)
-            self._store.remember(remembered_name(self._options.scope, node), outcome.record.cache_key)
+            self._remember(self._options.names(node), outcome.record)
             if not self._refuse(node, outcome.reason, outcome.record, outcome.elapsed_seconds):
                 self._settle(node, outcome.record)
                 self._finish(outcome)
+
+    def _remember(self, names: Iterable[str], record: Record) -> None:
+        for name in names:
+            self._store.remember(name, record.cache_key)
 
     def _undecide(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -241,8 +252,9 @@ class Scheduler:
 
     def _settle_reuse(self, node: Node, decision: Reuse) -> None:
         self._reused.append(decision.record.cache_key)
-        if decision.reason is not reason.UP_TO_DATE:
-            self._store.remember(remembered_name(self._options.scope, node), decision.record.cache_key)
+        names = self._options.names(node)
+        # One that is up to date is so under the first.
+        self._remember(names[decision.reason is reason.UP_TO_DATE :], decision.record)
         if self._refuse(node, decision.reason, decision.record):
             return
         self._settle(node, decision.record)

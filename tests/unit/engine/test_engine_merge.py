@@ -1,0 +1,142 @@
+"""Whatever graphs are merged: every part gets what it would get alone, and no work is done twice."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_samples import Bench, StatStore, join, node, properties
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.engine.events import Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.memory import MemoryExecutor
+from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.run import Runner
+from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.engine.stage import Node, Source
+
+SOURCES = ("weights", "data")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A graph to be: the text of each source, and for each node its stage, setting and inputs."""
+
+    texts: tuple[str, ...]
+    nodes: tuple[tuple[str, int, tuple[str, ...]], ...]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Drawn:
+    # Few different values, so that much of one graph is in another.
+    texts = tuple(draw(st.sampled_from("ab")) for _ in SOURCES)
+    nodes: list[tuple[str, int, tuple[str, ...]]] = []
+    for place in range(draw(st.integers(1, 4))):
+        names = [*SOURCES, *(f"n{earlier}.out" for earlier in range(place))]
+        inputs = draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
+        nodes.append((draw(st.sampled_from(["one", "two"])), draw(st.integers(0, 1)), tuple(inputs)))
+    return Drawn(texts, tuple(nodes))
+
+
+class Parts:
+    """The drawn graphs as real ones, each with source files of its own."""
+
+    def __init__(self, folder: Path, drawn: Sequence[Drawn]) -> None:
+        self.bench = Bench(folder, StatStore())
+        self.parts = [self._part(f"b{place}", each) for place, each in enumerate(drawn)]
+
+    def _part(self, label: str, drawn: Drawn) -> Part:
+        (self.bench.folder / label).mkdir()
+        nodes = [node(f"n{at}", *inputs, of=of, salt=salt) for at, (of, salt, inputs) in enumerate(drawn.nodes)]
+        sources = [self._source(label, name, text) for name, text in zip(SOURCES, drawn.texts, strict=True)]
+        graph = Graph.of(nodes, sources)
+        artifacts = {name: source_artifact(each, self.bench.store.fingerprints) for name, each in graph.sources.items()}
+        return Part(label, graph, artifacts)
+
+    def _source(self, label: str, name: str, text: str) -> Source:
+        written = self.bench.source(f"{label}/{name}", text)
+        return Source(name, written.kind, written.files)
+
+    def alone(self, place: int) -> dict[str, str]:
+        """What each node of a part gives when nothing else is there."""
+        part = self.parts[place]
+        nodes: list[Node] = list(part.graph.nodes)
+        bench = Bench(self.bench.folder / part.label, StatStore())
+        ran = bench.run(nodes, part.graph.sources.values())
+        return {each.id: bench.text(ran.file(each.id)) for each in nodes}
+
+    def together(self, merged: Merged) -> tuple[list[dict[str, str]], list[str]]:
+        """The same of all parts run as one graph, and the nodes that were run."""
+        scratch = self.bench.folder / "scratch"
+        scratch.mkdir()
+        store = self.bench.store
+        executor = MemoryExecutor(join)
+        runner = Runner(
+            merged.graph,
+            store,
+            executor,
+            store.fingerprints,
+            scratch=scratch,
+            failures=self.bench.failures,
+            made_by="tests",
+            rebuild=False,
+        )
+        remembered = {
+            node_id: [f"{self.parts[place].label}\n{own}" for place, own in readers]
+            for node_id, readers in merged.readers().items()
+        }
+        options = RunOptions("all", jobs=2, remembered=remembered)
+        results = Scheduler(merged.graph, merged.sources, store, runner, options).run()
+        texts = {}
+        for result in results:
+            assert result.record is not None
+            texts[result.node.id] = self.bench.text(result.record.outputs["out"].files[0])
+        return [{own: texts[node_id] for own, node_id in ids.items()} for ids in merged.ids], executor.calls
+
+
+@properties
+@given(drawn=st.lists(graphs(), min_size=1, max_size=3))
+def test_merged_parts_give_what_they_give_alone_and_equal_work_runs_once(drawn: list[Drawn]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        parts = Parts(Path(folder), drawn)
+        merged = merge(parts.parts)
+        found, calls = parts.together(merged)
+        assert found == [parts.alone(place) for place in range(len(drawn))]
+        works = {text for texts in found for text in texts.values()}
+        assert len(calls) == len(works), "the text of an output tells all that went into it"
+        assert len(merged.graph.nodes) == len(works)
+
+
+@properties
+@given(drawn=st.lists(graphs(), min_size=2, max_size=3))
+def test_each_part_of_a_merged_run_is_up_to_date_on_its_own_afterwards(drawn: list[Drawn]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        parts = Parts(Path(folder), drawn)
+        parts.together(merge(parts.parts))
+        for part in parts.parts:
+            again = parts.bench.plan(part.graph.nodes, part.graph.sources.values(), scope=part.label)
+            assert {str(result.reason) for result in again} == {"up to date"}
+            assert all(result.status is Status.REUSED for result in again)
+            names = [remembered_name(part.label, each) for each in part.graph.nodes]
+            assert all(parts.bench.store.latest(name) is not None for name in names)
+
+
+def test_nodes_keep_the_label_of_the_first_part_that_has_them(tmp_path: Path) -> None:
+    shared = ("one", 0, ("weights",))
+    drawn = [Drawn(("a", "a"), (shared, ("two", 0, ("n0.out",)))), Drawn(("a", "b"), (shared, ("two", 1, ("n0.out",))))]
+    merged = merge(Parts(tmp_path, drawn).parts)
+    assert merged.ids == ({"n0": "b0/n0", "n1": "b0/n1"}, {"n0": "b0/n0", "n1": "b1/n1"})
+    assert merged.readers()["b0/n0"] == [(0, "n0"), (1, "n0")]
+
+
+def test_sources_of_one_name_and_other_contents_stay_apart(tmp_path: Path) -> None:
+    step = (("one", 0, ("weights",)),)
+    merged = merge(Parts(tmp_path, [Drawn(("a", "a"), step), Drawn(("b", "a"), step)]).parts)
+    assert len(merged.graph.nodes) == 2
+    assert sorted(merged.sources) == ["b1/weights", "weights"], "and what has equal contents is one source"
