@@ -1,0 +1,1 @@
+"""What execution providers take, as was measured: cases, verdicts, and the tables that have them."""

@@ -1,0 +1,130 @@
+"""One use of an operator as a table of support sees it: with all that decides whether a provider takes it, and without
+the names, the weights and the graph around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from winml_dag.canonical import JsonObject, JsonValue
+
+Number = int | float
+AttributeValue = Number | str | tuple[Number, ...] | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input or an output.
+
+    Attributes:
+        dtype: as ``dtype_name`` calls it; empty when the file does not tell.
+        dims: None for a rank that is not known, and in it for a size that is left open.
+        constant: whether it is known before the model runs.
+        values: those of a constant that has few; None of others.
+    """
+
+    dtype: str = ""
+    dims: tuple[int | None, ...] | None = None
+    constant: bool = False
+    values: tuple[Number, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """The integer types of QuantizeLinear and DequantizeLinear around an operator."""
+
+    activations: str
+    weights: str
+    per_channel: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.activations} activations, {self.weights} weights{' per channel' if self.per_channel else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One use of an operator.
+
+    Attributes:
+        domain: empty for the ONNX standard.
+        opset: of that domain, as the model says; 0 when it does not.
+        inputs: None for an optional one that is left out before one that is not.
+        outputs: None likewise.
+        attributes: by name, sorted; of a graph, ``"graph"``; of a tensor, its dtype.
+        quantized: None when floats go in and out. Dtypes are those without the conversions around it.
+    """
+
+    op_type: str
+    domain: str
+    opset: int
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
+    quantized: Quantized | None = None
+
+    def __str__(self) -> str:
+        return f"{self.domain}/{self.op_type}" if self.domain else self.op_type
+
+
+def case_json(case: Case) -> JsonObject:
+    """*case* as JSON: one text for one case when it is written canonically."""
+    quantized = case.quantized
+    return {
+        "op": case.op_type,
+        "domain": case.domain,
+        "opset": case.opset,
+        "inputs": [_operand_json(operand) for operand in case.inputs],
+        "outputs": [_operand_json(operand) for operand in case.outputs],
+        "attributes": {name: list(value) if isinstance(value, tuple) else value for name, value in case.attributes},
+        "quantized": None if quantized is None else [quantized.activations, quantized.weights, quantized.per_channel],
+    }
+
+
+def case_of_json(value: JsonObject) -> Case:
+    """The case that ``case_json`` wrote.
+
+    Raises:
+        ValueError: for what it did not write.
+    """
+    try:
+        quantized = value["quantized"]
+        attributes = value["attributes"]
+        return Case(
+            str(value["op"]),
+            str(value["domain"]),
+            int(value["opset"]),  # type: ignore[arg-type]
+            tuple(_operand(each) for each in value["inputs"]),  # type: ignore[union-attr]
+            tuple(_operand(each) for each in value["outputs"]),  # type: ignore[union-attr]
+            tuple((name, _attribute(each)) for name, each in sorted(attributes.items())),  # type: ignore[union-attr]
+            None if quantized is None else Quantized(str(quantized[0]), str(quantized[1]), bool(quantized[2])),  # type: ignore[index]
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"This is no case: {error}.") from error
+
+
+def _operand_json(operand: Operand | None) -> JsonValue:
+    """As short as can be: thousands of them are written."""
+    if operand is None:
+        return None
+    dims = None if operand.dims is None else list(operand.dims)
+    if not operand.constant:
+        return [operand.dtype, dims]
+    return [operand.dtype, dims, None if operand.values is None else list(operand.values)]
+
+
+def _operand(value: JsonValue) -> Operand | None:
+    if value is None:
+        return None
+    dtype, dims, *rest = value  # type: ignore[misc]
+    values = rest[0] if rest else None
+    return Operand(
+        dtype,  # type: ignore[arg-type]
+        None if dims is None else tuple(dims),  # type: ignore[arg-type]
+        bool(rest),
+        None if values is None else tuple(values),  # type: ignore[arg-type]
+    )
+
+
+def _attribute(value: JsonValue) -> AttributeValue:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value  # type: ignore[return-value]

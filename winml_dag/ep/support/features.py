@@ -1,0 +1,161 @@
+"""What of a case may decide: the measurements are asked in these words, one feature at a time.
+
+The names are shown to people (``the type of input 0 is float16``), and the order matters: of two features that tell
+measurements apart equally well, the first is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from winml_dag.ep.support.case import AttributeValue, Case, Operand
+
+# A text is compared, a number also ordered. ABSENT: the case has no such thing; UNKNOWN: the file does not tell.
+Feature = str | float
+ABSENT = ""
+UNKNOWN = "?"
+
+# Operators with any number of inputs tell them apart by their first three.
+_MOST_INPUTS = 8
+_AXES = ("axis", "axes", "batch_axis", "time_axis")
+
+
+def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Feature]:
+    """All features of *case*; attributes that it leaves out are as in *defaults*."""
+    found: dict[str, Feature] = {"quantized": ABSENT if case.quantized is None else str(case.quantized)}
+    given = case.inputs[:_MOST_INPUTS]
+    for number, operand in enumerate(given):
+        found[f"type of input {number}"] = ABSENT if operand is None else operand.dtype or UNKNOWN
+    for number, output in enumerate(case.outputs[:2]):
+        found[f"type of output {number}"] = ABSENT if output is None else output.dtype or UNKNOWN
+    found["opset"] = case.opset
+    found["dynamic"] = _any(_is_dynamic(operand) for operand in given if operand is not None)
+    found["empty"] = _any(_is_empty(operand) for operand in given if operand is not None)
+    for number, operand in enumerate(given):
+        if operand is not None:
+            found[f"constant input {number}"] = int(operand.constant)
+    for number, operand in enumerate(given):
+        if operand is not None:
+            found[f"rank of input {number}"] = UNKNOWN if operand.dims is None else len(operand.dims)
+    found["inputs"] = sum(operand is not None for operand in case.inputs)
+    found["outputs"] = sum(operand is not None for operand in case.outputs)
+    attributes = {**defaults, **dict(case.attributes)}
+    rank = _rank(given)
+    for name, value in sorted(attributes.items()):
+        found |= _attribute(name, value, rank)
+    for number, operand in enumerate(given):
+        if operand is not None and operand.constant:
+            found |= _values(f"values of input {number}", operand, rank)
+    for number, operand in enumerate(given[:3]):
+        if operand is not None and operand.dims is not None:
+            found |= _sizes(f"input {number}", operand.dims)
+    if case.outputs and (output := case.outputs[0]) is not None and output.dims is not None:
+        found["rank of output 0"] = len(output.dims)
+    if len(given) > 1:
+        found |= _relation(given[0], given[1])
+    return found
+
+
+def is_text(name: str) -> bool:
+    """Whether the feature *name* is one that measurements of other values say nothing about."""
+    return name == "quantized" or name.startswith("type of") or name.endswith(" text")
+
+
+def _any(answers: Iterator[bool | None]) -> Feature:
+    known = list(answers)
+    return 1 if True in known else UNKNOWN if None in known else 0
+
+
+def _is_dynamic(operand: Operand) -> bool | None:
+    return None if operand.dims is None else None in operand.dims
+
+
+def _is_empty(operand: Operand) -> bool | None:
+    return None if operand.dims is None else 0 in operand.dims
+
+
+def _rank(given: Sequence[Operand | None]) -> int | None:
+    first = given[0] if given else None
+    return None if first is None or first.dims is None else len(first.dims)
+
+
+def _attribute(name: str, value: AttributeValue, rank: int | None) -> dict[str, Feature]:
+    if isinstance(value, str):
+        return {f"{name} text": value} if name != "equation" else _equation(value)
+    if isinstance(value, tuple):
+        if any(isinstance(each, str) for each in value):
+            return {f"{name} text": " ".join(map(str, value))}
+        return _numbers(name, [each for each in value if not isinstance(each, str)], rank)
+    return {name: value, **(_axis(name, value, rank) if name in _AXES else {})}
+
+
+def _numbers(name: str, values: Sequence[float], rank: int | None) -> dict[str, Feature]:
+    found: dict[str, Feature] = {f"count of {name}": len(values)}
+    if values:
+        found |= {f"least of {name}": min(values), f"most of {name}": max(values)}
+        found |= {f"{name}[{number}]": value for number, value in enumerate(values[:6])}
+        if name in _AXES:
+            found |= _axis(name, values[0], rank)
+    return found
+
+
+def _axis(name: str, value: float, rank: int | None) -> dict[str, Feature]:
+    """An axis counted from both ends: providers treat the first and the last in ways of their own."""
+    if rank is None:
+        return {f"{name} from the front": UNKNOWN, f"{name} from the end": UNKNOWN}
+    front = value + rank if value < 0 else value
+    return {f"{name} from the front": front, f"{name} from the end": rank - front}
+
+
+def _equation(text: str) -> dict[str, Feature]:
+    """Of Einsum: letters stand for any, so only their pattern counts."""
+    names: dict[str, str] = {}
+    plain = "".join(
+        names.setdefault(sign, chr(ord("a") + len(names))) if sign.isalpha() else sign for sign in text if sign != " "
+    )
+    return {"equation": plain, "terms": plain.count(",") + 1, "repeats": int(_repeats(plain))}
+
+
+def _repeats(equation: str) -> bool:
+    terms = equation.replace("->", ",").replace("...", "").split(",")
+    return any(len(set(term)) != len(term) for term in terms)
+
+
+def _values(name: str, operand: Operand, rank: int | None) -> dict[str, Feature]:
+    if operand.values is None:
+        return {f"count of {name}": UNKNOWN if operand.dims is None or None in operand.dims else _count(operand.dims)}
+    found = _numbers(name, operand.values, rank)
+    if len(operand.values) == 1 and rank is not None:
+        found |= _axis(name, operand.values[0], rank)
+    return found
+
+
+def _count(dims: Sequence[int | None]) -> int:
+    return prod(dim for dim in dims if dim is not None)
+
+
+def _sizes(name: str, dims: Sequence[int | None]) -> dict[str, Feature]:
+    if not dims:
+        return {}
+    found: dict[str, Feature] = {f"{name} size {number}": _size(dim) for number, dim in enumerate(dims[:6])}
+    found[f"{name} last size"] = _size(dims[-1])
+    found[f"{name} elements"] = UNKNOWN if None in dims else _count(dims)
+    return found
+
+
+def _size(dim: int | None) -> Feature:
+    return UNKNOWN if dim is None else dim
+
+
+def _relation(first: Operand | None, second: Operand | None) -> dict[str, Feature]:
+    """How the shapes of the first two inputs go together: which one is stretched, and whether ranks differ."""
+    if first is None or second is None:
+        return {}
+    if first.dims is None or second.dims is None:
+        return {"stretched": UNKNOWN, "rank difference": UNKNOWN}
+    one, other = first.dims, second.dims
+    pairs = list(zip(reversed(one), reversed(other), strict=False))
+    left = any(a == 1 and b not in (1, None) for a, b in pairs) or len(one) < len(other)
+    right = any(b == 1 and a not in (1, None) for a, b in pairs) or len(other) < len(one)
+    return {"stretched": left + 2 * right, "rank difference": len(one) - len(other)}

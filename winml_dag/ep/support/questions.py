@@ -1,0 +1,133 @@
+"""Measurements as questions: a tree that asks for one feature after the other until those that are left agree.
+
+A feature is asked for only where measured outcomes differ by it. So what was never asked for did not matter in any
+measurement, and what a leaf says holds for every measurement that has the same answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2
+
+from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature
+
+Features = Mapping[str, Feature]
+# A bound for what reads a table, no choice: measured trees are half as deep.
+_DEEPEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """How many measurements came to each outcome; more than one where nothing that is seen tells them apart."""
+
+    counts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``value`` a text: whether the feature is that. A number: whether it is that or less; no, where it is absent."""
+
+    feature: str
+    value: Feature
+    yes: Tree
+    no: Tree
+
+
+Tree = Leaf | Question
+
+
+def grow(rows: Sequence[tuple[Features, str]]) -> Tree:
+    """The tree of *rows*, each the features of a case and its outcome. The same rows in any order give the same."""
+    return _grow(rows, 0)
+
+
+def walk(tree: Tree, case: Features) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
+    """The leaves that *case* comes to, with the answers on the way; several where a feature of it is not known."""
+    yield from _walk(tree, case, ())
+
+
+def _walk(tree: Tree, case: Features, path: tuple[str, ...]) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
+    if isinstance(tree, Leaf):
+        yield tree, path
+        return
+    has = case.get(tree.feature, ABSENT)
+    if has == UNKNOWN:
+        yield from _walk(tree.yes, case, path)
+        yield from _walk(tree.no, case, path)
+    elif _holds(has, tree.value):
+        yield from _walk(tree.yes, case, (*path, _told(tree, "yes")))
+    else:
+        yield from _walk(tree.no, case, (*path, _told(tree, "no")))
+
+
+def _told(question: Question, answer: str) -> str:
+    if isinstance(question.value, str):
+        value = question.value or "none"
+        return f"{question.feature} {'is' if answer == 'yes' else 'is not'} {value}"
+    return f"{question.feature} {'<=' if answer == 'yes' else '>'} {question.value:g}"
+
+
+def _holds(has: Feature, value: Feature) -> bool:
+    if isinstance(value, str):
+        return has == value
+    return not isinstance(has, str) and has <= value
+
+
+def _grow(rows: Sequence[tuple[Features, str]], depth: int) -> Tree:
+    counts = Counter(outcome for _, outcome in rows)
+    leaf = Leaf(tuple(sorted(counts.items())))
+    if len(counts) == 1 or depth == _DEEPEST:
+        return leaf
+    best = _best(rows, counts)
+    if best is None:
+        return leaf
+    feature, value = best
+    sides: tuple[list[tuple[Features, str]], list[tuple[Features, str]]] = ([], [])
+    for row in rows:
+        sides[0 if _holds(row[0].get(feature, ABSENT), value) else 1].append(row)
+    return Question(feature, value, _grow(sides[0], depth + 1), _grow(sides[1], depth + 1))
+
+
+def _best(rows: Sequence[tuple[Features, str]], counts: Counter[str]) -> tuple[str, Feature] | None:
+    names = dict.fromkeys(name for features, _ in rows for name in features)
+    best: tuple[str, Feature] | None = None
+    least = _entropy(counts) * len(rows) - 1e-9
+    for name in names:
+        for value, left in _splits(rows, name):
+            size = left.total()
+            rest = counts - left
+            cost = _entropy(left) * size + _entropy(rest) * (len(rows) - size)
+            if cost < least - 1e-9:
+                best, least = (name, value), cost
+    return best
+
+
+def _splits(rows: Sequence[tuple[Features, str]], name: str) -> Iterator[tuple[Feature, Counter[str]]]:
+    """Each question that can be asked of *name*, with the outcomes of those that answer yes."""
+    by_value: dict[Feature, Counter[str]] = {}
+    for features, outcome in rows:
+        by_value.setdefault(features.get(name, ABSENT), Counter())[outcome] += 1
+    if len(by_value) == 1:
+        return
+    for text in sorted(value for value in by_value if isinstance(value, str) and value != UNKNOWN):
+        yield text, by_value[text]
+    numbers = sorted(value for value in by_value if not isinstance(value, str))
+    below: Counter[str] = Counter()
+    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+        below = below + by_value[number]
+        if after is not None or ABSENT in by_value:
+            # In the middle: what lies between two measured values belongs to the nearer one.
+            yield number if after is None else _between(number, after), below
+
+
+def _between(below: float, above: float) -> float:
+    if isinstance(below, int) and isinstance(above, int):
+        return (below + above) // 2
+    return (below + above) / 2
+
+
+def _entropy(counts: Counter[str]) -> float:
+    total = counts.total()
+    return -sum(count / total * log2(count / total) for count in counts.values() if count)

@@ -1,0 +1,222 @@
+"""A table of support: what was measured on one execution provider and device, read without onnx and without numpy.
+
+One line of JSON says what was measured with, and one line for each operator what came of it; only the lines of
+operators that are asked for are parsed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.ep.support.case import AttributeValue, Case
+from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, features, is_text
+from winml_dag.ep.support.questions import Leaf, Question, Tree, grow, walk
+from winml_dag.ep.support.verdict import Level, Outcome, Verdict
+from winml_dag.errors import InputError
+
+FORMAT = 1
+_MADE_AGAIN = "Make it again, or take the one that is part of this package."
+# Outcomes in the file: whether the provider took it, whether it ran, whether the result was right.
+_NAMES = {(True, True, True): "taken", (True, True, False): "taken, wrong", (True, False, True): "taken, does not run",
+          (False, True, True): "left", (False, True, False): "left, wrong", (False, False, True): "fails"}  # fmt: skip
+_OUTCOMES = {name: Outcome(*key) for key, name in _NAMES.items()}
+_LONGEST_PATH = 5  # answers in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a table was measured with. ``options`` are those of the provider; ``cases`` is how many were measured."""
+
+    ep: str
+    device: str
+    ep_version: str
+    sdk_version: str
+    onnxruntime: str
+    onnx: str
+    options: Mapping[str, str]
+    emulated: bool
+    cases: int = 0
+
+    def __str__(self) -> str:
+        version = f" {self.ep_version}" if self.ep_version else ""
+        sdk = f" (SDK {self.sdk_version})" if self.sdk_version else ""
+        return (
+            f"{self.ep.removesuffix('ExecutionProvider')} {self.device}{version}{sdk}, onnxruntime {self.onnxruntime}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEvidence:
+    """What was measured of one operator.
+
+    Attributes:
+        defaults: of its attributes, so that one that is written out and one that is left out are the same.
+        measured: by feature, the texts that were measured; of others nothing is known.
+        opsets: the least and the most that were measured.
+        tree: the outcomes.
+    """
+
+    defaults: Mapping[str, AttributeValue]
+    measured: Mapping[str, frozenset[str]]
+    opsets: tuple[int, int]
+    tree: Tree
+
+    def verdict(self, case: Case) -> Verdict:
+        """What the measurements say of *case*."""
+        seen = features(case, self.defaults)
+        if (why := self._beyond(case, seen)) is not None:
+            return Verdict(Level.UNKNOWN, why)
+        leaves = [(_majority(leaf), leaf, path) for leaf, path in walk(self.tree, seen)]
+        if len({_OUTCOMES[name].level for name, _, _ in leaves}) > 1:
+            asked = ", ".join(dict.fromkeys(_features_not_known(self.tree, seen)))
+            return Verdict(Level.UNKNOWN, f"the model does not tell, and measured outcomes differ by it: {asked}")
+        name, leaf, path = leaves[0]
+        outcome = _OUTCOMES[name]
+        return Verdict(outcome.level, _reason(case, name, leaf, path), outcome.compiled, outcome.ran)
+
+    def _beyond(self, case: Case, seen: Mapping[str, Feature]) -> str | None:
+        """Why *case* is none that measurements say something about; None when it is one."""
+        least, most = self.opsets
+        if case.opset and not least <= case.opset <= most:
+            return f"{case} was measured in opsets {least} to {most}, not in {case.opset}"
+        for name, value in seen.items():
+            if isinstance(value, str) and is_text(name) and value != UNKNOWN:
+                known = self.measured.get(name, frozenset({ABSENT}))
+                if value not in known:
+                    return f"no {case} was measured whose {name} is {value or 'none'}"
+        return None
+
+
+def evidence_of(rows: Iterable[tuple[Case, Outcome]], defaults: Mapping[str, AttributeValue]) -> OperatorEvidence:
+    """What *rows*, all of one operator, come to."""
+    seen = [(features(case, defaults), outcome_name(outcome)) for case, outcome in rows]
+    texts = sorted({name for row, _ in seen for name in row if is_text(name)})
+    measured = {name: frozenset(str(row.get(name, ABSENT)) for row, _ in seen) for name in texts}
+    opsets = [int(row["opset"]) for row, _ in seen]
+    return OperatorEvidence(defaults, measured, (min(opsets), max(opsets)), grow(seen))
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """How tables call *outcome*. What did not run has no result that could be wrong."""
+    return _NAMES[outcome.compiled, outcome.ran, outcome.agrees or not outcome.ran] if outcome.compiled or (
+        outcome.ran
+    ) else "fails"  # fmt: skip
+
+
+class SupportTable:
+    """A table, with the evidence of each operator parsed when it is asked for."""
+
+    def __init__(self, about: About, lines: Mapping[tuple[str, str], str]) -> None:
+        self.about = about
+        self._lines = lines
+        self._parsed: dict[tuple[str, str], OperatorEvidence] = {}
+
+    @property
+    def operators(self) -> tuple[tuple[str, str], ...]:
+        """Domain and type of each operator that was measured, sorted."""
+        return tuple(sorted(self._lines))
+
+    def verdict(self, case: Case) -> Verdict:
+        """What was measured of *case*, or what follows for it."""
+        key = (case.domain, case.op_type)
+        if key not in self._lines:
+            return Verdict(Level.UNKNOWN, f"{case} was not measured on {self.about}")
+        if key not in self._parsed:
+            self._parsed[key] = _evidence(json.loads(self._lines[key]))
+        found = self._parsed[key].verdict(case)
+        return found if found.level is Level.UNKNOWN else Verdict(
+            found.level, f"{found.reason} ({self.about})", found.compiled, found.ran
+        )  # fmt: skip
+
+
+def table_bytes(about: About, operators: Mapping[tuple[str, str], OperatorEvidence]) -> bytes:
+    """The file of a table: the same bytes for the same evidence."""
+    lines = [canonical_json({"format": FORMAT, **asdict(about)})]
+    for (domain, op_type), evidence in sorted(operators.items()):
+        row: dict[str, JsonValue] = {
+            "defaults": {name: list(value) if isinstance(value, tuple) else value
+                         for name, value in evidence.defaults.items()},
+            "measured": {name: sorted(values) for name, values in evidence.measured.items()},
+            "opsets": list(evidence.opsets),
+            "tree": _written(evidence.tree),
+        }  # fmt: skip
+        lines.append(f"{domain}\t{op_type}\t{canonical_json(row)}")
+    return gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
+
+
+def read_table(path: Path) -> SupportTable:
+    """The table in the file *path*.
+
+    Raises:
+        InputError: when it is missing, damaged, or of another format.
+    """
+    try:
+        header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        about = json.loads(header)
+        number = about.pop("format")
+        if number != FORMAT:
+            raise InputError(
+                f"{path} is a table of support in format {number}, and this version reads {FORMAT}.", advice=_MADE_AGAIN
+            )
+        keyed = (line.split("\t", 2) for line in lines)
+        return SupportTable(About(**about), {(domain, op_type): text for domain, op_type, text in keyed})
+    except FileNotFoundError:
+        raise InputError(f"The table of support {path} does not exist.", advice="Check the path.") from None
+    except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path} is no table of support, or is damaged: {error}.", advice=_MADE_AGAIN) from error
+
+
+def _written(tree: Tree) -> list[Any]:
+    if isinstance(tree, Leaf):
+        return [part for pair in tree.counts for part in pair]
+    return [tree.feature, tree.value, _written(tree.yes), _written(tree.no)]
+
+
+def _tree(value: list[Any]) -> Tree:
+    if len(value) == 4 and isinstance(value[2], list):
+        return Question(value[0], value[1], _tree(value[2]), _tree(value[3]))
+    return Leaf(tuple(zip(value[::2], value[1::2], strict=True)))
+
+
+def _evidence(row: Any) -> OperatorEvidence:
+    return OperatorEvidence(
+        {name: tuple(value) if isinstance(value, list) else value for name, value in row["defaults"].items()},
+        {name: frozenset(values) for name, values in row["measured"].items()},
+        tuple(row["opsets"]),
+        _tree(row["tree"]),
+    )
+
+
+def _majority(leaf: Leaf) -> str:
+    return max(leaf.counts, key=lambda pair: (pair[1], pair[0]))[0]
+
+
+def _features_not_known(tree: Tree, seen: Mapping[str, Feature]) -> list[str]:
+    if isinstance(tree, Leaf):
+        return []
+    below = _features_not_known(tree.yes, seen) + _features_not_known(tree.no, seen)
+    return [tree.feature, *below] if seen.get(tree.feature, ABSENT) == UNKNOWN else below
+
+
+_SAID = {
+    "taken": "taken and run",
+    "taken, wrong": "taken, and gave other numbers than the operator is defined to give",
+    "taken, does not run": "taken, and failed to run",
+    "left": "left to the CPU",
+    "left, wrong": "left to the CPU, with other numbers than the operator is defined to give",
+    "fails": "refused: no session can be made",
+}
+
+
+def _reason(case: Case, name: str, leaf: Leaf, path: tuple[str, ...]) -> str:
+    counts = Counter(dict(leaf.counts))
+    like = "with " + ", ".join(path[-_LONGEST_PATH:]) if path else "measured"
+    share = f"all {counts[name]}" if counts[name] == counts.total() else f"{counts[name]} of {counts.total()}"
+    return f"{case} {like}: {share} {_SAID[name]}" if path else f"{case}: {share} measured {_SAID[name]}"

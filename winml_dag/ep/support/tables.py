@@ -1,0 +1,69 @@
+"""Which tables there are for a target, and several of them asked as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from winml_dag.ep.configuration import config_file, expanded
+from winml_dag.ep.registry import Target
+from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.errors import UsageError
+
+SUPPORT_VARIABLE = "WINML_DAG_SUPPORT_DIR"
+_SHIPPED = Path(__file__).parent / "shipped"
+_FOLDER = "support"  # beside the user's configuration file
+
+
+class Rules(Protocol):
+    """What can be asked about a case."""
+
+    def verdict(self, case: Case) -> Verdict: ...
+
+
+class Support:
+    """Several tables: the first that knows a case counts."""
+
+    def __init__(self, tables: Sequence[Rules]) -> None:
+        self._tables = tables
+
+    def verdict(self, case: Case) -> Verdict:
+        """What is known of *case*; where nothing is, the reason of the first table."""
+        first: Verdict | None = None
+        for table in self._tables:
+            found = table.verdict(case)
+            if found.level is not Level.UNKNOWN:
+                return found
+            first = first or found
+        return first or Verdict(Level.UNKNOWN, "there is no table of support for this execution provider and device")
+
+
+def table_name(target: Target) -> str:
+    """The name of the file that has the table of *target*, such as ``qnn_npu.support``."""
+    return f"{target.ep.alias}_{target.device}.support"
+
+
+def table_files(target: Target) -> tuple[Path, ...]:
+    """The tables of *target* that there are, the user's own first.
+
+    Raises:
+        UsageError: when WINML_DAG_SUPPORT_DIR names no folder.
+    """
+    folders: Iterable[Path] = (_own_folder(), _SHIPPED)
+    paths = (folder / table_name(target) for folder in folders)
+    return tuple(path for path in paths if path.is_file())
+
+
+def _own_folder() -> Path:
+    named = os.environ.get(SUPPORT_VARIABLE)
+    if not named:
+        return config_file().parent / _FOLDER
+    folder = expanded(named)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{SUPPORT_VARIABLE} names {folder}, which is no folder.", advice="Make it, or correct the variable."
+        )
+    return folder

@@ -1,0 +1,246 @@
+"""From a node of a model to the case that it is. Whoever asks a table and whoever measures one come through here, so
+that both mean the same.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from winml_dag.ep.support.case import AttributeValue, Case, Number, Operand, Quantized
+from winml_dag.onnxmodel.dtypes import dtype_name
+from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
+
+_FORMATS = {"float32": "f", "float64": "d", "float16": "e", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H",
+            "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "bool": "?"}  # fmt: skip
+_FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
+_MOST_VALUES = 8
+_STANDARD = ("", "ai.onnx")
+# Constants that stay floats when what they belong to is quantized: sizes, bounds and factors.
+_STAY_FLOAT = {
+    "Clip": (1, 2),
+    "Dropout": (1,),
+    "OneHot": (1, 2),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2),
+    "Upsample": (1,),
+}
+# Whose weights have a scale for each channel, where a model is quantized so.
+_PER_CHANNEL = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a node may refer to: the types and constants of a graph by name, and the conversions around its values.
+
+    Attributes:
+        opsets: by domain.
+        dequantized: by name of a value, the DequantizeLinear that makes it.
+        quantizers: by name of a value, the QuantizeLinear nodes that read it.
+        readers: by name of a value, how many nodes read it.
+    """
+
+    opsets: Mapping[str, int]
+    values: Mapping[str, Value]
+    constants: Mapping[str, Tensor]
+    dequantized: Mapping[str, Node]
+    quantizers: Mapping[str, tuple[Node, ...]]
+    readers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, model: Model, graph: Graph | None = None, values: Iterable[Value] = ()) -> Scope:
+        """Of *graph* of *model*, by default the outermost. *values* are types that were found out and not read."""
+        graph = model.graph if graph is None else graph
+        fed = {value.name for value in graph.inputs}
+        constants = {tensor.name: tensor for tensor in graph.initializers if tensor.name not in fed}
+        dequantized: dict[str, Node] = {}
+        quantizers: dict[str, tuple[Node, ...]] = {}
+        readers: dict[str, int] = {}
+        for node in graph.nodes:
+            if node.op_type == "Constant" and node.outputs and (tensor := _constant(node)) is not None:
+                constants[node.outputs[0]] = tensor
+            elif node.op_type == "DequantizeLinear":
+                dequantized |= dict.fromkeys(node.outputs[:1], node)
+            elif node.op_type == "QuantizeLinear":
+                for name in node.inputs[:1]:
+                    quantizers[name] = (*quantizers.get(name, ()), node)
+            for name in node.inputs:
+                readers[name] = readers.get(name, 0) + 1
+        known = {value.name: value for value in (*values, *graph.values, *graph.inputs, *graph.outputs)}
+        return cls(model.opsets, known, constants, dequantized, quantizers, readers)
+
+
+def case_of(node: Node, scope: Scope) -> Case:
+    """The case that *node* is. Conversions around it count as the integer types that it is quantized with."""
+    quantized = _quantized(node, scope)
+    operands = tuple(_input(name, scope, quantized is not None) for name in _given(node.inputs))
+    return Case(
+        node.op_type,
+        "" if node.domain in _STANDARD else node.domain,
+        _opset(node.domain, scope.opsets),
+        operands,
+        tuple(None if not name else _value(name, scope) for name in _given(node.outputs)),
+        tuple(sorted((attribute.name, _attribute(attribute)) for attribute in node.attributes)),
+        quantized,
+    )
+
+
+def as_quantized(case: Case, activations: str, weights: str, *, per_channel: bool = False) -> Case:
+    """*case* as it will be when its model is quantized with these integer types; itself, where no floats are in it."""
+    floats = [operand for operand in case.inputs if operand is not None and operand.dtype in ("float32", "")]
+    if case.quantized is not None or not floats:
+        return case
+    if not has_weights(case):
+        return replace(case, quantized=Quantized(activations, ""))
+    return replace(case, quantized=Quantized(activations, weights, per_channel and case.op_type in _PER_CHANNEL))
+
+
+def has_weights(case: Case) -> bool:
+    """Whether *case* has a constant that becomes integers when it is quantized."""
+    return any(
+        operand is not None
+        and operand.constant
+        and operand.dtype == "float32"
+        and not stays_float(case.op_type, number)
+        for number, operand in enumerate(case.inputs)
+        if number != _bias_of(case.op_type)
+    )
+
+
+def stays_float(op_type: str, number: int) -> bool:
+    """Whether input *number* of an operator is left as it is when that is quantized."""
+    return number in _STAY_FLOAT.get(op_type, ())
+
+
+def _bias_of(op_type: str) -> int | None:
+    """The input that becomes int32, whatever integers the others become."""
+    return 2 if op_type in ("Conv", "ConvTranspose", "Gemm") else None
+
+
+def _given(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the empty names at the end: to write none and to leave it out is the same."""
+    last = len(names)
+    while last and not names[last - 1]:
+        last -= 1
+    return names[:last]
+
+
+def _opset(domain: str, opsets: Mapping[str, int]) -> int:
+    names = _STANDARD if domain in _STANDARD else (domain,)
+    return next((opsets[name] for name in names if name in opsets), 0)
+
+
+def _input(name: str, scope: Scope, quantized: bool) -> Operand | None:
+    if not name:
+        return None
+    if quantized and (conversion := scope.dequantized.get(name)) is not None and conversion.inputs:
+        tensor = scope.constants.get(conversion.inputs[0])
+        if tensor is not None:
+            return Operand("float32", tensor.dims, constant=True)
+        found = _value(name, scope)
+        return replace(found, dtype="float32")
+    if (tensor := scope.constants.get(name)) is not None:
+        return Operand(dtype_name(tensor.data_type), tensor.dims, True, values_of(tensor))
+    return _value(name, scope)
+
+
+def _value(name: str, scope: Scope) -> Operand:
+    known = scope.values.get(name)
+    if known is None:
+        return Operand()
+    dims = None if known.dims is None else tuple(dim if isinstance(dim, int) else None for dim in known.dims)
+    return Operand(dtype_name(known.data_type) if known.data_type else "", dims)
+
+
+def values_of(tensor: Tensor) -> tuple[Number, ...] | None:
+    """The numbers of a constant that has few of them, and no infinite ones; None otherwise."""
+    count = prod(tensor.dims)
+    if count > _MOST_VALUES:
+        return None
+    if count == 0:
+        return ()
+    if len(tensor.integers) == count and dtype_name(tensor.data_type) not in _FLOATS:
+        return tensor.integers
+    letter = _FORMATS.get(dtype_name(tensor.data_type))
+    if letter is None or len(tensor.plain) != count * struct.calcsize(f"<{letter}"):
+        return None
+    numbers = struct.unpack(f"<{count}{letter}", tensor.plain)
+    finite = all(math.isfinite(number) for number in numbers)
+    return tuple(int(number) if letter == "?" else number for number in numbers) if finite else None
+
+
+def _constant(node: Node) -> Tensor | None:
+    """What a Constant node gives."""
+    for attribute in node.attributes:
+        if attribute.tensors:
+            return attribute.tensors[0]
+        if attribute.name == "value_int" and attribute.integer is not None:
+            return Tensor("", 7, (), 8, None, None, (attribute.integer,))
+        if attribute.name == "value_ints":
+            return Tensor("", 7, (len(attribute.integers),), 0, None, None, attribute.integers)
+        if attribute.name == "value_float" and attribute.number is not None:
+            return Tensor("", 1, (), 4, None, None, (), struct.pack("<f", attribute.number))
+        if attribute.name == "value_floats":
+            count = len(attribute.numbers)
+            return Tensor("", 1, (count,), 0, None, None, (), struct.pack(f"<{count}f", *attribute.numbers))
+    return None
+
+
+def _attribute(attribute: Attribute) -> AttributeValue:
+    if attribute.graphs:
+        return "graph"
+    if attribute.tensors:
+        return dtype_name(attribute.tensors[0].data_type)
+    if attribute.texts:
+        return tuple(text.decode("utf-8", "replace") for text in attribute.texts)
+    if attribute.content is not None:
+        return attribute.content.decode("utf-8", "replace")
+    if attribute.integer is not None:
+        return attribute.integer
+    if attribute.number is not None:
+        return attribute.number if math.isfinite(attribute.number) else str(attribute.number)
+    return attribute.integers or attribute.numbers
+
+
+def _quantized(node: Node, scope: Scope) -> Quantized | None:
+    """The integer types around *node*: None unless all floats that go in come from integers, and what comes out goes
+    to integers, if it is float.
+    """
+    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        return None
+    activations = weights = ""
+    per_channel = False
+    for number, name in enumerate(node.inputs):
+        conversion = scope.dequantized.get(name)
+        if conversion is None:
+            if name and not stays_float(node.op_type, number) and _is_float(name, scope):
+                return None
+            continue
+        constant = scope.constants.get(conversion.inputs[0]) if conversion.inputs else None
+        if constant is None:
+            activations = activations or _point(conversion, scope)
+        elif number != _bias_of(node.op_type):
+            weights = weights or dtype_name(constant.data_type)
+            scale = scope.constants.get(conversion.inputs[1]) if len(conversion.inputs) > 1 else None
+            per_channel = per_channel or (scale is not None and prod(scale.dims) > 1)
+    quantizers = [each for name in node.outputs[:1] for each in scope.quantizers.get(name, ())]
+    gives_floats = bool(node.outputs) and _is_float(node.outputs[0], scope, otherwise=True)
+    if not activations or (gives_floats and not quantizers):
+        return None
+    return Quantized(activations, weights, per_channel)
+
+
+def _is_float(name: str, scope: Scope, *, otherwise: bool = False) -> bool:
+    if (tensor := scope.constants.get(name)) is not None:
+        return dtype_name(tensor.data_type) in _FLOATS
+    known = scope.values.get(name)
+    return otherwise if known is None or not known.data_type else dtype_name(known.data_type) in _FLOATS
+
+
+def _point(conversion: Node, scope: Scope) -> str:
+    """The integer type of a conversion: that of its zero point, uint8 without one."""
+    point = scope.constants.get(conversion.inputs[2]) if len(conversion.inputs) > 2 else None
+    return "uint8" if point is None else dtype_name(point.data_type)
