@@ -14,8 +14,6 @@ from winml_dag.engine.stage import InputSlot, Stage
 from winml_dag.stages import kinds
 
 RESULT_FILE = "analyze_result.json"
-OPTIMIZATIONS_FILE = "optimizations.json"
-NOTHING_DISCOVERED = "{}"  # the content of optimizations.json with which a search begins
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,13 @@ class AnalyzeFields:
 
 @dataclass(frozen=True)
 class AnalyzeTarget:
-    """``execution_provider`` is the full name."""
+    """``execution_provider`` is the full name. ``standard_domain_only``: capabilities are judged and proposed in the
+    form that they have in the ONNX standard, in which the next optimize applies them.
+    """
 
     execution_provider: str = "CPUExecutionProvider"
     device: str = "cpu"
+    standard_domain_only: bool = False
 
 
 @dataclass(frozen=True)

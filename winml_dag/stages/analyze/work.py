@@ -9,8 +9,10 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.stages.analyze import NOTHING_DISCOVERED, OPTIMIZATIONS_FILE, RESULT_FILE, AnalyzeConfig
+from winml_dag.stages import discovered
+from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
 from winml_dag.stages.analyze.result import VERDICTS, Judged, metadata, target_result
+from winml_dag.stages.discovered import Discovered
 
 
 def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
@@ -32,8 +34,8 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
             "results": [result],
         },
     )
-    before = _read_discovered(workspace)
-    (workspace.outputs["flags"] / OPTIMIZATIONS_FILE).write_text(before, encoding="utf-8", newline="\n")
+    before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
+    before.write(workspace.outputs["flags"] / discovered.FILE)
     nodes = Counter(each.verdict for each in judged)
     classes = result["classification"]
     assert isinstance(classes, dict)
@@ -43,15 +45,9 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
         "unsupported": {},
         "patterns": {},
         "proposed": [],
-        "discovered": json.loads(before),
+        "discovered": sorted(before.capabilities),
         "lint": {},
     }
-
-
-def _read_discovered(workspace: Workspace) -> str:
-    if not workspace.has("flags"):
-        return NOTHING_DISCOVERED
-    return workspace.input_file("flags", ".json").read_text(encoding="utf-8")
 
 
 def _write(path: Path, value: JsonObject) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.tags import carry_tags
+from winml_dag.stages.discovered import Discovered
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.portable import to_portable_level
@@ -44,15 +44,17 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
         StageError: for a compiled, quantized or half precision model, an unknown capability, or a model that
             onnxruntime cannot load.
     """
-    names = _enabled(config, workspace)
+    discovered = _discovered(workspace)
+    names = _enabled(config, discovered)
+    target = OptimizeTarget(config.target.standard_domain_only or discovered.standard_domain_only)
     source = workspace.input_file("model", ".onnx")
     before = inspect_model(source)
     _refuse(source, before)
     to_portable_level(source, _PORTABLE_FILE)
     _check_domains(before, inspect_model(_PORTABLE_FILE), frozenset())
-    rewritten = _rewrite(names, config.target)
+    rewritten = _rewrite(names, target)
     after = inspect_model(rewritten.path)
-    _check_domains(before, after, frozenset() if config.target.standard_domain_only else frozenset({_CONTRIB}))
+    _check_domains(before, after, frozenset() if target.standard_domain_only else frozenset({_CONTRIB}))
     _check_interface(before, after)
     tagged = _save(rewritten.path, source, before, after, workspace.outputs["model"] / OPTIMIZED_FILE)
     return {
@@ -64,22 +66,16 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def _enabled(config: OptimizeConfig, workspace: Workspace) -> tuple[str, ...]:
+def _enabled(config: OptimizeConfig, discovered: Discovered) -> tuple[str, ...]:
     """The capabilities that are on, in the order of :data:`CATALOG` and not of the config, which must not matter."""
-    wanted = {**_discovered(workspace), **config.optim}
+    wanted = {**dict.fromkeys(discovered.capabilities, True), **config.optim}
     if unknown := sorted(set(wanted) - set(CATALOG)):
         raise StageError(f"Unknown capabilities: {', '.join(unknown)}.", advice=f"Known are: {', '.join(CATALOG)}.")
     return tuple(name for name in CATALOG if wanted.get(name))
 
 
-def _discovered(workspace: Workspace) -> dict[str, bool]:
-    if "flags" not in workspace.inputs:
-        return {}
-    file = workspace.input_file("flags", ".json")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or not all(value is True for value in found.values()):
-        raise StageError(f"{file.name} is no object of capabilities that are true.")
-    return found
+def _discovered(workspace: Workspace) -> Discovered:
+    return Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
 
 
 def _refuse(source: Path, model: ModelSummary) -> None:

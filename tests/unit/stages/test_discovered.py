@@ -1,0 +1,45 @@
+"""The file between analyze and the next optimize: the same bytes for the same discoveries, and who reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from winml_dag.errors import StageError
+from winml_dag.stages import discovered
+from winml_dag.stages.discovered import Discovered
+from winml_dag.stages.optimize.capabilities import CATALOG
+
+FORMED = next(name for name, capability in CATALOG.items() if capability.form_depends_on_domain)
+FORMLESS = next(name for name, capability in CATALOG.items() if not capability.form_depends_on_domain)
+
+
+def test_what_a_search_begins_with_is_what_it_writes_when_nothing_is_discovered(tmp_path: Path) -> None:
+    Discovered.of((), standard_domain_only=True).write(tmp_path / discovered.FILE)
+    assert (tmp_path / discovered.FILE).read_bytes() == discovered.NOTHING.read_bytes()
+    assert Discovered.read(discovered.NOTHING) == Discovered()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sets(st.sampled_from(sorted(CATALOG))), st.booleans())
+def test_reading_gives_what_was_written(tmp_path_factory: pytest.TempPathFactory, names: set[str], only: bool) -> None:
+    path = tmp_path_factory.mktemp("discovered") / discovered.FILE
+    found = Discovered.of(names, standard_domain_only=only)
+    found.write(path)
+    assert Discovered.read(path) == found
+    assert found.capabilities == names
+
+
+def test_the_form_counts_only_where_a_capability_has_several() -> None:
+    assert Discovered.of([FORMED], standard_domain_only=True).standard_domain_only
+    assert not Discovered.of([FORMLESS], standard_domain_only=True).standard_domain_only
+
+
+@pytest.mark.parametrize("text", ["[]", '{"gelu_fusion": false}', '{"gelu_fusion": 1}'])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / discovered.FILE).write_text(text)
+    with pytest.raises(StageError, match="capabilities that are true"):
+        Discovered.read(tmp_path / discovered.FILE)
