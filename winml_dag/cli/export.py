@@ -23,6 +23,7 @@ from winml_dag.pipeline.request import Overrides, Request
 @click.option("-o", "--output", type=FILE, required=True, help="Where the ONNX model goes.")
 @click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which model, loader and export count.")
 @click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification.")
+@click.option("--submodel", type=TEXT, help="One component of a composite model alone, such as encoder.")
 @EXPORT
 @click.option("--input-specs", type=FILE, help="A JSON file of inputs: {NAME: {dtype, shape}}; a name in shape varies.")
 @click.option("--dynamic-axes", type=FILE, help="A JSON file of dimensions that vary: {TENSOR: {AXIS: NAME}}.")
@@ -46,6 +47,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
     overrides = Overrides(
         model=options["model"],
         task=options["task"],
+        submodel=options["submodel"],
         settings={"export": {**_from_files(options), **EXPORT.given(options)}},
         random_weights=options["random_weights"],
         trust_remote_code=options["trust_remote_code"],

@@ -31,6 +31,7 @@ _OPTIONS = (
     click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
     cache_option,
     click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification."),
+    click.option("--submodel", type=TEXT, help="One component of a composite model alone, such as encoder."),
     click.option("--ep", type=TEXT, help="Execution provider: qnn, cpu, openvino, ..."),
     click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name works too."),
     click.option("-p", "--precision", type=TEXT, help="fp32, fp16, int8, int16, w8a8, w8a16, ... or auto."),

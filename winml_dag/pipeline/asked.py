@@ -11,6 +11,7 @@ from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, RandomWeights, Recipe, section_of
@@ -37,6 +38,10 @@ class Asked:
         return RandomWeights() if written is None and self.overrides.random_weights else written
 
     @property
+    def task(self) -> str | None:
+        return self.overrides.task or self.recipe.loader.task
+
+    @property
     def trusts_code(self) -> bool:
         return self.recipe.loader.trust_remote_code or self.overrides.trust_remote_code
 
@@ -55,9 +60,9 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]
         if name == "optim":
             update["optim"] = {**recipe.optim, **_flags(given)}
         elif name == "export":
-            update["export"] = section_of(Export, {**_written(recipe.export), **given}, name)
+            update["export"] = section_of(Export, {**written_fields(recipe.export), **given}, name)
         else:
-            update["validation"] = section_of(Validate, {**_written(recipe.validation), **given}, name)
+            update["validation"] = section_of(Validate, {**written_fields(recipe.validation), **given}, name)
     return recipe.model_copy(update=update) if update else recipe
 
 
@@ -67,7 +72,8 @@ def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return given
 
 
-def _written(section: Export | Validate | None) -> dict[str, JsonValue]:
+def written_fields(section: Section | None) -> dict[str, JsonValue]:
+    """The fields of *section* that somebody has written, as a recipe has them."""
     if section is None:
         return {}
     plain: dict[str, JsonValue] = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -82,6 +88,11 @@ class Model:
     folder: ModelFolder | None = None
     onnx: OnnxFile | None = None
     model_type: str | None = None
+
+    @property
+    def task(self) -> str | None:
+        """What it was trained for, as its folder says."""
+        return None if self.folder is None else task_of(self.folder.config)
 
     @property
     def looked_at(self) -> tuple[Path, ...]:
@@ -139,9 +150,9 @@ def task_for(asked: Asked, model: Model) -> str | None:
     Raises:
         RecipeError: when nobody says.
     """
-    task = asked.overrides.task or asked.recipe.loader.task
-    if task is None and model.folder is not None:
-        task = task_of(model.folder.config)
+    task = asked.task or model.task
+    if task is None and asked.recipe.loader.model_class is not None:
+        task = task_of({"architectures": [asked.recipe.loader.model_class]})
     if task is None and model.onnx is None:
         raise RecipeError(
             f"What is {model.name!r} for? Neither the recipe nor the model says.",
