@@ -27,6 +27,8 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     width = max(len(view.id) for view in result.stages)
     for view in result.stages:
         click.echo(stage_line(view, width))
+    for notice in result.build.notices:
+        click.echo(f"note: {notice}", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)

@@ -14,7 +14,7 @@ from winml_dag.pipeline.request import Request
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.pipeline.standing.check import Standing
-    from winml_dag.pipeline.variant import Build, OnlyDeclared
+    from winml_dag.pipeline.variant import Build
     from winml_dag.store.local import LocalStore
 
 
@@ -54,6 +54,7 @@ def plan_request(
     from winml_dag.pipeline.buildgraph import Origin
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
+    from winml_dag.pipeline.variant import OnlyDeclared
 
     if request.command is not None:
         from winml_dag.pipeline.onestage import build_of_one
@@ -64,6 +65,8 @@ def plan_request(
     planned = plan_build(build, store.fingerprints)
     if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
         return planned
+    if not isinstance(build, OnlyDeclared) and build.lacks:
+        return planned  # nothing would tell that it has come, and who builds must hear of it
     from winml_dag.pipeline.standing.noting import note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
 from winml_dag.ep.registry import Target, installed, require_installed, resolve_target
-from winml_dag.errors import RecipeError, UsageError
+from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import sections
 from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
@@ -40,9 +41,12 @@ from winml_dag.stages import kinds
 # In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
 OUTPUTS = "outputs"
 
+T = TypeVar("T")
+
 
 def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build | OnlyDeclared:
-    """The build that *request* means. Without *needs_folder* one that names no output folder uses one in the cache.
+    """The build that *request* means. Without *needs_folder* it is only looked at: one that names no output folder uses
+    one in the cache, and what can be had on another machine only is told of, not refused.
 
     Raises:
         UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
@@ -52,7 +56,7 @@ def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder:
     folder = _output_dir(request, loaded, cache_dir, needs_folder)
     if loaded is not None and _has_only_stages(loaded, request.overrides):
         return _only_declared(loaded, folder)
-    return resolve(loaded, request.overrides, folder, download=download)
+    return resolve(loaded, request.overrides, folder, download=download, runs=needs_folder)
 
 
 def output_dir_of(request: Request, cache_dir: Path) -> Path:
@@ -140,8 +144,10 @@ def resolve(
     *,
     download: bool = False,
     only: Container[str] = LINE,
+    runs: bool = True,
 ) -> Build:
-    """The build that *loaded* and *overrides* mean. What takes a stage that is not in *only* need not be here.
+    """The build that *loaded* and *overrides* mean. What takes a stage that is not in *only* need not be here, and
+    where it *runs* on another machine, if at all, neither need what its other stages take.
 
     Raises:
         UsageError: for what contradicts itself or cannot be had here.
@@ -161,11 +167,13 @@ def resolve(
     quant = _quant(asked, target, onnx)
     would_compile = compile_config(asked, target)
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
+    lacks = _Lacks(refuse=runs)
     if not isinstance(compile_, Skip):
         otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
-        require_installed(target.ep, otherwise=otherwise)
+        lacks.look(lambda: require_installed(target.ep, otherwise=otherwise))
     if onnx is None:
-        _require_exporter()
+        lacks.look(_require_exporter)
+    sdk = lacks.look(lambda: sdk_of(asked, compile_))
     calibration = (
         Calibration() if isinstance(quant, Skip) else find_calibration(asked, model, quant, task, download=download)
     )
@@ -188,9 +196,14 @@ def resolve(
             device=target.device,
             output_dir=output_dir,
             settings={},
-            notices=(*sections.notices(asked, quant, calibration), *_missing(target)),
+            notices=(
+                *sections.notices(asked, quant, calibration),
+                *lacks.notices,
+                *(() if lacks.found else _missing(target)),
+            ),
             declared=_own_stages(recipe),
         ),
+        lacks=tuple(lacks.found),
         target=target,
         inputs=_inputs(asked, model, calibration, given, files),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
@@ -199,7 +212,7 @@ def resolve(
         calibrate=sections.calibrate_config(asked, quant, validate, calibration),
         quantize=sections.quantize_configs(quant, target),
         compile=compile_,
-        sdk=sdk_of(asked, compile_),
+        sdk=sdk,
         validate=validate,
         finalize=finalize_config(asked, would_compile),
         save_ranges=_save_ranges(asked, calibration),
@@ -207,6 +220,27 @@ def resolve(
     )
     settings = settings_of(build, asked, model, chosen(quant))
     return replace(build, summary=replace(build.summary, settings=settings))
+
+
+class _Lacks:
+    """What this machine lacks for a build: refused where it is to run, told of where it is only looked at."""
+
+    def __init__(self, *, refuse: bool) -> None:
+        self._refuse = refuse
+        self.found: list[str] = []
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        return tuple(f"This can be planned here, but not run: {lack}" for lack in self.found)
+
+    def look(self, find: Callable[[], T]) -> T | None:
+        try:
+            return find()
+        except WinmlDagError as error:
+            if self._refuse:
+                raise
+            self.found.append(str(error))
+            return None
 
 
 def _missing(target: Target) -> Iterator[str]:

@@ -5,6 +5,7 @@ Every stage has its complete config here, or the reason why it is left out; noth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.userstages import Declared
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
-from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.export import ComponentsConfig, ExportConfig
 from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
@@ -72,7 +73,8 @@ class Build:
     is a second. ``also``: further models that compile puts into one binary with the first. ``sdk``: what
     compiles in place of onnxruntime. ``sensitivity`` ranks nodes
     by the first quantization, beside the line. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
-    stages of the recipe's own, which run beside and between ours.
+    stages of the recipe's own, which run beside and between ours. ``lacks``: what it takes to run this that is not
+    here, as sentences; only of one that is only looked at.
     """
 
     summary: BuildSummary
@@ -91,6 +93,23 @@ class Build:
     declared: Declared | None = None
     also: tuple[Source, ...] = ()
     sdk: QairtSdk | None = None
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CompositeBuild:
+    """A model in several components, which are exported together from ``model`` (None: random weights). ``parts`` are,
+    by name, their builds from there on; ``summary`` is about all.
+    """
+
+    summary: BuildSummary
+    model: Source | None
+    export: ComponentsConfig
+    parts: Mapping[str, Build]
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(lack for build in self.parts.values() for lack in build.lacks))
 
 
 @dataclass(frozen=True)
