@@ -28,7 +28,7 @@ from winml_dag.stages.validate import ValidateConfig
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
 
-_UNAVAILABLE_LOADER = {"user_script": "user scripts", "module_path": "module mode"}
+_UNAVAILABLE_LOADER = {"user_script": "user scripts"}
 
 # What a mode without ranges has no use for.
 _OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
@@ -43,6 +43,11 @@ def refuse_unavailable(recipe: Recipe) -> None:
     ]
     if problems:
         raise RecipeError("The recipe asks for what this version cannot do.", problems=tuple(problems))
+    if recipe.export is not None and recipe.export.module_arguments and recipe.loader.module_path is None:
+        raise RecipeError(
+            "export.module_arguments are what a module is called with, but the recipe is for a whole model.",
+            advice="Name the module in loader.module_path, or leave them out.",
+        )
 
 
 def export_config(asked: Asked, task: str | None, model_type: str | None) -> ExportConfig:
@@ -52,6 +57,7 @@ def export_config(asked: Asked, task: str | None, model_type: str | None) -> Exp
             task=task or "",
             model_type=model_type,
             model_class=loader.model_class,
+            module_path=loader.module_path,
             # A model made from a seed brings no code.
             trust_remote_code=asked.trusts_code and random is None,
             random_weights=None if random is None else RandomWeights(random.seed, random.config),
@@ -86,6 +92,7 @@ def _export_fields(export: Export) -> ExportFields:
         dynamic_axes=None
         if not axes
         else {name: {str(axis): label for axis, label in by_axis.items()} for name, by_axis in axes.items()},
+        module_arguments=export.module_arguments or None,
     )
 
 

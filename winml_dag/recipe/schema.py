@@ -84,7 +84,7 @@ class Export(Section):
     """How the PyTorch model becomes ONNX.
 
     ``opset_version`` None: what suits the target (17 in winml-cli). ``dynamo`` None: the exporter that works best for
-    the architecture (false in winml-cli).
+    the architecture (false in winml-cli). Ours: ``module_arguments``, what a module is called with besides tensors.
     """
 
     opset_version: Count | None = None
@@ -100,6 +100,7 @@ class Export(Section):
     enable_hierarchy_tags: bool = True
     hierarchy_tag_format: Literal["full", "module_only"] = "full"
     compatibility: OrEmpty[Compatibility] = Field(default_factory=Compatibility.model_construct)
+    module_arguments: MapOf[JsonValue] | None = None
 
 
 def _current_mode(value: object) -> object:

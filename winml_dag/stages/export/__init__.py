@@ -23,11 +23,14 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class LoaderFields:
-    """How the PyTorch model is made. ``random_weights`` is None when the weights come from the ``model`` input."""
+    """How the PyTorch model is made. ``random_weights`` is None when the weights come from the ``model`` input.
+    ``module_path``: the one module of it that is exported; None for the whole.
+    """
 
     task: str
     model_type: str | None = None
     model_class: str | None = None
+    module_path: str | None = None
     trust_remote_code: bool = False
     random_weights: RandomWeights | None = None
 
@@ -45,7 +48,7 @@ class InputTensor:
 @dataclass(frozen=True)
 class ExportFields:
     """``dynamo`` None means: the exporter that works best for the architecture. ``clean_onnx``: the model's nodes have
-    no tags.
+    no tags. ``module_arguments``: what a module is called with besides tensors.
     """
 
     opset_version: int = 21
@@ -59,6 +62,7 @@ class ExportFields:
     input_tensors: tuple[InputTensor, ...] | None = None
     output_tensors: tuple[str, ...] | None = None
     dynamic_axes: Mapping[str, Mapping[str, str]] | None = None
+    module_arguments: Mapping[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True)
