@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from winml_dag.ep.configuration import config_file, expanded
+from winml_dag.ep.configuration import SUPPORT_VARIABLE, config_file, expanded
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.case import Case
 from winml_dag.ep.support.verdict import Level, Verdict
 from winml_dag.errors import UsageError
 
-SUPPORT_VARIABLE = "WINML_DAG_SUPPORT_DIR"
 _SHIPPED = Path(__file__).parent / "shipped"
 _FOLDER = "support"  # beside the user's configuration file
 
@@ -47,14 +46,17 @@ def table_name(target: Target) -> str:
 
 
 def table_files(target: Target) -> tuple[Path, ...]:
-    """The tables of *target* that there are, the user's own first.
+    """The tables of *target* that there are, the user's own first. Raises as :func:`table_places` does."""
+    return tuple(path for path in table_places(target) if path.is_file())
+
+
+def table_places(target: Target) -> tuple[Path, ...]:
+    """Where tables of *target* are looked for, the user's own first.
 
     Raises:
         UsageError: when WINML_DAG_SUPPORT_DIR names no folder.
     """
-    folders: Iterable[Path] = (_own_folder(), _SHIPPED)
-    paths = (folder / table_name(target) for folder in folders)
-    return tuple(path for path in paths if path.is_file())
+    return tuple(folder / table_name(target) for folder in (_own_folder(), _SHIPPED))
 
 
 def _own_folder() -> Path:
