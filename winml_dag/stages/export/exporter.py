@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from winml_dag.errors import StageError
 from winml_dag.stages.export.architectures import DYNAMO
 from winml_dag.stages.export.outputs import OutputChoice
 from winml_dag.stages.export.reason import logged_reason
+from winml_dag.stages.export.weights import attach_weights, weights_aside
 
 # The attribute of the wrapper that holds the model: the first part of every module scope in the exported graph.
 MODEL_SCOPE = "model"
@@ -23,7 +24,9 @@ MODEL_SCOPE = "model"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """``dynamic_axes``: names of dynamic axes by position, for each input by name."""
+    """``dynamic_axes``: names of dynamic axes by position, for each input by name. ``constants``: arguments of every
+    call that are no inputs.
+    """
 
     exporter: str
     opset_version: int
@@ -31,6 +34,7 @@ class ExportOptions:
     input_names: tuple[str, ...]
     outputs: tuple[OutputChoice, ...]
     dynamic_axes: Mapping[str, Mapping[int, str]]
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -44,11 +48,12 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         super().__init__()
         self.model = model
         self.input_names = options.input_names
+        self.constants = dict(options.constants)
         self.attributes = [choice.attribute for choice in options.outputs]
         self.eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        result = self.model(**dict(zip(self.input_names, tensors, strict=True)))
+        result = self.model(**dict(zip(self.input_names, tensors, strict=True)), **self.constants)
         return tuple(result[attribute] for attribute in self.attributes)
 
 
@@ -59,7 +64,7 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
         StageError: when the exporter cannot take the model.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), weights_aside() as aside:
             # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
             warnings.filterwarnings(
                 "ignore", message="You are using the legacy TorchScript", category=DeprecationWarning
@@ -74,6 +79,7 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
                 verbose=False,
                 **_exporter_arguments(options),
             )
+        attach_weights(path, aside)
     except Exception as error:  # whatever torch raises in there is about this model and these options
         other = "false" if options.exporter == DYNAMO else "true"
         raise StageError(
