@@ -21,7 +21,7 @@ from winml_dag.errors import StageError
 if TYPE_CHECKING:
     import onnxruntime
 
-_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _ERROR_PREFIX = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |^\S+\.(?:cc|cpp|h):\d+ [^)]*\) |Load model from .+? failed:\s*"
 )
@@ -103,7 +103,7 @@ def create_session(
     import onnxruntime
 
     settings = session_options(target, options)
-    settings.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    settings.add_session_config_entry(RECORD_ASSIGNMENT, "1")
     if threads is not None:
         settings.intra_op_num_threads = threads
     providers = [CPU.name] if target.ep == CPU else None
