@@ -6,14 +6,14 @@ declarations being imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
-from winml_dag.pipeline.layout import MODEL
+from winml_dag.pipeline.layout import MODEL, prefixed
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class BuildSummary:
             whole folder is.
         also: further models beside ``output_file``, with which it shares a binary.
         notices: what the user should know before relying on the result, one sentence each.
+        components: of a composite model, the precision of each component by its name.
     """
 
     model_id: str | None
@@ -51,6 +52,7 @@ class BuildSummary:
     declared: int = 0
     output_file: str | None = None
     also: tuple[str, ...] = ()
+    components: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scope(self) -> str:
@@ -64,8 +66,24 @@ class BuildSummary:
 
     @property
     def model(self) -> Path:
-        """Where the model to ship lies in the end."""
-        return self.output_dir / (self.output_file or MODEL)
+        """Where the model to ship lies in the end; of a composite model, that of the first component."""
+        return self.models[0]
+
+    @property
+    def models(self) -> tuple[Path, ...]:
+        """Where all models to ship lie: one for each component, or that share a binary."""
+        if self.output_file is not None:
+            names: Iterable[str] = (self.output_file, *self.also)
+        else:
+            names = (prefixed(MODEL, name) for name in self.components or ("",))
+        return tuple(self.output_dir / name for name in names)
+
+    def part(self, component: str) -> BuildSummary:
+        """What there is to say of *component* alone."""
+        models = dict(zip(self.components, self.models, strict=True))
+        precision = self.components[component]
+        file = None if self.output_file is None else models[component].name
+        return replace(self, precision=precision, output_file=file, also=(), components={component: precision})
 
     @property
     def headline(self) -> str:
@@ -73,7 +91,8 @@ class BuildSummary:
         if self.origin == "stages":
             return "1 stage" if self.declared == 1 else f"{self.declared} stages"
         where = self.ep if self.ep == self.device else f"{self.ep} {self.device}"
-        return f"{', '.join([str(self.model), *self.also])} ({self.precision}, {where})"
+        first, *others = self.models
+        return f"{', '.join([str(first), *(path.name for path in others)])} ({self.precision}, {where})"
 
     @property
     def up_to_date(self) -> str:

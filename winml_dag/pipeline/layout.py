@@ -47,6 +47,11 @@ STAGE_FILE: dict[str, str] = {
 }
 
 
+def prefixed(name: str, component: str) -> str:
+    """What the file *name* of *component* is called, in a folder with those of others; without one, *name*."""
+    return f"{component}_{name}" if component else name
+
+
 def is_ours(node: Node) -> bool:
     """Whether *node* is one of the stages of every build, and not a recipe's own; both may put files into the recipe's
     folder.

@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source
 from winml_dag.ep.registry import environments_behind
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
-from winml_dag.pipeline.epplace import configuration
-from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours
-from winml_dag.pipeline.line import OURS, Line, quantize_ids
+from winml_dag.pipeline.epplace import HERE, configuration
+from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
+from winml_dag.pipeline.line import OURS, Line, Start, quantize_ids
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
-from winml_dag.pipeline.variant import LINE, Build, Inputs, OnlyDeclared, Skip
+from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip
 from winml_dag.recipe.findings import Findings
+from winml_dag.stages.export import EXPORT, export_stage
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
 
 
-def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
+def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
     """The graph of *build*, with every source digested.
 
     Raises:
@@ -37,24 +40,70 @@ def plan_build(build: Build | OnlyDeclared, fingerprints: Fingerprints) -> Build
     """
     if isinstance(build, OnlyDeclared):
         return _plan_declared(build, fingerprints)
+    if isinstance(build, CompositeBuild):
+        return _plan_composite(build, fingerprints)
     own = UserPlan() if build.declared is None else _plan_own(build, build.declared, fingerprints)
     line = Line(build, fingerprints, own.rewired)
     nodes = tuple(line.nodes())
-    roles = build.inputs
-    given = (roles.model, *build.also, *_data(roles), roles.ranges, roles.option_files)
-    sources = [*(source for source in given if source is not None), *own.sources]
+    sources = [*_sources(build), *own.sources]
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     configured = tuple(path for path in configuration() if path.exists())
-    environments = (path for environment in environments_behind(build.target) for path in environment.looked_at)
     return BuildGraph(
         summary=build.summary,
         graph=graph,
-        steps=tuple(_steps(build, graph)),
+        steps=tuple(_steps(build, graph.nodes)),
         sources=_digested(sources, fingerprints),
         final=nodes[-1].id,
-        looked_at=(*build.inputs.looked_at, *line.looked_at, *own.looked_at, *environments, *configured),
+        looked_at=(*_looked_at(build, line), *own.looked_at, *configured),
         absent=(*own.absent, *(path for path in configuration() if path not in configured)),
     )
+
+
+def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildGraph:
+    """One export, and behind it a line for each component."""
+    model = build.model
+    export = Node(
+        id="export",
+        stage=export_stage(build.parts),
+        config=config_json(build.export),
+        inputs={} if model is None else {"model": model.name},
+        toolchain=HERE.toolchain(EXPORT.packages),
+    )
+    nodes, steps, looked_at = [export], [Step(export.id, export.stage.name)], list[Path]()
+    sources = {} if model is None else {model.name: model}
+    for name, part in build.parts.items():
+        prefix, slot = f"{name}.", prefixed("model", name)
+        line = Line(part, fingerprints, {}, prefix=prefix, start=Start(export.output(slot), export.kind(slot)))
+        of_part = tuple(line.nodes())
+        nodes += of_part
+        of_line = (step for step in _steps(part, of_part) if step.stage != "export")
+        steps += (replace(step, id=f"{prefix}{step.id}") if step.skipped else step for step in of_line)
+        looked_at += _looked_at(part, line)
+        sources |= {source.name: source for source in _sources(part) if source.name not in sources}
+    graph = _graph(nodes, list(sources.values()), None)
+    return BuildGraph(
+        summary=build.summary,
+        graph=graph,
+        steps=tuple(steps),
+        sources=_digested(list(sources.values()), fingerprints),
+        final=nodes[-1].id,
+        looked_at=(*looked_at, *(path for path in configuration() if path.exists())),
+        absent=tuple(path for path in configuration() if not path.exists()),
+    )
+
+
+def _sources(build: Build) -> list[Source]:
+    roles = build.inputs
+    given = (roles.model, *build.also, *_data(roles), roles.ranges, roles.option_files)
+    return [source for source in given if source is not None]
+
+
+def _looked_at(build: Build, line: Line) -> Iterator[Path]:
+    """What had a say in the *line* of *build*."""
+    yield from build.inputs.looked_at
+    yield from line.looked_at
+    for environment in environments_behind(build.target):
+        yield from environment.looked_at
 
 
 def _data(inputs: Inputs) -> Iterator[Source | None]:
@@ -120,12 +169,12 @@ def _digested(sources: Sequence[Source], fingerprints: Fingerprints) -> dict[str
     return {source.name: Artifact.of(islice(entries, len(source.files))) for source in sources}
 
 
-def _steps(build: Build, graph: Graph) -> Iterator[Step]:
+def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     """Every stage in an order in which they can run; those of ours that are left out stand where they would be."""
-    present = {node.stage.name for node in graph.nodes if is_ours(node)}
+    present = {node.stage.name for node in nodes if is_ours(node)}
     # Of a build for one file nobody expects more than what it does.
     left_out = [name for name in LINE if name not in present and build.summary.output_file is None]
-    for node in graph.nodes:
+    for node in nodes:
         if is_ours(node) and node.stage.name in LINE:
             at = LINE.index(node.stage.name)
             yield from (_skipped(build, name) for name in left_out if LINE.index(name) < at)

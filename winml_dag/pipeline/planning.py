@@ -14,7 +14,7 @@ from winml_dag.pipeline.request import Request
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.pipeline.standing.check import Standing
-    from winml_dag.pipeline.variant import Build
+    from winml_dag.pipeline.variant import Build, CompositeBuild
     from winml_dag.store.local import LocalStore
 
 
@@ -59,7 +59,7 @@ def plan_request(
     if request.command is not None:
         from winml_dag.pipeline.onestage import build_of_one
 
-        build: Build | OnlyDeclared = build_of_one(request, download=download)
+        build: Build | CompositeBuild | OnlyDeclared = build_of_one(request, download=download)
     else:
         build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
     planned = plan_build(build, store.fingerprints)

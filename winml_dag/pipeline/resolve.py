@@ -24,6 +24,7 @@ from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, with_se
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
+from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
@@ -31,12 +32,13 @@ from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.userpaths import KEPT
 from winml_dag.pipeline.userstages import Declared, is_ours
 from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
-from winml_dag.pipeline.variant import LINE, Build, Inputs, OnlyDeclared, SavePath, Skip, chosen
+from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe, load_recipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
+from winml_dag.stages.export.components import Component
 
 # In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
 OUTPUTS = "outputs"
@@ -44,7 +46,9 @@ OUTPUTS = "outputs"
 T = TypeVar("T")
 
 
-def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True) -> Build | OnlyDeclared:
+def build_of(
+    request: Request, cache_dir: Path, *, download: bool, needs_folder: bool = True
+) -> Build | CompositeBuild | OnlyDeclared:
     """The build that *request* means. Without *needs_folder* it is only looked at: one that names no output folder uses
     one in the cache, and what can be had on another machine only is told of, not refused.
 
@@ -56,7 +60,7 @@ def build_of(request: Request, cache_dir: Path, *, download: bool, needs_folder:
     folder = _output_dir(request, loaded, cache_dir, needs_folder)
     if loaded is not None and _has_only_stages(loaded, request.overrides):
         return _only_declared(loaded, folder)
-    return resolve(loaded, request.overrides, folder, download=download, runs=needs_folder)
+    return resolve_whole(loaded, request.overrides, folder, download=download, runs=needs_folder)
 
 
 def output_dir_of(request: Request, cache_dir: Path) -> Path:
@@ -137,6 +141,34 @@ def _declared(loaded: LoadedRecipe | None) -> Declared | None:
     return Declared(loaded.recipe.stages, path.parent.resolve(), path, loaded.positions)
 
 
+def resolve_whole(
+    loaded: LoadedRecipe | None,
+    overrides: Overrides,
+    output_dir: Path,
+    *,
+    download: bool = False,
+    only: Container[str] = LINE,
+    runs: bool = True,
+) -> Build | CompositeBuild:
+    """The build that *loaded* and *overrides* mean, of all components where that is a composite model.
+
+    Raises:
+        UsageError, InputError: as for :func:`resolve`.
+    """
+    asked = Asked(_recipe(loaded), _base(loaded), loaded is not None, overrides)
+    model = find_model(asked, download=download)
+    components = components_for(asked, model)
+
+    def part(component: Component | None) -> Build:
+        return resolve(
+            loaded, overrides, output_dir, download=download, only=only, runs=runs, model=model, component=component
+        )
+
+    if len(components) < 2:
+        return part(components[0] if components else None)
+    return composite_build(asked, model, {component: part(component) for component in components})
+
+
 def resolve(
     loaded: LoadedRecipe | None,
     overrides: Overrides,
@@ -145,21 +177,26 @@ def resolve(
     download: bool = False,
     only: Container[str] = LINE,
     runs: bool = True,
+    model: Model | None = None,
+    component: Component | None = None,
 ) -> Build:
     """The build that *loaded* and *overrides* mean. What takes a stage that is not in *only* need not be here, and
-    where it *runs* on another machine, if at all, neither need what its other stages take.
+    where it *runs* on another machine, if at all, neither need what its other stages take. *model*: if it has been
+    found already. *component*: the one that is meant, of a composite model.
 
     Raises:
         UsageError: for what contradicts itself or cannot be had here.
         InputError: for a model or data file that is missing or damaged; *download* allows fetching a model from the
             hub.
     """
-    recipe = with_settings(Recipe() if loaded is None else loaded.recipe, overrides.settings)
-    base = Path.cwd() if loaded is None else loaded.path.parent
-    asked = Asked(recipe, base, loaded is not None, overrides)
+    recipe = _recipe(loaded)
+    if component is not None:
+        recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
+    recipe = with_settings(recipe, overrides.settings)
+    asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
     sections.refuse_unavailable(recipe)
 
-    model = find_model(asked, download=download)
+    model = model or find_model(asked, download=download)
     target = _target(asked)
     asked = replace(asked, recipe=with_compile_settings(recipe, overrides.compile_settings, target))
     task = task_for(asked, model)
@@ -220,6 +257,15 @@ def resolve(
     )
     settings = settings_of(build, asked, model, chosen(quant))
     return replace(build, summary=replace(build.summary, settings=settings))
+
+
+def _recipe(loaded: LoadedRecipe | None) -> Recipe:
+    return Recipe() if loaded is None else loaded.recipe
+
+
+def _base(loaded: LoadedRecipe | None) -> Path:
+    """What paths are relative to."""
+    return Path.cwd() if loaded is None else loaded.path.parent
 
 
 class _Lacks:

@@ -86,14 +86,14 @@ EXPORT = Stage(
 class ComponentFields:
     """One component: the class that it is, and how it is exported.
 
-    ``shares_tensors``: ``export.input_tensors`` and ``export.dynamic_axes`` are the recipe's for all components, so
-    what this one does not take is for another.
+    ``shared_tensors``: names in ``export.input_tensors`` and ``export.dynamic_axes`` that the recipe has for all
+    components: those that this one does not take are for another.
     """
 
     model_class: str
     task: str
     export: ExportFields
-    shares_tensors: bool = False
+    shared_tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

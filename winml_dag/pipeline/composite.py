@@ -1,0 +1,248 @@
+"""A model in several components (an encoder and a decoder, two towers) as one build: every component is resolved as a
+build of its own, with what the recipe says of it, and then they share one export and one output folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.stage import Source
+from winml_dag.errors import RecipeError
+from winml_dag.pipeline.asked import Asked, Model, written_fields
+from winml_dag.pipeline.layout import prefixed
+from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
+from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, section_of
+from winml_dag.recipe.schema import Component as Own
+from winml_dag.recipe.spelling import known_instead
+from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig
+from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
+from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
+
+S = TypeVar("S", Quant, Compile)
+
+# What of ``export`` is about tensors by their names: what one component does not take is for another.
+_OF_TENSORS = ("input_tensors", "dynamic_axes")
+# What decides the types of a quantized model; a component that says it is not for the recipe's precision.
+_OF_PRECISION = ("mode", "weight_type", "activation_type")
+_NOTHING = Recipe()
+_SECTIONS = ("export", "optim", "quant", "compile", "validate", "skip_optimize")
+
+
+def components_for(asked: Asked, model: Model) -> tuple[Component, ...]:
+    """The components that *asked* means of *model*; none where it is exported in one piece, or is ONNX already.
+
+    Raises:
+        RecipeError: for a component that the model does not have.
+    """
+    named = asked.overrides.submodel
+    if model.onnx is not None:
+        if named is not None or asked.recipe.components:
+            raise RecipeError(f"{model.name} is ONNX already, so it has no components.", advice=_LEAVE_OUT)
+        return ()
+    composite = composite_of(model.model_type)
+    if composite is None:
+        if named is not None or asked.recipe.components:
+            raise RecipeError(f"A model of type {model.model_type} is exported in one piece.", advice=_LEAVE_OUT)
+        return ()
+    known = [component.name for component in composite.components]
+    if unknown := next((name for name in asked.recipe.components if name not in known), None):
+        raise RecipeError(f"components.{unknown}: {model.name} has no such component{known_instead(unknown, known)}")
+    if named is not None:
+        return (component_named(str(model.model_type), named),)
+    return chosen_components(model.model_type, asked.task or model.task, asked.recipe.loader.model_class)
+
+
+_LEAVE_OUT = "Leave out `components` and --submodel."
+
+
+def recipe_of(recipe: Recipe, component: Component) -> Recipe:
+    """*recipe* as it is for *component* alone.
+
+    Raises:
+        RecipeError: for sections that do not go together.
+    """
+    own = recipe.components.get(component.name, Own())
+    wrote = own.model_fields_set
+    loader = recipe.loader.model_copy(update={"task": component.task, "model_class": component.class_name})
+    update: dict[str, object] = {"loader": loader}
+    left = {"components"}
+    if "export" in wrote:
+        update["export"] = section_of(
+            Export, {**written_fields(recipe.export), **written_fields(own.export)}, _at(component, "export")
+        )
+    if "optim" in wrote:
+        update["optim"] = {**recipe.optim, **own.optim}
+    if "quant" in wrote:
+        update["quant"] = _merged(Quant, recipe.quant, own.quant, _at(component, "quant"))
+        if own.quant is None or own.quant.model_fields_set & {*_OF_PRECISION}:
+            left.add("precision")
+    if "compile" in wrote:
+        update["compile"] = _merged(Compile, recipe.compile, own.compile, _at(component, "compile"))
+    if "validation" in wrote:
+        update["validation"] = type(own.validation).model_validate(
+            {**written_fields(recipe.validation), **written_fields(own.validation)}
+        )
+    if "skip_optimize" in wrote:
+        update["skip_optimize"] = own.skip_optimize
+    if own.precision is not None:
+        update["precision"] = own.precision
+        left.discard("precision")
+    found = recipe.model_copy(update={**{name: getattr(_NOTHING, name) for name in left}, **update})
+    found.model_fields_set.difference_update(left)
+    return found
+
+
+def _at(component: Component, section: str) -> str:
+    return f"components.{component.name}.{section}"
+
+
+def _merged(kind: type[S], for_all: S | None, own: S | None, name: str) -> S | None:
+    """The section with the fields of both; null leaves the stage out, whatever holds for all."""
+    if own is None:
+        return None
+    return section_of(kind, {**written_fields(for_all), **written_fields(own)}, name)
+
+
+def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:
+    """One build of *parts*, of which each is that of one component of *model* alone.
+
+    Raises:
+        RecipeError: for what the components cannot have in common.
+    """
+    composite = composite_of(model.model_type)
+    assert composite is not None
+    task = asked.task or model.task or composite.tasks[0]
+    _refuse_in_common(asked, parts)
+    named = {component.name: build for component, build in parts.items()}
+    shared = {component.name: _shared_tensors(asked, component) for component in parts}
+    first = next(iter(named.values()))
+    precisions = {name: str(build.summary.precision) for name, build in named.items()}
+    assert isinstance(first.export, ExportConfig)
+    return CompositeBuild(
+        summary=replace(
+            first.summary,
+            task=task,
+            precision=_precision(precisions),
+            settings=_settings(named, shared, task),
+            notices=tuple(_notices(named)),
+            components=precisions,
+        ),
+        model=first.inputs.model,
+        export=ComponentsConfig(
+            loader=replace(first.export.loader, task=task, model_class=None),
+            components={
+                component.name: _component_fields(component, build, shared[component.name])
+                for component, build in parts.items()
+            },
+        ),
+        parts={name: _part(name, build) for name, build in named.items()},
+    )
+
+
+def _refuse_in_common(asked: Asked, parts: Mapping[Component, Build]) -> None:
+    recipe = asked.recipe
+    if recipe.stages:
+        raise RecipeError(
+            "Stages of your own cannot stand between those of several components.",
+            advice="Build one component with --submodel, or take `stages` away.",
+        )
+    own = [component.name for component in parts if _writes_outputs(recipe.components.get(component.name))]
+    if recipe.export is not None and recipe.export.output_tensors and len(own) < len(parts):
+        name = next(component.name for component in parts if component.name not in own)
+        raise RecipeError(
+            "export.output_tensors names the outputs of one model, and this one has several components.",
+            advice=f"Name them in components.{name}.export.output_tensors.",
+        )
+    saved = [build.save_ranges for build in parts.values() if build.save_ranges is not None]
+    if len(set(saved)) < len(saved):
+        raise RecipeError(
+            f"quant.calibration_save_path: the ranges of several components would go to {saved[0].path}.",
+            advice="Give each a path of its own, in components.NAME.quant.calibration_save_path.",
+        )
+
+
+def _writes_outputs(own: Own | None) -> bool:
+    return own is not None and own.export.output_tensors is not None
+
+
+def _shared_tensors(asked: Asked, component: Component) -> tuple[str, ...]:
+    """The fields of ``export`` about tensors that *component* has in common with the others: not its own ones, unless
+    this run asks otherwise.
+    """
+    own = asked.recipe.components.get(component.name, Own()).export.model_fields_set
+    asked_now = (asked.overrides.settings or {}).get("export", {})
+    return tuple(name for name in _OF_TENSORS if name in asked_now or name not in own)
+
+
+def _component_fields(component: Component, build: Build, shared: tuple[str, ...]) -> ComponentFields:
+    assert isinstance(build.export, ExportConfig)
+    export = build.export.export
+    tensors = [each.name for each in export.input_tensors or ()] if "input_tensors" in shared else []
+    axes = [*(export.dynamic_axes or {})] if "dynamic_axes" in shared else []
+    return ComponentFields(component.class_name, component.task, export, tuple(sorted({*tensors, *axes})))
+
+
+def _part(name: str, build: Build) -> Build:
+    """*build* as a part: its model comes from the common export, and its data has a name of its own."""
+    inputs = build.inputs
+    sources: dict[str, Any] = {
+        field.name: replace(source, name=f"{name} {source.name}")
+        for field in fields(Inputs)
+        if field.name != "model" and isinstance(source := getattr(inputs, field.name), Source)
+    }
+    finalize = build.finalize
+    assert isinstance(finalize, FinalizeConfig)
+    return replace(
+        build,
+        inputs=replace(inputs, **sources),
+        export=Skip("all components are exported together"),
+        finalize=replace(finalize, file=prefixed(MODEL_FILE, name)),
+    )
+
+
+def _precision(precisions: Mapping[str, str]) -> str:
+    """``w8a16``, or ``w8a16 encoder, fp16 decoder`` where they differ."""
+    if len(set(precisions.values())) == 1:
+        return next(iter(precisions.values()))
+    return ", ".join(f"{precision} {name}" for name, precision in precisions.items())
+
+
+def _notices(parts: Mapping[str, Build]) -> Iterator[str]:
+    """What is to be known of all components once, of one with its name."""
+    in_all = set.intersection(*(set(build.summary.notices) for build in parts.values()))
+    told: set[str] = set()
+    for name, build in parts.items():
+        for notice in build.summary.notices:
+            if notice not in in_all:
+                yield f"{name}: {notice}"
+            elif notice not in told:
+                told.add(notice)
+                yield notice
+
+
+def _settings(parts: Mapping[str, Build], shared: Mapping[str, tuple[str, ...]], task: str) -> JsonObject:
+    """The recipe that gives this build again: what each component has is decided in its own section."""
+    settings = {name: build.summary.settings for name, build in parts.items()}
+    first = next(iter(settings.values()))
+    in_common = {name: value for name, value in first.items() if name not in _SECTIONS}
+    loader = {name: value for name, value in _mapping(first["loader"]).items() if name != "model_class"}
+    tensors: dict[str, JsonValue] = {}
+    components: dict[str, JsonValue] = {}
+    for name, decided in settings.items():
+        export = _mapping(decided["export"])
+        tensors |= {field: export[field] for field in shared[name] if field in export}
+        own = {field: value for field, value in export.items() if field not in shared[name]}
+        components[name] = {**{section: decided[section] for section in _SECTIONS if section in decided}, "export": own}
+    return {
+        **in_common,
+        "loader": {**loader, "task": task},
+        "export": tensors,
+        "components": components,
+    }
+
+
+def _mapping(value: JsonValue) -> JsonObject:
+    return value if isinstance(value, Mapping) else {}
