@@ -18,7 +18,6 @@ from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.sections import sensitivity_config
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, SavePath, Skip
-from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.finalize import FinalizeConfig
 
@@ -84,7 +83,7 @@ def build_of_one(request: Request, *, download: bool) -> Build:
     assert request.command is not None
     assert request.output_file is not None
     command, output = _COMMANDS[request.command], request.output_file
-    loaded = load_recipe(request.recipe) if isinstance(request.recipe, Path) else request.recipe
+    loaded = request.loaded()
     _refuse_name(output, command.suffix)
     if request.overrides.onnx is not None:
         _refuse_model(request.overrides.onnx, request.command, command)

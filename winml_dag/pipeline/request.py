@@ -50,7 +50,8 @@ class Request:
 
     ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``command``, only the stage of that name
     is asked for, whose result is put into ``output_file``, and activation ranges into the file ``save_ranges``.
-    ``also``: further models that are compiled into one binary with the first, each put beside it.
+    ``also``: further models that are compiled into one binary with the first, each put beside it. ``item``: the place
+    of the recipe in the list that its file has.
     """
 
     recipe: Path | LoadedRecipe | None
@@ -61,6 +62,15 @@ class Request:
     output_file: Path | None = None
     save_ranges: Path | None = None
     also: tuple[Path, ...] = ()
+    item: int | None = None
+
+    def loaded(self) -> LoadedRecipe | None:
+        """The recipe, read from its file if need be. Raises InputError and RecipeError as reading does."""
+        if not isinstance(self.recipe, Path):
+            return self.recipe
+        from winml_dag.recipe.load import load_recipe
+
+        return load_recipe(self.recipe, self.item)
 
     @property
     def words(self) -> str | None:
@@ -73,6 +83,7 @@ class Request:
         return canonical_json(
             {
                 "recipe": None if self.recipe is None else str(self.recipe),
+                "item": self.item,
                 "overrides": overrides,
                 "output_dir": None if self.output_dir is None else str(self.output_dir),
                 "use_cache": self.use_cache,

@@ -34,7 +34,7 @@ from winml_dag.pipeline.userstages import Declared, is_ours
 from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json
-from winml_dag.recipe.load import LoadedRecipe, load_recipe
+from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
@@ -55,8 +55,7 @@ def build_of(
     Raises:
         UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
     """
-    recipe = request.recipe
-    loaded = load_recipe(recipe) if isinstance(recipe, Path) else recipe
+    loaded = request.loaded()
     folder = _output_dir(request, loaded, cache_dir, needs_folder)
     if loaded is not None and _has_only_stages(loaded, request.overrides):
         return _only_declared(loaded, folder)
@@ -70,8 +69,7 @@ def output_dir_of(request: Request, cache_dir: Path) -> Path:
         UsageError: when no output folder is named.
         RecipeError: for a recipe that says something impossible.
     """
-    recipe = request.recipe
-    return _output_dir(request, load_recipe(recipe) if isinstance(recipe, Path) else recipe, cache_dir, needed=True)
+    return _output_dir(request, request.loaded(), cache_dir, needed=True)
 
 
 def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:

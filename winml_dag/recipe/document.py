@@ -38,6 +38,13 @@ class Positions:
     def of_value(self, location: Location) -> Position:
         return _nearest(self.values, location)
 
+    def within(self, place: int) -> Positions:
+        """Positions in what stands at *place* of a list, as if it stood alone."""
+        return Positions(
+            {where[1:]: at for where, at in self.keys.items() if where[:1] == (place,)},
+            {where[1:]: at for where, at in self.values.items() if where[:1] == (place,)},
+        )
+
     def of_key(self, location: Location) -> Position:
         return self.keys.get(location) or self.of_value(location)
 
@@ -56,6 +63,11 @@ class Document:
 
     value: object
     positions: Callable[[], Positions]
+
+    def item(self, place: int) -> Document:
+        """The document that the list which this is has at *place*; an empty one when it has no such place."""
+        within = self.value[place] if isinstance(self.value, list) and place < len(self.value) else None
+        return Document(within, lambda: self.positions().within(place))
 
 
 def whole_number(digits: str) -> int | None:

@@ -13,6 +13,7 @@ from recipe_strategies import json_values, recipes
 
 from winml_dag.errors import InputError, RecipeError
 from winml_dag.recipe.load import LoadedRecipe, load_recipe, parse_recipe
+from winml_dag.recipe.reading import ModuleItem, module_items, read_text
 from winml_dag.recipe.schema import Recipe
 
 FORMATS = st.sampled_from(["json", "yaml"])
@@ -65,9 +66,61 @@ def test_a_key_that_would_garble_the_message_is_shown_escaped() -> None:
     assert caught.value.problems == ("a.json:1: 'a\\nb': unknown key",)
 
 
-def test_a_list_of_recipes_is_refused_with_the_reason() -> None:
-    with pytest.raises(RecipeError, match="module mode is not available yet"):
+def test_a_list_of_recipes_is_refused_where_one_is_asked_for() -> None:
+    with pytest.raises(RecipeError, match="list of recipes for single modules") as caught:
         parse_recipe('[{"loader": {}}]', "modules.json", "json")
+    assert "`build` or `plan`" in caught.value.advice
+
+
+_MODULES = """# two layers
+- loader: {module_path: encoder.layer.0, model_class: BertLayer}
+- loader: {module_path: encoder.layer.1}
+  quant: {sampels: 3}
+"""
+
+
+def test_each_recipe_of_a_list_is_read_alone_with_its_own_lines(tmp_path: Path) -> None:
+    path = tmp_path / "modules.yaml"
+    path.write_text(_MODULES, encoding="utf-8")
+    assert module_items(path) == (ModuleItem("encoder.layer.0", "BertLayer"), ModuleItem("encoder.layer.1", None))
+    assert load_recipe(path, 0).recipe.loader.module_path == "encoder.layer.0"
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, 1)
+    assert caught.value.problems == (f"{path}:4: quant.sampels: unknown key; did you mean 'samples'?",)
+
+
+@pytest.mark.parametrize("text", ["model: m", "# about\n---\n\nmodel: m\n", "--- {model: m}", "&x {model: m}", ""])
+def test_one_recipe_is_no_list(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert module_items(path) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--- [{loader: {module_path: a}}]",
+        "&x\n- loader: {module_path: a}",
+        "%YAML 1.2\n---\n# c\n-\n  loader: {module_path: a}",
+    ],
+)
+def test_a_list_is_told_however_it_begins(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text(text, encoding="utf-8")
+    try:
+        expected = read_text(text, "list.yaml", "yaml").value
+    except RecipeError:
+        pytest.skip("this is no YAML that recipes may use")
+    assert isinstance(expected, list)
+    assert module_items(path) == (ModuleItem("a", None),)
+
+
+def test_a_list_of_recipes_without_modules_is_refused_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text('[\n{"loader": {"module_path": "a"}},\n{"model": "m"}]', encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        module_items(path)
+    assert caught.value.problems == (f"{path}:3: has no loader.module_path",)
 
 
 @pytest.mark.parametrize("text", ["", "3", "null", "text", "# nothing but a comment"])

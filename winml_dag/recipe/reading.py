@@ -1,0 +1,131 @@
+"""The file of a recipe as plain values, and whether it has one recipe or a list of them, before the schema has a say.
+
+Light: which builds a file is about is asked at the start of every build, and the schema takes 0.1 s to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from winml_dag.errors import InputError, RecipeError
+from winml_dag.recipe.document import Document, Position, unreadable
+
+RecipeFormat: TypeAlias = Literal["json", "yaml"]
+
+_FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+# 200 bytes for each of 100,000 stages, three times over: whatever is larger is another file by mistake.
+_MAX_BYTES = 64 * 1024 * 1024
+# What the first thing that a list has to say can begin with; after the last two anything may follow.
+_LIST_BEGINS = {"json": "[", "yaml": "-[&!"}
+
+
+@dataclass(frozen=True)
+class ModuleItem:
+    """One recipe of a list: the module that it is about, and the class of that as the recipe has it, if it does."""
+
+    module_path: str
+    class_name: str | None
+
+
+def read_recipe(path: Path) -> tuple[Document, RecipeFormat]:
+    """What the file *path* says, whose ending tells whether it is JSON or YAML.
+
+    Raises:
+        InputError: when there is no such file, or it cannot be read as text.
+        RecipeError: when its name or its text is of neither format.
+    """
+    kind = _format(path)
+    return read_text(_read(path), str(path), kind), kind
+
+
+def read_text(text: str, name: str, format: RecipeFormat) -> Document:  # noqa: A002 - the word that users know
+    """What *text* says; *name* is what errors call it. Raises RecipeError when it is not of that *format*."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise unreadable(name, [(Position(line, 1), "the text has half of a character")]) from None
+    if format == "json":
+        from winml_dag.recipe.json_text import read_json
+
+        return read_json(text, name)
+    from winml_dag.recipe.yaml_text import read_yaml
+
+    return read_yaml(text, name)
+
+
+def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
+    """The recipes that the file *path* lists, each for one module of a model; None when it has one recipe.
+
+    Raises:
+        InputError, RecipeError: as :func:`read_recipe`, and for a list that names no modules.
+    """
+    kind = _format(path)
+    text = _read(path)
+    if not _may_be_list(text, kind):
+        return None
+    document = read_text(text, str(path), kind)
+    if not isinstance(document.value, list):
+        return None
+    if not document.value:
+        raise RecipeError(f"{path} is an empty list, so there is nothing to build.")
+    items = [_item(value) for value in document.value]
+    if None in items:
+        problems = tuple(
+            f"{path}:{document.positions().of_value((place,)).line}: has no loader.module_path"
+            for place, item in enumerate(items)
+            if item is None
+        )
+        raise RecipeError(
+            f"{path} is a list, and each recipe of a list is for one module of a model:", problems=problems
+        )
+    return tuple(item for item in items if item is not None)
+
+
+def _item(value: object) -> ModuleItem | None:
+    loader = value.get("loader") if isinstance(value, Mapping) else None
+    if not isinstance(loader, Mapping) or not isinstance(loader.get("module_path"), str):
+        return None
+    name = loader.get("model_class")
+    return ModuleItem(loader["module_path"], name if isinstance(name, str) else None)
+
+
+def _may_be_list(text: str, format: RecipeFormat) -> bool:  # noqa: A002
+    """Whether the first line that says something begins as a list does: most recipes are told by that to be none."""
+    for line in text.splitlines():
+        said = line.strip()
+        if said and not said.startswith(("#", "---", "%")):
+            return said[0] in _LIST_BEGINS[format]
+        if said.startswith("---") and said != "---":
+            return True
+    return False
+
+
+def _format(path: Path) -> RecipeFormat:
+    kind = _FORMATS.get(path.suffix.casefold())
+    if kind is None:
+        raise RecipeError(f"{path} is not a recipe.", advice="The name of a recipe ends with .json, .yaml or .yml.")
+    return kind
+
+
+def _read(path: Path) -> str:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a recipe.", advice="Name the file in it.")
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path} is too large for a recipe: more than {_MAX_BYTES // 1024**2} MiB.")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"There is no recipe {path}.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"The recipe {path} cannot be read: {error}.") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: the recipe is not UTF-8 text.", advice="Save it with the encoding UTF-8."
+        ) from None
