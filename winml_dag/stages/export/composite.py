@@ -1,0 +1,103 @@
+"""The work of exporting several components of one model, which is loaded once for all of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportFields
+from winml_dag.stages.export.architectures import did_you_mean
+from winml_dag.stages.export.components import Component, chosen_components
+from winml_dag.stages.export.fitting import fitted
+from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
+from winml_dag.stages.export.subject import Subject, component_subject
+from winml_dag.stages.export.work import Exported, check_fields, export_subject, write_export
+
+
+@dataclass(frozen=True)
+class _Component:
+    """A component of the loaded model, and how it is exported: of what holds for all, only what it takes."""
+
+    subject: Subject
+    fields: ExportFields
+
+
+def run(config: ComponentsConfig, workspace: Workspace) -> JsonObject:
+    """Write for every component ``export.onnx`` to output ``<name>_model``, and its module hierarchy to output
+    ``<name>_hierarchy``. Metrics are by component; ``loads`` is how often the model was read, which is the largest part
+    of the time and of the memory that this takes.
+
+    Raises:
+        StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
+    """
+    for asked in config.components.values():
+        check_fields(asked.export)
+    loaded = _load(config, workspace)
+    folder = workspace.inputs.get("model")
+    components = {name: _component(loaded, asked, config, folder) for name, asked in config.components.items()}
+    _refuse_unknown_tensors(config.components.values(), components.values())
+    exported: dict[str, Exported] = {}
+    for done, (name, each) in enumerate(components.items()):
+        workspace.progress(done, len(components), "components")
+        exported[name] = export_subject(loaded, each.subject, each.fields, Path(f"exported-{name}"))
+        gc.collect()
+    fields = {name: each.fields for name, each in components.items()}
+    # What is written comes from the exporter's files: the model makes room for that.
+    del loaded, components, each
+    return {
+        "loads": 1,
+        "components": {name: _write(name, exported.pop(name), fields[name], workspace) for name in fields},
+    }
+
+
+def _load(config: ComponentsConfig, workspace: Workspace) -> LoadedModel:
+    tensors = [tensor for asked in config.components.values() for tensor in asked.export.input_tensors or ()]
+    return load_pytorch_model(config.loader, workspace.inputs.get("model"), workspace.inputs.get("script"), tensors)
+
+
+def _component(
+    loaded: LoadedModel, asked: ComponentFields, config: ComponentsConfig, folder: Path | None
+) -> _Component:
+    subject = component_subject(loaded, _declared(loaded, asked), folder)
+    taken = _taken(asked, subject.takes)
+    return _Component(subject, fitted(taken, subject, config.loader.random_weights))
+
+
+def _declared(loaded: LoadedModel, asked: ComponentFields) -> Component:
+    model_type = loaded.model.config.model_type
+    found = chosen_components(model_type, asked.task, asked.model_class)
+    if len(found) != 1:
+        raise StageError(f"A {model_type} model has no component {asked.model_class}.")
+    return found[0]
+
+
+def _taken(asked: ComponentFields, takes: tuple[str, ...]) -> ExportFields:
+    """What *asked* says of tensors that this component has: of those that the recipe names for all components, others
+    are for another. Outputs are known later, so a name in ``dynamic_axes`` that some component takes is not one of
+    them.
+    """
+    fields = asked.export
+    left_out = {*asked.shared_tensors} - {*takes}
+    tensors = tuple(tensor for tensor in fields.input_tensors or () if tensor.name not in left_out)
+    axes = {name: axes for name, axes in (fields.dynamic_axes or {}).items() if name not in left_out}
+    return replace(fields, input_tensors=tensors or None, dynamic_axes=axes or None)
+
+
+def _refuse_unknown_tensors(asked: Iterable[ComponentFields], components: Iterable[_Component]) -> None:
+    """Raise StageError for a tensor that the recipe has for all components, and that none takes."""
+    taken = {name for each in components for name in each.subject.takes}
+    for name in sorted({name for each in asked for name in each.shared_tensors} - taken):
+        raise StageError(
+            f"export names {name!r}, which no component takes.{did_you_mean(name, taken)}",
+            advice="They take: " + ", ".join(sorted(taken)) + ". What is about an output is said of its component.",
+        )
+
+
+def _write(name: str, exported: Exported, fields: ExportFields, workspace: Workspace) -> JsonObject:
+    outputs: Mapping[str, Path] = workspace.outputs
+    return write_export(exported, fields, outputs[f"{name}_model"], outputs[f"{name}_hierarchy"])
