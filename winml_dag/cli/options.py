@@ -40,6 +40,14 @@ _OPTIONS = (
     click.option("--optimize/--no-optimize", default=None, help="Optimize, whatever the recipe says."),
     click.option("--validate/--no-validate", default=None, help="Validate, whatever the recipe says."),
     click.option("--analyze/--no-analyze", default=None, help="Analyze, whatever the recipe says."),
+    click.option(
+        "--max-optim-iterations",
+        type=click.IntRange(0, 20),
+        help="How often what analyze discovers may lead to another optimize [3].",
+    ),
+    click.option(
+        "--allow-unsupported-nodes", is_flag=True, help="Build also a model with operators that the target cannot run."
+    ),
     click.option("--random-weights", is_flag=True, help="Make the weights up; no model files are needed."),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
 )

@@ -19,7 +19,7 @@ def refusal(node: Node, record: Record) -> StageError | None:
         return None
     module, _, name = node.check.partition(":")
     try:
-        getattr(import_module(module), name)(record.metrics)
+        getattr(import_module(module), name)(node.config, record.metrics)
     except StageError as error:
         return error
     return None

@@ -91,9 +91,9 @@ class Node:
             of it shapes the bytes is in the toolchain.
         interpreter: the Python of another environment that does the work; None for the one that we run in. No part of
             the key: what is installed there is, by way of the toolchain.
-        check: ``package.module:function``, called in the engine's process with the metrics of the result, new or found;
-            a StageError that it raises fails the node, though the result stays recorded. No part of the key: it is
-            asked of the result, not of the work.
+        check: ``package.module:function``, called in the engine's process with the config and the metrics of the
+            result, new or found; a StageError that it raises fails the node, though the result stays recorded. No part
+            of the key: it is asked of the result, not of the work.
     """
 
     id: str

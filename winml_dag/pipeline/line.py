@@ -1,6 +1,6 @@
 """The line of our stages in one build: a node for each, with its config, its inputs and the tools that shape its bytes.
 
-source -> export -> optimize.0 -> (analyze.0) -> calibrate -> quantize -> compile -> validate -> finalize
+source -> export -> optimize.0 -> analyze.0 -> optimize.1 ... -> calibrate -> quantize -> compile -> validate -> finalize
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.calibration import packages_of
 from winml_dag.pipeline.compilenode import final_of_models, looked_at, of_models, of_sdk
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
+from winml_dag.pipeline.search import CHECK
 from winml_dag.pipeline.variant import Build, Skip, chosen
 from winml_dag.stages import kinds
+from winml_dag.stages.analyze import ANALYZE
 from winml_dag.stages.calibrate import CALIBRATE
 from winml_dag.stages.compile import COMPILE, CompileConfig
 from winml_dag.stages.export import EXPORT
@@ -32,13 +34,13 @@ from winml_dag.store.fingerprints import Fingerprints
 OURS = {
     "export": ("export", EXPORT),
     "optimize": ("optimize.0", OPTIMIZE),
+    "analyze": ("analyze.0", ANALYZE),
     "calibrate": ("calibrate", CALIBRATE),
     "quantize": ("quantize", QUANTIZE),
     "compile": ("compile", COMPILE),
     "validate": ("validate", VALIDATE),
     "finalize": ("finalize", FINALIZE),
 }
-_FIRST = frozenset(node_id for node_id, _ in OURS.values())
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ def quantize_ids(build: Build) -> list[str]:
     """The ids of one quantization after the other; the last one's result is the quantized model."""
     first = OURS["quantize"][0]
     return [first, *(f"{first}.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
+
+
+def id_of(build: Build, name: str) -> str:
+    """The id of the node whose result is that of the stage *name*, of which there may be several."""
+    if name in ("optimize", "analyze"):
+        return f"{name}.{build.search.rounds}"
+    return quantize_ids(build)[-1] if name == "quantize" else OURS[name][0]
 
 
 class Line:
@@ -98,8 +107,7 @@ class Line:
         if config := chosen(build.export):
             yield self._after(self._node("export", EXPORT, config_json(config), model=build.inputs.model))
         reference, reference_kind = self._model, self._kind
-        if optimize := chosen(build.optimize):
-            yield self._after(self._node("optimize.0", OPTIMIZE, config_json(optimize), model=self._model))
+        yield from self._rounds()
         ranges = None if build.inputs.ranges is None else build.inputs.ranges.name
         run_on = self._run_on()
         if calibrate := chosen(build.calibrate):
@@ -164,6 +172,24 @@ class Line:
             )
             yield final_of_models(node) if build.also else node
 
+    def _rounds(self) -> Iterator[Node]:
+        """optimize and analyze, as often as the search may take; see :mod:`winml_dag.pipeline.autoconf`."""
+        build, model = self._build, self._model
+        optimize, analyze, search = chosen(build.optimize), chosen(build.analyze), build.search
+        flags: Source | str | None = search.begin
+        for number in range(search.rounds + 1):
+            if optimize is not None:
+                config = config_json(optimize)
+                yield self._after(self._node(f"optimize.{number}", OPTIMIZE, config, model=model, flags=flags))
+            if analyze is not None:
+                config = config_json(analyze)
+                node = self._node(
+                    f"analyze.{number}", ANALYZE, config, model=self._model, support=search.tables, flags=flags
+                )
+                asked = number == search.rounds and search.refuses_unsupported
+                yield replace(node, check=CHECK) if asked else node
+                flags = node.output("flags")
+
     def _compile(self, config: CompileConfig) -> Node:
         build = self._build
         node = self._node(
@@ -202,8 +228,8 @@ class Line:
             id=f"{self._prefix}{node_id}",
             stage=stage,
             config=config,
-            # A second one of a stage reads what the first gives.
-            inputs={**given, **(self._rewired.get(stage.name, {}) if node_id in _FIRST else {})},
+            # A second quantize reads what the first gives.
+            inputs=given if node_id.startswith("quantize.") else {**given, **self._rewired.get(stage.name, {})},
             kinds={} if kind is None else {"model": kind},
             toolchain=place.toolchain((*stage.packages, *data_packages)),
             interpreter=place.interpreter,

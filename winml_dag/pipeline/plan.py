@@ -1,6 +1,6 @@
 """From builds to one graph of stages: every node with its config, its inputs and the tools that shape its bytes.
 
-source -> export -> optimize.0 -> (analyze.0) -> calibrate -> quantize -> compile -> validate -> finalize
+source -> export -> optimize.0 -> analyze.0 -> optimize.1 ... -> calibrate -> quantize -> compile -> validate -> finalize
 
 Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userplan`.
 """
@@ -20,10 +20,10 @@ from winml_dag.ep.registry import environments_behind
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import HERE, configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
-from winml_dag.pipeline.line import OURS, Line, Start, quantize_ids
+from winml_dag.pipeline.line import OURS, Line, Start, id_of
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
-from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip
+from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.findings import Findings
 from winml_dag.stages.export import EXPORT, export_stage
 from winml_dag.store.artifact import Artifact
@@ -55,7 +55,7 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
         sources=_digested(sources, fingerprints),
         final=nodes[-1].id,
         looked_at=(*_looked_at(build, line), *own.looked_at, *configured),
-        absent=(*own.absent, *(path for path in configuration() if path not in configured)),
+        absent=(*own.absent, *build.search.absent, *(path for path in configuration() if path not in configured)),
     )
 
 
@@ -69,7 +69,8 @@ def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildG
         inputs={} if model is None else {"model": model.name},
         toolchain=HERE.toolchain(EXPORT.packages),
     )
-    nodes, steps, looked_at = [export], [Step(export.id, export.stage.name)], list[Path]()
+    nodes, steps = [export], [Step(export.id, export.stage.name)]
+    looked_at, absent = list[Path](), list[Path]()
     sources = {} if model is None else {model.name: model}
     for name, part in build.parts.items():
         prefix, slot = f"{name}.", prefixed("model", name)
@@ -79,6 +80,7 @@ def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildG
         of_line = (step for step in _steps(part, of_part) if step.stage != "export")
         steps += (replace(step, id=f"{prefix}{step.id}") if step.skipped else step for step in of_line)
         looked_at += _looked_at(part, line)
+        absent += part.search.absent
         sources |= {source.name: source for source in _sources(part) if source.name not in sources}
     graph = _graph(nodes, list(sources.values()), None)
     return BuildGraph(
@@ -88,13 +90,15 @@ def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildG
         sources=_digested(list(sources.values()), fingerprints),
         final=nodes[-1].id,
         looked_at=(*looked_at, *(path for path in configuration() if path.exists())),
-        absent=tuple(path for path in configuration() if not path.exists()),
+        absent=(*absent, *(path for path in configuration() if not path.exists())),
     )
 
 
 def _sources(build: Build) -> list[Source]:
     roles = build.inputs
-    given = (roles.model, *build.also, *_data(roles), roles.ranges, roles.option_files)
+    searched = chosen(build.optimize) or chosen(build.analyze)
+    search = (build.search.begin, build.search.tables) if searched else ()
+    given = (roles.model, *build.also, *search, *_data(roles), roles.ranges, roles.option_files)
     return [source for source in given if source is not None]
 
 
@@ -102,6 +106,7 @@ def _looked_at(build: Build, line: Line) -> Iterator[Path]:
     """What had a say in the *line* of *build*."""
     yield from build.inputs.looked_at
     yield from line.looked_at
+    yield from build.search.looked_at
     for environment in environments_behind(build.target):
         yield from environment.looked_at
 
@@ -115,8 +120,7 @@ def _data(inputs: Inputs) -> Iterator[Source | None]:
 
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
     ours = {
-        name: Ours(stage, quantize_ids(build)[-1] if name == "quantize" else node_id, _left_out(build, name))
-        for name, (node_id, stage) in OURS.items()
+        name: Ours(stage, id_of(build, name), _left_out(build, name)) for name, (_, stage) in OURS.items()
     }
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
     taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*RESERVED, RANGES)}

@@ -37,6 +37,8 @@ class Overrides:
     compile: bool | None = None
     optimize: bool | None = None
     analyze: bool | None = None
+    max_optim_iterations: int | None = None
+    allow_unsupported_nodes: bool = False
     validate: bool | None = None
     sensitivity: bool = False
     submodel: str | None = None

@@ -19,7 +19,7 @@ from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
 from winml_dag.ep.registry import Target, installed, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
-from winml_dag.pipeline import sections
+from winml_dag.pipeline import autoconf, sections
 from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
@@ -220,6 +220,11 @@ def resolve(
     files = None if isinstance(compile_, Skip) else option_files(asked, target)
     source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
     validate = validate_config(asked, target, precision, compile_, calibration, given, model_kind=source, task=task)
+    compiles = not isinstance(would_compile, Skip)
+    optimize = sections.optimize_config(asked, onnx, compiles=compiles)
+    quantize = sections.quantize_configs(quant, target)
+    analyze = autoconf.analyze_config(asked, target, optimize, quantize, compiles=compiles)
+    search = autoconf.search_of(asked, target, analyze)
     build = Build(
         summary=BuildSummary(
             model_id=model.name,
@@ -235,6 +240,7 @@ def resolve(
                 *sections.notices(asked, quant, calibration),
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
+                *autoconf.notices(target, analyze, search),
             ),
             declared=_own_stages(recipe),
         ),
@@ -242,10 +248,11 @@ def resolve(
         target=target,
         inputs=_inputs(asked, model, calibration, given, files),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
-        optimize=sections.optimize_config(asked, onnx, compiles=not isinstance(would_compile, Skip)),
-        analyze=Skip("no operator-support tables in this version"),
+        optimize=optimize,
+        analyze=analyze,
+        search=search,
         calibrate=sections.calibrate_config(asked, quant, validate, calibration),
-        quantize=sections.quantize_configs(quant, target),
+        quantize=quantize,
         compile=compile_,
         sdk=sdk,
         validate=validate,

@@ -235,6 +235,4 @@ def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str,
             "Validating on random data, while the activation ranges come from a file: its figures say little. "
             "Set quant.calibration_data to validate on."
         )
-    if asked.overrides.analyze or (asked.overrides.analyze is None and asked.recipe.auto and asked.wrote("auto")):
-        found.append("Analyze is not part of this version: no capabilities are discovered.")
     return tuple(found)

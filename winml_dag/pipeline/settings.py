@@ -23,7 +23,7 @@ from winml_dag.recipe.schema import Compile, Export, Quant
 from winml_dag.stages.compile import CompileConfig
 
 # Decided in other fields (precision in quant), or no part of what is built (output_dir, perf).
-_DECIDED = ("precision", "output_dir", "perf", "eval")
+_DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "allow_unsupported_nodes")
 
 # Besides provider options, the fields of ``compile`` that sessions are made from as well.
 _OF_SESSIONS = (*NPU_SETTINGS, "provider_option_file_keys")

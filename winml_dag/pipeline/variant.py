@@ -14,7 +14,9 @@ from winml_dag.engine.stage import Source
 from winml_dag.ep.qairt import QairtSdk
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.userstages import Declared
+from winml_dag.stages.analyze import AnalyzeConfig
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ComponentsConfig, ExportConfig
@@ -25,7 +27,7 @@ from winml_dag.stages.sensitivity import SensitivityConfig
 from winml_dag.stages.shared import FinalizeSharedConfig
 from winml_dag.stages.validate import ValidateConfig
 
-# The line of stages as people see it; ``analyze`` has its place, and a reason to be left out.
+# The line of stages as people see it.
 LINE = ("export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
 
 T = TypeVar("T")
@@ -73,7 +75,8 @@ class Build:
     is a second. ``also``: further models that compile puts into one binary with the first. ``sdk``: what
     compiles in place of onnxruntime. ``sensitivity`` ranks nodes
     by the first quantization, beside the line. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
-    stages of the recipe's own, which run beside and between ours. ``lacks``: what it takes to run this that is not
+    stages of the recipe's own, which run beside and between ours. ``search``: in how many rounds optimize and analyze
+    come, and what they begin with. ``lacks``: what it takes to run this that is not
     here, as sentences; only of one that is only looked at.
     """
 
@@ -86,7 +89,8 @@ class Build:
     quantize: tuple[QuantizeConfig, ...] | Skip
     compile: CompileConfig | Skip
     validate: ValidateConfig | Skip
-    analyze: Skip
+    analyze: AnalyzeConfig | Skip
+    search: Search
     finalize: FinalizeConfig | FinalizeSharedConfig | Skip = field(default_factory=FinalizeConfig)
     save_ranges: SavePath | None = None
     sensitivity: SensitivityConfig | None = None

@@ -320,6 +320,8 @@ class Recipe(Section):
     validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
     perf: OrEmpty[Perf] = Field(default_factory=Perf.model_construct)
     auto: bool = True
+    max_optim_iterations: Annotated[int, Field(ge=0, le=20)] = 3
+    allow_unsupported_nodes: bool = False
     skip_optimize: bool = False
     stages: MapOf[StageEntry] = Field(default_factory=dict)
     components: MapOf[Component] = Field(default_factory=dict)

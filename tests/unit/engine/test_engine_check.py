@@ -12,7 +12,8 @@ from winml_dag.engine.events import Status
 from winml_dag.errors import StageError
 
 
-def at_most_one_input(metrics: JsonObject) -> None:
+def at_most_one_input(config: JsonObject, metrics: JsonObject) -> None:
+    assert config == {"text": {"salt": 0}}
     if metrics["inputs"] != 1:
         raise StageError(f"It has {metrics['inputs']} inputs.", advice="Take one away.")
 

@@ -1,0 +1,107 @@
+"""The search for capabilities of optimize that help on the target, as a line of stages that is known beforehand.
+
+    optimize.0 -> analyze.0 -> optimize.1 -> analyze.1 -> ... -> optimize.N -> analyze.N
+
+Every optimize reads the same model, and from the analyze before it all that has been discovered so far. Where that is
+no more than before, it has the key of the optimize before, and so has everything up to the end of the line: to have
+come to an end is a hit. The last optimize is what the rest of the build reads, and the last analyze judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.ep.registry import Target
+from winml_dag.ep.support.tables import table_places
+from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.search import Search
+from winml_dag.pipeline.variant import Skip
+from winml_dag.stages import discovered, kinds
+from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.optimize import OptimizeConfig
+from winml_dag.stages.quantize import QuantizeConfig
+
+# Named as it is because reasons name sources.
+BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(discovered.FILE, discovered.NOTHING),))
+
+
+def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Search:
+    """Raises UsageError when the folder that is named for the user's own tables is none."""
+    if isinstance(analyze, Skip):
+        return Search(BEGIN)
+    places = table_places(target)
+    there = tuple(path for path in places if path.is_file())
+    return Search(
+        begin=BEGIN,
+        rounds=_rounds(asked) if analyze.analyze.propose else 0,
+        refuses_unsupported=not _allows_unsupported(asked),
+        tables=_tables(there),
+        looked_at=there,
+        absent=tuple(path for path in places if path not in there),
+    )
+
+
+def analyze_config(
+    asked: Asked,
+    target: Target,
+    optimize: OptimizeConfig | Skip,
+    quantize: tuple[QuantizeConfig, ...] | Skip,
+    *,
+    compiles: bool,
+) -> AnalyzeConfig | Skip:
+    """What analyze is told; *compiles*: the result is for a compiler, as with the config of optimize."""
+    wanted = asked.overrides.analyze
+    if wanted is False:
+        return Skip("--no-analyze was given")
+    if wanted is None and not asked.recipe.auto:
+        return Skip("auto is false in the recipe")
+    # Of a model that a stage of the recipe's own has changed on the way, optimize cannot be told anything.
+    proposes = not isinstance(optimize, Skip) and _rounds(asked) > 0 and "analyze" not in asked.recipe.stages
+    return AnalyzeConfig(
+        analyze=AnalyzeFields(propose=proposes),
+        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=compiles and proposes),
+        optim=dict(sorted(asked.recipe.optim.items())) if proposes else {},
+        quant=None if isinstance(quantize, Skip) else _quantized_to(quantize[-1]),
+    )
+
+
+def notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> Iterator[str]:
+    """What to know of a search beforehand."""
+    if not isinstance(analyze, Skip) and search.tables is None:
+        yield (
+            f"There is no table of what {target.ep.name} ({target.device}) takes, so nothing can be said of the "
+            "model's operators, and no optimizations are proposed."
+        )
+
+
+def _rounds(asked: Asked) -> int:
+    now = asked.overrides.max_optim_iterations
+    return asked.recipe.max_optim_iterations if now is None else now
+
+
+def _allows_unsupported(asked: Asked) -> bool:
+    return asked.overrides.allow_unsupported_nodes or asked.recipe.allow_unsupported_nodes
+
+
+def _tables(paths: tuple[Path, ...]) -> Source | None:
+    # The place is in the name: the first one that knows an operator counts.
+    files = tuple(SourceFile(f"{place}_{path.name}", path) for place, path in enumerate(paths))
+    return Source("operator support", kinds.SUPPORT, files) if files else None
+
+
+def _quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:
+    """What the last quantization leaves. Without activations in other types, nodes stay what they are."""
+    fields = quantize.quant
+    if fields.mode == "fp16":
+        return QuantizedTo("float16", "float16", excluded=fields.nodes_to_exclude or ())
+    if fields.mode != "static" or fields.activation_type is None or fields.weight_type is None:
+        return None
+    return QuantizedTo(
+        fields.activation_type,
+        fields.weight_type,
+        per_channel=bool(fields.per_channel),
+        op_types=fields.op_types_to_quantize,
+        excluded=fields.nodes_to_exclude or (),
+    )

@@ -1,0 +1,173 @@
+"""What became of the search for capabilities in a build that was carried out, and what of that a build refuses.
+
+Known only when all has run, unlike everything else in the settings and notices of a build. Light on purpose: a build
+that was recalled asks for it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.stage import Source
+from winml_dag.errors import StageError
+from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.rounds import round_of
+from winml_dag.store.quantities import counted
+
+# What a build asks of its last analysis; see winml_dag/engine/check.py.
+CHECK = "winml_dag.pipeline.search:refuse_unsupported"
+
+# Operators that a sentence names.
+_MOST_OPERATORS = 5
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a build searches. ``begin``: nothing discovered, as a file. ``rounds``: how many optimizations may follow the
+    first. ``refuses_unsupported``: whether an operator that the target cannot run at all fails the build.
+
+    ``tables``: what is known of the target, None where nothing is; ``looked_at`` and ``absent`` decided on that.
+    """
+
+    begin: Source | None = None
+    rounds: int = 0
+    refuses_unsupported: bool = True
+    tables: Source | None = None
+    looked_at: tuple[Path, ...] = ()
+    absent: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What became of the search in one line of a build.
+
+    Attributes:
+        line: what the ids of its stages begin with; empty where the build has one line.
+        last: the analysis of the model that the build goes on with.
+        iterations: how many different models were analyzed.
+        discovered: the capabilities that are on in that model besides the recipe's own, in the order of their names.
+        left: those that would have been added next.
+    """
+
+    line: str
+    last: StageResult
+    iterations: int
+    discovered: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def metrics(self) -> Mapping[str, JsonValue]:
+        assert self.last.record is not None
+        return self.last.record.metrics
+
+    def count(self, verdict: str) -> int:
+        """How many nodes got *verdict*."""
+        return _count(self.metrics, verdict)
+
+
+def searches(results: Iterable[StageResult]) -> list[Searched]:
+    """One for each line that was analyzed; *results* are those of a build that was carried out."""
+    lines: dict[str, dict[int, StageResult]] = {}
+    for result in results:
+        place = round_of(result.node)
+        if place is not None and result.node.stage.name == "analyze" and result.record is not None:
+            lines.setdefault(place[0].removesuffix("analyze"), {})[place[1]] = result
+    return [_searched(line, by_round) for line, by_round in lines.items()]
+
+
+def _searched(line: str, by_round: Mapping[int, StageResult]) -> Searched:
+    number = max(by_round)
+    keys = {result.cache_key for result in by_round.values()}
+    known, before = _discovered(by_round[number]), _discovered(by_round.get(number - 1))
+    return Searched(line, by_round[number], len(keys), tuple(sorted(before)), tuple(sorted(known - before)))
+
+
+def _discovered(result: StageResult | None) -> frozenset[str]:
+    found = None if result is None or result.record is None else result.record.metrics.get("discovered")
+    return frozenset(map(str, found)) if isinstance(found, list | tuple | Mapping) else frozenset()
+
+
+def completed(summary: BuildSummary, results: Iterable[StageResult]) -> BuildSummary:
+    """*summary* with what only a build that was carried out can say: the capabilities that were discovered, in its
+    settings, and what to know of the analysis.
+    """
+    found = searches(results)
+    settings = summary.settings
+    for one in found:
+        if one.discovered:
+            settings = _with_capabilities(settings, one)
+    told = [sentence for one in found for sentence in _sentences(one)]
+    return replace(summary, settings=settings, notices=(*summary.notices, *told))
+
+
+def _with_capabilities(settings: JsonObject, searched: Searched) -> JsonObject:
+    """A build from these, with ``auto`` off, optimizes once and gets the same bytes: capabilities are applied together,
+    to what was exported, in every round of a search as well.
+    """
+    component = searched.line.removesuffix(".")
+    if not component:
+        return {**settings, "optim": _optim(settings, searched)}
+    components = settings.get("components")
+    by_name = components if isinstance(components, Mapping) else {}
+    own = by_name.get(component)
+    section: JsonObject = own if isinstance(own, Mapping) else {}
+    return {**settings, "components": {**by_name, component: {**section, "optim": _optim(section, searched)}}}
+
+
+def _optim(section: JsonObject, searched: Searched) -> JsonObject:
+    written = section.get("optim")
+    return {**(written if isinstance(written, Mapping) else {}), **dict.fromkeys(searched.discovered, True)}
+
+
+def _sentences(searched: Searched) -> Iterator[str]:
+    where = f"{searched.line.removesuffix('.')}: " if searched.line else ""
+    target = _target(searched.last.node.config)
+    if fallen := searched.count("partial"):
+        named = _operators(searched.metrics.get("partial"))
+        yield f"{where}{target} leaves {counted(fallen, 'node')} to the CPU{named}."
+    if unsupported := searched.count("unsupported"):
+        named = _operators(searched.metrics.get("unsupported"))
+        yield f"{where}{target} cannot run {counted(unsupported, 'node')}{named}: the model may not load there."
+    if searched.left:
+        yield (
+            f"{where}The search for capabilities of optimize was ended by max_optim_iterations: "
+            f"{', '.join(searched.left)} would have come next."
+        )
+
+
+def refuse_unsupported(config: JsonObject, metrics: JsonObject) -> None:
+    """Raise StageError when an analysis with this *config* and these *metrics* has found nodes that do not run."""
+    unsupported = _count(metrics, "unsupported")
+    if unsupported:
+        named = _operators(metrics.get("unsupported"))
+        raise StageError(
+            f"{_target(config)} cannot run {counted(unsupported, 'node')} of the model{named}.",
+            advice="The result of the analysis says why for each. Change the model or choose another target; "
+            "with --allow-unsupported-nodes it is built all the same.",
+        )
+
+
+def _count(metrics: JsonObject, verdict: str) -> int:
+    nodes = metrics.get("nodes")
+    found = nodes.get(verdict) if isinstance(nodes, Mapping) else None
+    return found if isinstance(found, int) else 0
+
+
+def _operators(counts: JsonValue) -> str:
+    """``: Erf (3), ai.custom/Foo (1) and 2 other operators``; empty where nobody has counted."""
+    if not isinstance(counts, Mapping) or not counts:
+        return ""
+    named = [f"{name.removeprefix('OP/').removeprefix('ai.onnx/')} ({count})" for name, count in counts.items()]
+    more = len(named) - _MOST_OPERATORS
+    others = f" and {counted(more, 'other operator')}" if more > 0 else ""
+    return f": {', '.join(named[:_MOST_OPERATORS])}{others}"
+
+
+def _target(config: JsonObject) -> str:
+    target = config.get("target")
+    assert isinstance(target, Mapping)
+    return f"{target['execution_provider']} ({target['device']})"
