@@ -43,12 +43,14 @@ class QuantizedTo:
 
     Attributes:
         activation_type, weight_type: integer types, or ``float16`` for both.
+        per_channel: whether weights have a scale for each channel.
         op_types: that are quantized; None for all that quantize takes by itself.
         excluded: names of nodes that are not.
     """
 
     activation_type: str
     weight_type: str
+    per_channel: bool = False
     op_types: tuple[str, ...] | None = None
     excluded: tuple[str, ...] = ()
 
@@ -77,5 +79,6 @@ ANALYZE = Stage(
         "flags": InputSlot(frozenset({kinds.OPTIMIZATIONS}), required=False),
     },
     outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
+    packages=("onnx",),  # infers shapes that a file does not tell
     timeout_seconds=600.0,
 )

@@ -106,13 +106,14 @@ def _gelu() -> Iterator[Term]:
     square = either(op("Mul", _x, _x), op("Pow", _x, number(2)))
     cube = either(op("Pow", _x, number(3)), op("Mul", square, _x))
     bend = number(0.044715)
+    curve = op("Add", either(product(bend, _x, _x), op("Mul", square, bend)), one)
     bent = either(
         op("Add", _x, op("Mul", cube, bend)),
         op("Add", _x, product(bend, square, _x)),
-        op("Mul", _x, op("Add", op("Mul", square, bend), one)),
+        op("Mul", _x, curve),
     )
     steep = number(sqrt(2 / pi))
-    inner = either(op("Mul", bent, steep), op("Mul", op("Mul", _x, steep), op("Add", op("Mul", square, bend), one)))
+    inner = either(op("Mul", bent, steep), op("Mul", op("Mul", _x, steep), curve))
     for kind in (erf, op("Tanh", inner)):
         yield product(_x, half, op("Add", kind, one))
 

@@ -7,24 +7,28 @@ the model goes by its file's name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from winml_dag.canonical import JsonObject, json_hash
 from winml_dag.ep.registry import find_ep
+from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.verdict import Level
 from winml_dag.onnxmodel.graph import Model, Node
 from winml_dag.stages.analyze import AnalyzeTarget
 
-VERDICTS = ("supported", "partial", "unsupported", "unknown")
+# In the order in which results list them.
+LEVELS = (Level.SUPPORTED, Level.PARTIAL, Level.UNSUPPORTED, Level.UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A node with its verdict, one of :data:`VERDICTS`, and why that is so."""
+    """A node with its verdict and why that is so. ``case``: what was asked for; None for what is in no table."""
 
     node: Node
-    verdict: str
+    verdict: Level
     reason: str
+    case: Case | None = None
 
     @property
     def operator(self) -> str:
@@ -36,18 +40,18 @@ def operator_id(node: Node) -> str:
     return f"OP/{node.domain or 'ai.onnx'}/{node.op_type}"
 
 
-def worst(verdicts: Sequence[str]) -> str:
+def worst(verdicts: Iterable[Level]) -> Level:
     """An operator is as good as its worst node; what is not known is better than what is known to fail."""
-    order = ("unsupported", "partial", "unknown", "supported")
+    order = (Level.UNSUPPORTED, Level.PARTIAL, Level.UNKNOWN, Level.SUPPORTED)
     return min(verdicts, key=order.index)
 
 
 def classification(judged: Sequence[Judged]) -> dict[str, list[str]]:
     """The operators by verdict, each list in the order in which the model uses them first."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Level]] = {}
     for each in judged:
         found.setdefault(each.operator, []).append(each.verdict)
-    return {verdict: [name for name, all_ in found.items() if worst(all_) == verdict] for verdict in VERDICTS}
+    return {level.value: [name for name, all_ in found.items() if worst(all_) is level] for level in LEVELS}
 
 
 def identifier(*content: str) -> str:
@@ -88,7 +92,7 @@ def target_result(
         "device_type": target.device,
         "ep_version": version,
         "driver_version": None,
-        "runtime_support": not any(classes[verdict] for verdict in VERDICTS[1:]),
+        "runtime_support": not any(classes[level] for level in LEVELS[1:]),
         "has_errors": bool(classes["unsupported"]),
         "has_warnings": bool(classes["partial"] or classes["unknown"]),
         "classification": classes,

@@ -4,50 +4,116 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
+from winml_dag.ep.support.table import SupportTable, read_table
+from winml_dag.ep.support.tables import Support
+from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
-from winml_dag.stages.analyze.result import VERDICTS, Judged, metadata, target_result
+from winml_dag.stages.analyze.fusions import Situation
+from winml_dag.stages.analyze.judging import Judge
+from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of
+from winml_dag.stages.analyze.patterns import PATTERNS, find_all
+from winml_dag.stages.analyze.proposals import Adviser, proposed
+from winml_dag.stages.analyze.result import LEVELS, Judged, classification, metadata, target_result
+from winml_dag.stages.analyze.types import inferred
 from winml_dag.stages.discovered import Discovered
+
+_TABLES = "*.support"
+_MOST_NAMES = 5
 
 
 def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     """Write the analysis and the optimizations discovered so far.
 
-    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``unsupported`` (operators that the target
-    cannot run, with the number of their nodes), ``patterns``, ``proposed`` (capabilities that this round adds),
-    ``discovered`` (all of them) and ``lint``.
+    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``unsupported`` and ``partial`` (operators
+    with the number of their nodes, why, and the first of them), ``patterns`` (how often each was found), ``proposed``
+    (by capability that this round adds, why), ``discovered`` (all of them), ``lint`` (in numbers and names) and
+    ``table`` (what the first table was measured with; empty without one).
     """
     path = workspace.input_file("model", ".onnx")
-    model = read_model(path, values=True)
-    judged = [Judged(node, "unknown", "no table was read") for node in model.graph.nodes]
-    result = target_result(config.target, None, judged, [])
+    as_read = read_model(path, values=True)
+    model = _with_values(path, as_read)
+    flow = Dataflow(model)
+    tables = _tables(workspace)
+    judge = Judge(config, Support(tables), _learned(config.analyze.learned))
+    judged = judge.nodes(model, ())
+    before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
+    situation = Situation.of(flow, standard_domain_only=config.target.standard_domain_only)
+    matches = find_all(flow)
+    information = Adviser(judge, judged, situation, before).information(matches)
+    lint = findings(path, Dataflow(as_read), config)
+    counts = Counter(match.pattern for match in matches)
+    patterns = {pattern.id: counts[pattern.name] for pattern in PATTERNS if counts[pattern.name]}
+    version = tables[0].about.ep_version if tables else None
     _write(
         workspace.outputs["result"] / RESULT_FILE,
         {
             "analysis_timestamp": None,
-            "metadata": metadata(path.name, model, {}, config.target.execution_provider),
-            "results": [result],
+            "metadata": metadata(path.name, model, patterns, config.target.execution_provider),
+            "results": [target_result(config.target, version, judged, [each.json() for each in information])],
+            "lint": lint_json(lint),
         },
     )
-    before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
-    before.write(workspace.outputs["flags"] / discovered.FILE)
+    new = proposed(information)
+    after = Discovered.of(
+        {*before.capabilities, *new}, standard_domain_only=config.target.standard_domain_only
+    ) if new else before  # fmt: skip
+    after.write(workspace.outputs["flags"] / discovered.FILE)
     nodes = Counter(each.verdict for each in judged)
-    classes = result["classification"]
-    assert isinstance(classes, dict)
+    classes = classification(judged)
     return {
-        "nodes": {verdict: nodes[verdict] for verdict in VERDICTS},
-        "operators": {verdict: len(classes[verdict]) for verdict in VERDICTS},
-        "unsupported": {},
-        "patterns": {},
-        "proposed": [],
-        "discovered": sorted(before.capabilities),
-        "lint": {},
+        "nodes": {level.value: nodes[level] for level in LEVELS},
+        "operators": {name: len(operators) for name, operators in classes.items()},
+        "unsupported": _told(judged, Level.UNSUPPORTED),
+        "partial": _told(judged, Level.PARTIAL),
+        "patterns": patterns,
+        "proposed": dict(new),
+        "discovered": sorted(after.capabilities),
+        "lint": lint_counts(lint),
+        "table": str(tables[0].about) if tables else "",
     }
+
+
+def _with_values(path: Path, model: Model) -> Model:
+    """*model* with what can be inferred about values that its file says nothing of."""
+    values = inferred(path, model)
+    return replace(model, graph=replace(model.graph, values=values)) if values else model
+
+
+def _tables(workspace: Workspace) -> list[SupportTable]:
+    """In the order of their names: the first that knows a case counts."""
+    return [read_table(path) for path in sorted(workspace.inputs["support"].rglob(_TABLES))] if workspace.has(
+        "support"
+    ) else []  # fmt: skip
+
+
+def _learned(levels: Mapping[str, str]) -> dict[str, Verdict]:
+    return {key: Verdict(Level(level), "tried on the target") for key, level in levels.items()}
+
+
+def _told(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
+    by_operator: dict[str, list[Judged]] = {}
+    for each in judged:
+        if each.verdict is level:
+            by_operator.setdefault(each.operator, []).append(each)
+    return [
+        {
+            "operator": operator,
+            "count": len(nodes),
+            "reason": Counter(each.reason for each in nodes).most_common(1)[0][0],
+            "nodes": [name_of(each.node) for each in nodes[:_MOST_NAMES]],
+        }
+        for operator, nodes in by_operator.items()
+    ]
 
 
 def _write(path: Path, value: JsonObject) -> None:

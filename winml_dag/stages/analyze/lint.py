@@ -1,0 +1,222 @@
+"""What to look at in a model before it goes on to its target: each finding says what to do about it.
+
+An error will stop a later stage or make its result nonsense; a warning costs speed or quality; the rest is good to
+know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.onnxmodel import lint as sound
+from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.graph import Node
+from winml_dag.stages.analyze import AnalyzeConfig
+from winml_dag.stages.analyze.result import opset
+from winml_dag.stages.analyze.types import untold
+
+_MOST_NODES = 10  # in a finding; it says how many there are
+_INFINITE = 1e30  # no measured quantity is that large
+# Clip: a huge bound says "no bound".
+_NO_MASK = frozenset({"Clip", "MatMul", "Gemm", "Conv"})
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+_RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
+_CHANNELS_OPSET = 13  # Q and DQ with a scale for each channel
+_OLD_OPSET = 11
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``check``: the name of what was looked for. ``nodes``: where, the first few of ``count``."""
+
+    severity: Severity
+    check: str
+    message: str
+    advice: str
+    nodes: tuple[str, ...] = ()
+    count: int = 0
+
+    def json(self) -> JsonObject:
+        return {
+            "check": self.check,
+            "message": self.message,
+            "advice": self.advice,
+            "count": self.count,
+            "nodes": list(self.nodes),
+        }
+
+
+def findings(path: Path, flow: Dataflow, config: AnalyzeConfig) -> list[Finding]:
+    """Everything about the model *path*, whose graph is *flow*, on its way to the target of *config*."""
+    return [finding for check in _CHECKS for finding in check(path, flow, config)]
+
+
+def lint_json(found: Sequence[Finding]) -> JsonObject:
+    """``passed``: there is no error."""
+    by_severity = {
+        f"{severity}s" if severity is not Severity.INFO else "info": [
+            finding.json() for finding in found if finding.severity is severity
+        ]
+        for severity in Severity
+    }
+    return {**by_severity, "passed": not by_severity["errors"]}
+
+
+def lint_counts(found: Sequence[Finding]) -> JsonObject:
+    """The same in numbers and names, as manifests have it."""
+    counts = Counter(finding.severity for finding in found)
+    return {
+        "errors": counts[Severity.ERROR],
+        "warnings": counts[Severity.WARNING],
+        "info": counts[Severity.INFO],
+        "passed": not counts[Severity.ERROR],
+        "error_patterns": _names(found, Severity.ERROR),
+        "warning_patterns": _names(found, Severity.WARNING),
+    }
+
+
+def _names(found: Sequence[Finding], severity: Severity) -> list[str]:
+    return sorted({finding.check for finding in found if finding.severity is severity})
+
+
+def _about(severity: Severity, check: str, message: str, advice: str, nodes: Sequence[str]) -> Iterator[Finding]:
+    if nodes:
+        yield Finding(severity, check, message, advice, tuple(nodes[:_MOST_NODES]), len(nodes))
+
+
+def name_of(node: Node) -> str:
+    """What a node is told of by: its name, else that of what it makes."""
+    return node.name or next((name for name in node.outputs if name), node.op_type)
+
+
+def _soundness(path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
+    for sentence in sound.findings(path, flow.model):
+        yield Finding(Severity.ERROR, "soundness", sentence, "", (), 1)
+
+
+def _dynamic_inputs(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
+    if config.target.device == "npu":
+        for sentence in sound.dynamic_inputs(flow.model):
+            yield Finding(Severity.ERROR, "dynamic_inputs", sentence, "Export it with fixed dimensions.", (), 1)
+
+
+def _constant_folding(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
+    constant = set(flow.constants)
+    left: list[str] = []
+    for node in flow.nodes:
+        if node.op_type == "Constant" or node.op_type in _CONVERSIONS or node.op_type.startswith(_RANDOM):
+            continue
+        if node.inputs and all(not name or name in constant for name in node.inputs):
+            constant.update(node.outputs)
+            if not any(attribute.graphs for attribute in node.attributes):
+                left.append(name_of(node))
+    yield from _about(
+        Severity.WARNING,
+        "constant_folding",
+        f"{len(left)} nodes compute what is constant, each time that the model runs.",
+        "`winml-dag optimize` computes it once.",
+        left,
+    )
+
+
+def _untold(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
+    if flow.model.metadata and any(node.op_type == "EPContext" for node in flow.nodes):
+        return
+    left = untold(flow.model.graph)
+    yield from _about(
+        Severity.WARNING if config.target.device == "npu" else Severity.INFO,
+        "shape_inference",
+        f"Of {len(left)} values the file does not tell type and shape.",
+        "`winml-dag optimize` writes them down where they follow from the inputs.",
+        left,
+    )
+
+
+def _unused_initializers(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
+    inputs = {value.name for value in flow.model.graph.inputs}
+    names = [tensor.name for tensor in flow.model.graph.initializers]
+    left = [name for name in names if name and name not in flow.readers and name not in flow.outputs | inputs]
+    yield from _about(
+        Severity.INFO,
+        "unused_initializers",
+        f"{len(left)} weights are read by nobody and only take space.",
+        "`winml-dag optimize` leaves them out.",
+        left,
+    )
+
+
+def _infinities(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
+    if config.quant is None or config.optim.get("clamp_constant_values"):
+        return
+    left = [
+        name_of(node)
+        for node in flow.nodes
+        if node.op_type not in _NO_MASK and any(_is_infinite(flow, name) for name in node.inputs)
+    ]
+    yield from _about(
+        Severity.INFO if config.quant.activation_type != "float16" else Severity.WARNING,
+        "infinite_constants",
+        f"{len(left)} nodes read a constant that stands for infinity, which integers and float16 cannot hold beside"
+        " other numbers.",
+        "`winml-dag quantize` bounds it by itself; elsewhere, switch on clamp_constant_values.",
+        left,
+    )
+
+
+def _is_infinite(flow: Dataflow, name: str) -> bool:
+    if flow.dtype(name) not in ("float32", "float64"):
+        return False
+    return any(abs(number) >= _INFINITE for number in flow.numbers(name) or ())
+
+
+def _duplicate_names(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
+    counts = Counter(node.name for node in flow.nodes if node.name)
+    left = [name for name, count in counts.items() if count > 1]
+    yield from _about(
+        Severity.WARNING,
+        "duplicate_names",
+        f"{len(left)} names are those of several nodes, so what names a node means all of them.",
+        "Give nodes names of their own; `winml-dag optimize` does.",
+        left,
+    )
+
+
+def _opset(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
+    number = opset(flow.model)
+    if number and number < _OLD_OPSET:
+        yield Finding(
+            Severity.WARNING,
+            "opset",
+            f"The model is written in opset {number}, which few execution providers are tried with.",
+            "Export it with opset 17 or later.",
+        )
+    elif number < _CHANNELS_OPSET and config.quant is not None and config.quant.per_channel:
+        yield Finding(
+            Severity.ERROR,
+            "opset",
+            f"The model is written in opset {number}, and a scale for each channel needs {_CHANNELS_OPSET}.",
+            f"Export it with opset {_CHANNELS_OPSET} or later, or set quant.per_channel to false.",
+        )
+
+
+_CHECKS = (
+    _soundness,
+    _dynamic_inputs,
+    _opset,
+    _constant_folding,
+    _untold,
+    _infinities,
+    _duplicate_names,
+    _unused_initializers,
+)

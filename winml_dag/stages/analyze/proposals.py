@@ -1,0 +1,208 @@
+"""Which capabilities of optimize would help on this target, and why: only what a table says is better is proposed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from winml_dag.canonical import JsonObject
+from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.onnxmodel.graph import Node
+from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation
+from winml_dag.stages.analyze.judging import Judge
+from winml_dag.stages.analyze.lint import name_of
+from winml_dag.stages.analyze.patterns import PATTERNS, Match
+from winml_dag.stages.analyze.result import Judged, identifier, worst
+from winml_dag.stages.discovered import Discovered
+from winml_dag.stages.optimize.capabilities import CATALOG
+
+_BETTER = {Level.UNSUPPORTED: 0, Level.PARTIAL: 1, Level.SUPPORTED: 2}
+_MOST_REASONS = 5
+
+
+@dataclass(frozen=True)
+class Action:
+    """What could be done about a pattern.
+
+    Attributes:
+        level: ``required`` where it does not run as it is, ``optional`` where it does; ``warning`` for what only the
+            user can do.
+        status: what the target makes of the pattern then.
+        enabled: whether it is proposed.
+        capability: of optimize; empty where there is none.
+    """
+
+    pattern: str
+    becomes: str
+    level: str
+    status: Level
+    enabled: bool
+    details: str
+    capability: str = ""
+
+    def json(self) -> JsonObject:
+        item: JsonObject = {"type": "optimize", "optimization_options": {self.capability: True}}
+        return {
+            "action_id": identifier("action", self.pattern, self.becomes, self.capability, self.details),
+            "pattern_from_id": self.pattern,
+            "pattern_to_id": self.becomes,
+            "level": self.level,
+            "action_items": [item] if self.capability else [],
+            "status": self.status.value,
+            "enabled": self.enabled,
+            "details": self.details,
+        }
+
+
+@dataclass(frozen=True)
+class Information:
+    """What there is to know about a pattern or an operator: its verdict, where it is, and what could be done."""
+
+    about: str
+    status: Level
+    explanation: str
+    places: tuple[tuple[str, ...], ...]
+    actions: tuple[Action, ...] = ()
+
+    def json(self) -> JsonObject:
+        return {
+            "Information_id": identifier("information", self.about, self.explanation),
+            "actions": [action.json() for action in self.actions],
+            "explanation": self.explanation,
+            "pattern_id": self.about,
+            "enabled": True,
+            "status": self.status.value,
+            "pattern_node_list": [list(place) for place in self.places],
+        }
+
+
+class Adviser:
+    """Compares what patterns are with what they could be."""
+
+    def __init__(self, judge: Judge, judged: Sequence[Judged], situation: Situation, before: Discovered) -> None:
+        self._judge = judge
+        self._by_node = {id(each.node): each for each in judged}
+        self._judged = judged
+        self._situation = situation
+        self._before = before
+
+    def information(self, matches: Sequence[Match]) -> list[Information]:
+        """About every pattern that was found, and then about every operator that the target does not simply run."""
+        by_pattern: dict[str, list[Match]] = {}
+        for match in matches:
+            by_pattern.setdefault(match.pattern, []).append(match)
+        about_patterns = [self._about(name, found) for name, found in by_pattern.items()]
+        return [*about_patterns, *self._about_operators()]
+
+    def _about(self, name: str, matches: Sequence[Match]) -> Information:
+        pattern = next(each for each in PATTERNS if each.name == name)
+        status = worst(self._level(match.nodes) for match in matches)
+        actions = tuple(
+            action
+            for fusion in FUSIONS
+            if fusion.pattern == name
+            for action in self._actions(pattern.id, fusion, matches)
+        )
+        count = "once" if len(matches) == 1 else f"{len(matches)} times"
+        return Information(
+            pattern.id,
+            status,
+            f"{pattern.title}, {count}: {self._why(status, matches)}",
+            tuple(tuple(name_of(node) for node in match.nodes) for match in matches),
+            actions,
+        )
+
+    def _why(self, status: Level, matches: Sequence[Match]) -> str:
+        reasons = Counter(
+            self._by_node[id(node)].reason
+            for match in matches
+            for node in match.nodes
+            if self._by_node[id(node)].verdict is status
+        )
+        return f"{status}; {_few(reasons)}"
+
+    def _actions(self, pattern: str, fusion: Fusion, matches: Sequence[Match]) -> Iterator[Action]:
+        if fusion.capability not in CATALOG:
+            return
+        compared = [(self._level(match.nodes), self._fused(fusion, match, self._situation)) for match in matches]
+        helped = [(now, then) for now, then in compared if then is not None and _is_better(then.level, now)]
+        if helped:
+            now, then = (
+                worst(now for now, _ in helped),
+                min((then for _, then in helped), key=lambda v: _BETTER[v.level]),
+            )
+            yield self._action(pattern, fusion, now, then)
+        elif fusion.since > self._situation.opset and (later := self._later(fusion, matches)) is not None:
+            now = worst(now for now, _ in compared)
+            if _is_better(later.level, now):
+                advice = (
+                    f"With export.opset_version {fusion.since} or later, {fusion.capability} makes one operator of it:"
+                    f" {later.reason}."
+                )
+                yield Action(pattern, fusion.becomes, "warning", later.level, False, advice)
+
+    def _action(self, pattern: str, fusion: Fusion, now: Level, then: Verdict) -> Action:
+        level = "required" if now is Level.UNSUPPORTED else "optional"
+        said = self._judge.config.optim.get(fusion.capability)
+        details = f"{now} becomes {then.level}: {then.reason}."
+        if said is False:
+            details += f" The recipe switches {fusion.capability} off."
+        elif said or fusion.capability in self._before.capabilities:
+            details += f" {fusion.capability} is on already and has left these places."
+        elif not self._judge.config.analyze.propose:
+            details += f" Nothing is proposed here; optim.{fusion.capability} switches it on."
+        proposed = said is None and self._judge.config.analyze.propose
+        enabled = proposed and fusion.capability not in self._before.capabilities
+        return Action(pattern, fusion.becomes, level, then.level, enabled, details, fusion.capability)
+
+    def _later(self, fusion: Fusion, matches: Sequence[Match]) -> Verdict | None:
+        """What a pattern would be in the opset that has its operator."""
+        return self._fused(fusion, matches[0], replace(self._situation, opset=fusion.since))
+
+    def _level(self, nodes: Sequence[Node]) -> Level:
+        return worst(self._by_node[id(node)].verdict for node in nodes)
+
+    def _fused(self, fusion: Fusion, match: Match, situation: Situation) -> Verdict | None:
+        """What the target makes of what *match* would become; None where it would become nothing else."""
+        cases = fusion.cases(match, situation)
+        verdicts = [self._judge.verdict(self._judge.as_it_will_be(case)) for case in cases]
+        if not verdicts:
+            return None
+        level = worst(verdict.level for verdict in verdicts)
+        return next(verdict for verdict in verdicts if verdict.level is level)
+
+    def _about_operators(self) -> Iterator[Information]:
+        by_operator: dict[str, list[Judged]] = {}
+        for each in self._judged:
+            if each.verdict is not Level.SUPPORTED:
+                by_operator.setdefault(each.operator, []).append(each)
+        for operator, nodes in by_operator.items():
+            reasons = Counter(each.reason for each in nodes)
+            yield Information(
+                operator,
+                worst(each.verdict for each in nodes),
+                _few(reasons),
+                tuple((name_of(each.node),) for each in nodes),
+            )
+
+
+def proposed(information: Sequence[Information]) -> Mapping[str, str]:
+    """The capabilities that are proposed, each with why."""
+    return {
+        action.capability: action.details
+        for each in information
+        for action in each.actions
+        if action.enabled and action.capability
+    }
+
+
+def _is_better(then: Level, now: Level) -> bool:
+    """Whether both are known, and *then* is more."""
+    return then in _BETTER and now in _BETTER and _BETTER[then] > _BETTER[now]
+
+
+def _few(reasons: Counter[str]) -> str:
+    told = [f"{count} nodes: {text}" if count > 1 else text for text, count in reasons.most_common(_MOST_REASONS)]
+    more = len(reasons) - _MOST_REASONS
+    return "; ".join([*told, *([f"and {more} other reasons"] if more > 0 else [])])
