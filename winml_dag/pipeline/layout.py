@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.pipeline.rounds import round_of
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
 
@@ -21,6 +22,7 @@ OPTIMIZED = "optimized.onnx"
 QUANTIZED = "quantized.onnx"
 COMPILED = "compiled.onnx"
 HIERARCHY = "export_htp_metadata.json"
+ANALYSIS = "analyze_result.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
 RANGES = RANGES_FILE
@@ -41,6 +43,7 @@ VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {
 STAGE_FILE: dict[str, str] = {
     "export": EXPORTED,
     "optimize": OPTIMIZED,
+    "analyze": ANALYSIS,
     "quantize": QUANTIZED,
     "compile": COMPILED,
     "finalize": MODEL,
@@ -95,12 +98,15 @@ def _shows_ranges(settings: JsonObject) -> bool:
 
 def is_carried_on(node: Node, other: Node) -> bool:
     """Whether *other* does more of the same with what *node* puts out: then only the end of it is visible."""
+    mine, its = round_of(node), round_of(other)
+    if mine is not None and its is not None:
+        return mine[0] == its[0] and mine[1] < its[1]
     read = other.inputs.values()
     return other.stage.name == node.stage.name and any(node.output(slot) in read for slot in node.stage.outputs)
 
 
 # Names that a build may write, whatever its recipe: none of them may be a file of somebody else's.
-RESERVED = (MODEL, EXPORTED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, MANIFEST, BUILD_CONFIG)
+RESERVED = (MODEL, EXPORTED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, ANALYSIS, MANIFEST, BUILD_CONFIG)
 
 
 def reserved(settings: JsonObject) -> tuple[str, ...]:

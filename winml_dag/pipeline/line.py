@@ -1,6 +1,7 @@
 """The line of our stages in one build: a node for each, with its config, its inputs and the tools that shape its bytes.
 
-source -> export -> optimize.0 -> analyze.0 -> optimize.1 ... -> calibrate -> quantize -> compile -> validate -> finalize
+source -> export -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> calibrate -> quantize -> compile -> validate
+-> finalize
 """
 
 from __future__ import annotations

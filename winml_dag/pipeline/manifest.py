@@ -27,12 +27,13 @@ from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE, is_carried_on
 from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.rounds import folded
+from winml_dag.pipeline.search import Searched, searches
 from winml_dag.store.artifact import Artifact, FileEntry
 
 SCHEMA_VERSION = 1
 
 # What tells how a run went rather than what was built: two manifests that differ in these only say the same.
-_OF_THE_RUN = frozenset({"timestamp", "elapsed_seconds"})
+_OF_THE_RUN = frozenset({"timestamp", "elapsed_seconds", "analysis_timestamp"})
 _OF_THE_STAGE_RUN = frozenset({"cached", "reason", "elapsed_seconds", "made_at", "made_by"})
 
 _LINE_BY_LINE = frozenset({"sources", "stages", "files"})
@@ -120,9 +121,23 @@ def _of_model(build: BuildSummary, final: StageResult, results: Mapping[str, Sta
         "device": build.device,
         "cache_key": final.cache_key,
         "final_artifact": MODEL,
-        "analyze_iterations": 0,
-        "analyze_unsupported_node_count": 0,
-        "analyze_details": {"lint": {}, "autoconf": {}},
+        **_of_search(searches(results.values())),
+    }
+
+
+def _of_search(found: Sequence[Searched]) -> JsonObject:
+    """What was analyzed and discovered; of a model in several components all that was discovered in any."""
+    lint = {one.line.removesuffix("."): one.metrics.get("lint", {}) for one in found}
+    return {
+        "analyze_iterations": max((one.iterations for one in found), default=0),
+        "analyze_unsupported_node_count": sum(one.count("unsupported") for one in found),
+        "analyze_details": {
+            "lint": lint.get("", lint),
+            "autoconf": {name: True for one in found for name in one.discovered},
+            "autoconf_not_converged": any(one.left for one in found),
+        },
+        # The file itself has none, or it would be another one each time.
+        "analysis_timestamp": next((one.last.record.made_at for one in found if one.last.record), None),
     }
 
 
@@ -201,7 +216,8 @@ def _stage(
     record = result.record
     assert record is not None
     node = result.node
-    carried_on = node.folder is None and any(is_carried_on(node, other.node) for other in results.values())
+    others = [other.node for name, other in results.items() if name not in like]
+    carried_on = node.folder is None and any(is_carried_on(node, other) for other in others)
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
     calibration = calibration_step(list(results.values())) if _reads_ranges(node) else None

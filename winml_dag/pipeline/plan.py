@@ -1,6 +1,7 @@
 """From builds to one graph of stages: every node with its config, its inputs and the tools that shape its bytes.
 
-source -> export -> optimize.0 -> analyze.0 -> optimize.1 ... -> calibrate -> quantize -> compile -> validate -> finalize
+source -> export -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> calibrate -> quantize -> compile -> validate
+-> finalize
 
 Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userplan`.
 """
@@ -119,9 +120,7 @@ def _data(inputs: Inputs) -> Iterator[Source | None]:
 
 
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
-    ours = {
-        name: Ours(stage, id_of(build, name), _left_out(build, name)) for name, (_, stage) in OURS.items()
-    }
+    ours = {name: Ours(stage, id_of(build, name), _left_out(build, name)) for name, (_, stage) in OURS.items()}
     there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
     taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*RESERVED, RANGES)}
     if build.save_ranges is not None:

@@ -237,7 +237,7 @@ def resolve(
             output_dir=output_dir,
             settings={},
             notices=(
-                *sections.notices(asked, quant, calibration),
+                *sections.notices(quant, calibration),
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
                 *autoconf.notices(target, analyze, search),

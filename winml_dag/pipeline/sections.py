@@ -219,7 +219,7 @@ def _distinct(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(sorted(set(names))) if names else None
 
 
-def notices(asked: Asked, quant: Quant | Skip, given: Calibration) -> tuple[str, ...]:
+def notices(quant: Quant | Skip, given: Calibration) -> tuple[str, ...]:
     """What the user should know before relying on the result."""
     found = []
     static = not isinstance(quant, Skip) and quant.mode == "static"
