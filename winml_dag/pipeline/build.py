@@ -14,9 +14,10 @@ from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, visible_files, whole
+from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, whole
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputs import prepare_folder, refuse_file
+from winml_dag.pipeline.search import completed
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
@@ -79,12 +80,7 @@ def build(
         KeyboardInterrupt: after children have been ended.
     """
     started = time.monotonic()
-    wanted = planned.summary
-    refuse_file(wanted.output_dir)
-    # Where another build is at the folder, who owns what is asked again at the end.
-    if not is_changing(wanted.output_dir):
-        refuse_foreign(planned, store, overwrite=options.overwrite)
-
+    refuse_at_once(planned, store, options)
     for attempt in range(_TRIES):
         again = replace(options, rebuild=options.rebuild and attempt == 0)
         own = user_folder(planned, store)
@@ -92,24 +88,52 @@ def build(
             # What a run holds in the cache, it holds until the files are where their user finds them.
             with ExitStack() as living:
                 results = _run(planned, own, store, again, observer, executor, living)
-                by_id = {result.node.id: result for result in results}
-                finished = result_of(planned, results, time.monotonic() - started, others=planned.others)
-                if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-                    return replace(finished, cache_note=settle_accounts(planned, results, store))
-                checked_ns = time.time_ns()
-                elapsed = time.monotonic() - started
-                done = materialise(planned, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
+                finished = put_in_place(planned, own, results, store, options, started)
         except BlobDamaged:
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
             continue
-        note_finished(planned, by_id, visible_files(planned, by_id), store, checked_ns)
-        note = settle_accounts(planned, results, store)
-        return replace(finished, materialised=done, elapsed_seconds=time.monotonic() - started, cache_note=note)
+        return replace(finished, cache_note=settle_accounts(planned, results, store))
     raise StoreError(
         "What was made is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",
     )
+
+
+def refuse_at_once(planned: BuildGraph, store: LocalStore, options: BuildOptions) -> None:
+    """Raise UsageError or StoreError for an output folder that cannot become what a build makes of it."""
+    wanted = planned.summary
+    refuse_file(wanted.output_dir)
+    # Where another build is at the folder, who owns what is asked again at the end.
+    if not is_changing(wanted.output_dir):
+        refuse_foreign(planned, store, overwrite=options.overwrite)
+
+
+def put_in_place(
+    planned: BuildGraph,
+    own: UserFolder | None,
+    results: tuple[StageResult, ...],
+    store: LocalStore,
+    options: BuildOptions,
+    started: float,
+) -> BuildResult:
+    """What became of a build of which every stage has its result: unless one failed, its files are put where their user
+    finds them, and that is noted. *started*: when it began, of ``time.monotonic``.
+
+    Raises:
+        BlobDamaged: when a file cannot be fetched; its stage has to run again.
+        UsageError, StoreError: when a file is in the way, or the folder cannot be written.
+    """
+    finished = result_of(planned, results, time.monotonic() - started, others=planned.others)
+    if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
+        return finished
+    by_id = {result.node.id: result for result in results}
+    checked_ns = time.time_ns()
+    elapsed = time.monotonic() - started
+    told = replace(planned, summary=completed(planned.summary, results))
+    done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
+    note_finished(planned, by_id, visible_files(planned, by_id, store).files, store, checked_ns)
+    return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - started)
 
 
 def _run(
