@@ -37,7 +37,7 @@ def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Se
         begin=BEGIN,
         rounds=_rounds(asked) if analyze.analyze.propose else 0,
         refuses_unsupported=not _allows_unsupported(asked),
-        tables=_tables(there),
+        tables=support_of(there),
         looked_at=there,
         absent=tuple(path for path in places if path not in there),
     )
@@ -85,7 +85,8 @@ def _allows_unsupported(asked: Asked) -> bool:
     return asked.overrides.allow_unsupported_nodes or asked.recipe.allow_unsupported_nodes
 
 
-def _tables(paths: tuple[Path, ...]) -> Source | None:
+def support_of(paths: tuple[Path, ...]) -> Source | None:
+    """The tables in *paths* as one source; None without any."""
     # The place is in the name: the first one that knows an operator counts.
     files = tuple(SourceFile(f"{place}_{path.name}", path) for place, path in enumerate(paths))
     return Source("operator support", kinds.SUPPORT, files) if files else None

@@ -18,12 +18,18 @@ RESULT_FILE = "analyze_result.json"
 
 @dataclass(frozen=True)
 class AnalyzeFields:
-    """``propose``: whether capabilities are proposed. ``learned``: by case what a trial on the target has told, in the
-    words of a verdict; it fills what the tables leave open.
+    """How a model is looked at.
+
+    Attributes:
+        propose: whether capabilities are proposed.
+        learned: by case what a trial on the target has told, in the words of a verdict; it fills what the tables leave
+            open.
+        lists_cases: whether the metrics have the cases that the target does not simply run, for whoever tries them.
     """
 
     propose: bool = True
     learned: Mapping[str, str] = field(default_factory=dict)
+    lists_cases: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
+from winml_dag.ep.support.case import Case, case_json
 from winml_dag.ep.support.table import SupportTable, read_table
 from winml_dag.ep.support.tables import Support
 from winml_dag.ep.support.verdict import Level, Verdict
@@ -19,7 +20,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
 from winml_dag.stages.analyze.fusions import Situation
-from winml_dag.stages.analyze.judging import Judge
+from winml_dag.stages.analyze.judging import Judge, case_key
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, find_all
 from winml_dag.stages.analyze.proposals import Adviser, proposed
@@ -34,10 +35,10 @@ _MOST_NAMES = 5
 def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     """Write the analysis and the optimizations discovered so far.
 
-    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``unsupported`` and ``partial`` (operators
-    with the number of their nodes, why, and the first of them), ``patterns`` (how often each was found), ``proposed``
+    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``partial``, ``unsupported``
+    and ``unknown`` (operators with the number of their nodes, why, and the first of them), ``patterns`` (how often each was found), ``proposed``
     (by capability that this round adds, why), ``discovered`` (all of them), ``lint`` (in numbers and names) and
-    ``table`` (what the first table was measured with; empty without one).
+    ``table`` (what the first table was measured with; empty without one); where they are asked for, also ``cases``.
     """
     path = workspace.input_file("model", ".onnx")
     as_read = read_model(path, values=True)
@@ -73,13 +74,13 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     return {
         "nodes": {level.value: nodes[level] for level in LEVELS},
         "operators": {name: len(operators) for name, operators in classes.items()},
-        "unsupported": _told(judged, Level.UNSUPPORTED),
-        "partial": _told(judged, Level.PARTIAL),
+        **{level.value: _told(judged, level) for level in LEVELS[1:]},
         "patterns": patterns,
         "proposed": dict(new),
         "discovered": sorted(after.capabilities),
         "lint": lint_counts(lint),
         "table": str(tables[0].about) if tables else "",
+        **({"cases": _cases(judged)} if config.analyze.lists_cases else {}),
     }
 
 
@@ -113,6 +114,23 @@ def _told(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
             "nodes": [name_of(each.node) for each in nodes[:_MOST_NAMES]],
         }
         for operator, nodes in by_operator.items()
+    ]
+
+
+def _cases(judged: Sequence[Judged]) -> list[JsonObject]:
+    """What the target does not simply run, each case once with the nodes that it is."""
+    by_case: dict[Case, list[Judged]] = {}
+    for each in judged:
+        if each.case is not None and each.verdict is not Level.SUPPORTED:
+            by_case.setdefault(each.case, []).append(each)
+    return [
+        {
+            "key": case_key(case),
+            "verdict": nodes[0].verdict.value,
+            "nodes": [name_of(each.node) for each in nodes],
+            "case": case_json(case),
+        }
+        for case, nodes in by_case.items()
     ]
 
 
