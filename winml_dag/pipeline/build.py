@@ -18,6 +18,7 @@ from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputs import prepare_folder, refuse_file
 from winml_dag.pipeline.search import completed
+from winml_dag.pipeline.visible import visible_files
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 

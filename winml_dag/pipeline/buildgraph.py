@@ -78,11 +78,15 @@ class BuildSummary:
             names = (prefixed(MODEL, name) for name in self.components or ("",))
         return tuple(self.output_dir / name for name in names)
 
+    @property
+    def models_by_component(self) -> Mapping[str, Path]:
+        """The same, of a composite model; empty of any other."""
+        return dict(zip(self.components, self.models, strict=True)) if self.components else {}
+
     def part(self, component: str) -> BuildSummary:
         """What there is to say of *component* alone."""
-        models = dict(zip(self.components, self.models, strict=True))
         precision = self.components[component]
-        file = None if self.output_file is None else models[component].name
+        file = None if self.output_file is None else self.models_by_component[component].name
         return replace(self, precision=precision, output_file=file, also=(), components={component: precision})
 
     @property
@@ -150,6 +154,14 @@ class BuildGraph:
     others: int = 0
     origin: Origin | None = None
     standing: Standing | None = None
+
+    @property
+    def finals(self) -> tuple[str, ...]:
+        """The ids of all nodes that put out a model to ship: one for each component."""
+        if self.final is None:
+            return ()
+        _, _, name = self.final.rpartition(".")
+        return tuple(f"{component}.{name}" for component in self.summary.components) or (self.final,)
 
     @property
     def folder(self) -> Path | None:

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.placed import placed_files
-from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, is_changing
-from winml_dag.pipeline.layout import (
-    BUILD_CONFIG,
-    MANIFEST,
-    RANGES,
-    beside_output,
-    is_carried_on,
-    is_ours,
-    outdated_reports,
-    reports,
-    reserved,
-    visible_outputs,
-)
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, reserved
 from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
 from winml_dag.pipeline.userfolder import UserFolder
+from winml_dag.pipeline.visible import outdated_reports, visible_files, wanted_reports
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
@@ -38,11 +26,10 @@ def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -
     if planned.summary.output_file is not None:
         name = planned.summary.output_file
         file = _output_file(planned, name, store, overwrite=overwrite)
-        nodes = [node for node in planned.graph.nodes if is_ours(node)]
-        beside = [beside_output(name, report) for node in nodes for report in reports(node)]
-        file.refuse_foreign((*planned.summary.also, *beside))
+        file.refuse_foreign((*planned.summary.also, *wanted_reports(planned)))
     elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
-        names = reserved(planned.summary.settings) if planned.final else (MANIFEST,)
+        build = planned.summary
+        names = reserved(build.settings, build.components) if planned.final else (MANIFEST,)
         output_folder(planned, store).refuse_foreign(names)
 
 
@@ -66,19 +53,17 @@ def materialise(
     placed = Materialised() if own is None else own.materialise(results.values())
     if planned.summary.output_file is not None:
         file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
-        nodes = [node for node in planned.graph.nodes if is_ours(node)]
-        outdated = [name for node in nodes for name in outdated_reports(node)]
-        named = [beside_output(planned.summary.output_file, name) for name in outdated]
-        return placed.and_then(file.materialise(visible_files(planned, results), named))
+        files = visible_files(planned, results, store).files
+        return placed.and_then(file.materialise(files, tuple(outdated_reports(planned))))
     if planned.others:
         return placed.and_then(_materialise_part(planned, results, store, elapsed_seconds))
     build = planned.summary
-    files = visible_files(planned, results)
-    value = make_manifest(planned, results, files, elapsed_seconds)
+    visible = visible_files(planned, results, store)
+    value = make_manifest(planned, results, visible.files, elapsed_seconds)
     before = read_manifest(build.output_dir)
     same = before is not None and before.says_the_same_as(value)
     manifest = manifest_text(before.value if same and before is not None else value)
-    texts = {**_settings(planned), MANIFEST: manifest}
+    files, texts = visible.results, {**visible.rewritten, **_settings(planned), MANIFEST: manifest}
     if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
         return placed
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
@@ -185,45 +170,6 @@ def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
     from winml_dag.pipeline.standing.recall import recall
 
     return recall(planned.standing, store)
-
-
-def visible_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> tuple[FileEntry, ...]:
-    """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
-    for one file, that one and what belongs to it, and reports under names like its own.
-
-    Raises:
-        StoreError: when two stages put out different files of one name.
-    """
-    found: dict[str, FileEntry] = {}
-    if planned.summary.output_file is not None:
-        entries = _files_of_one(planned, results, planned.summary.output_file)
-    else:
-        entries = _files_of_all(planned, results)
-    for entry in entries:
-        if found.setdefault(entry.name, entry) != entry:
-            raise StoreError(f"Two stages put out different files named {entry.name}.")
-    return tuple(sorted(found.values()))
-
-
-def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
-    ours = [result for result in results.values() if is_ours(result.node)]
-    for result in ours:
-        assert result.record is not None
-        if not any(is_carried_on(result.node, other.node) for other in ours):
-            for slot in visible_outputs(result.node, planned.summary.settings):
-                yield from result.record.outputs[slot].files
-
-
-def _files_of_one(planned: BuildGraph, results: Mapping[str, StageResult], name: str) -> Iterator[FileEntry]:
-    for node_id, result in results.items():
-        assert result.record is not None
-        files = [entry for artifact in result.record.outputs.values() for entry in artifact.files]
-        if node_id == planned.final:
-            # finalize has named the model, and what belongs to it refers to it by name. Ranges are one file.
-            yield from (replace(entry, name=name) if entry.name == RANGES else entry for entry in files)
-        else:
-            named = reports(result.node)
-            yield from (replace(entry, name=beside_output(name, entry.name)) for entry in files if entry.name in named)
 
 
 def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:

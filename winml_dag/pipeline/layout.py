@@ -5,7 +5,7 @@ The names are winml-cli's, so that whatever picks up its results finds ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
@@ -67,31 +67,48 @@ def beside_output(output_file: str, name: str) -> str:
     return f"{output_file[: -len('.onnx')]}_{name.removeprefix('export_')}"
 
 
+def component_of(node: Node, components: Collection[str]) -> str:
+    """Which of the *components* of a build *node* is about; empty where it is about all, or there are none."""
+    first = node.id.partition(".")[0]
+    return first if first in components else ""
+
+
 def reports(node: Node) -> tuple[str, ...]:
     """What *node* gives that lies beside the one file that a build is for, under names made of that file's."""
     if node.stage.name == "sensitivity":
         return REPORTS
-    return (HIERARCHY,) if node.stage.name == "export" and _wants_hierarchy(node) else ()
+    return (HIERARCHY,) if node.stage.name == "export" and _wants_hierarchy(node.config) else ()
 
 
-def outdated_reports(node: Node) -> tuple[str, ...]:
-    """What *node* gave in an earlier build for this file, maybe, and gives no more."""
-    return (HIERARCHY,) if node.stage.name == "export" and not _wants_hierarchy(node) else ()
-
-
-def _wants_hierarchy(node: Node) -> bool:
-    export = node.config["export"]
+def _wants_hierarchy(config: JsonObject) -> bool:
+    """Of several components, all have one when one has."""
+    components = config.get("components")
+    if isinstance(components, Mapping):
+        return any(_wants_hierarchy(each) for each in components.values() if isinstance(each, Mapping))
+    export = config["export"]
     return isinstance(export, Mapping) and bool(export["enable_hierarchy_tags"])
 
 
-def visible_outputs(node: Node, settings: JsonObject) -> tuple[str, ...]:
-    """The output slots of *node*, one of ours, whose files lie in the output folder of a build with *settings*."""
-    if node.stage.name == "calibrate":
-        return ("ranges",) if _shows_ranges(settings) else ()
-    return VISIBLE_OUTPUTS.get(node.stage.name, ())
+def visible_outputs(node: Node, settings: JsonObject, components: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """The output slots of *node*, one of ours, whose files lie in the output folder of a build with *settings*, each
+    with the component whose name is put before those of its files.
+    """
+    stage, component = node.stage.name, component_of(node, components)
+    if stage == "calibrate":
+        if _shows_ranges(settings, component):
+            yield "ranges", component
+    elif stage == "export" and components:
+        yield from ((prefixed(slot, each), each) for each in components for slot in VISIBLE_OUTPUTS[stage])
+    else:
+        # finalize knows the final name itself.
+        yield from ((slot, "" if stage == "finalize" else component) for slot in VISIBLE_OUTPUTS.get(stage, ()))
 
 
-def _shows_ranges(settings: JsonObject) -> bool:
+def _shows_ranges(settings: JsonObject, component: str = "") -> bool:
+    if component:
+        components = settings.get("components")
+        own = components.get(component) if isinstance(components, Mapping) else None
+        settings = own if isinstance(own, Mapping) else {}
     quant = settings.get("quant")
     return isinstance(quant, Mapping) and bool(quant.get("save_calibration"))
 
@@ -109,6 +126,11 @@ def is_carried_on(node: Node, other: Node) -> bool:
 RESERVED = (MODEL, EXPORTED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, ANALYSIS, MANIFEST, BUILD_CONFIG)
 
 
-def reserved(settings: JsonObject) -> tuple[str, ...]:
+def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[str, ...]:
     """The same, of a build with *settings*."""
-    return (*RESERVED, RANGES) if _shows_ranges(settings) else RESERVED
+    if not components:
+        return (*RESERVED, RANGES) if _shows_ranges(settings) else RESERVED
+    shown = {each: (RANGES,) if _shows_ranges(settings, each) else () for each in components}
+    whole = (MANIFEST, BUILD_CONFIG)
+    of_each = [name for name in RESERVED if name not in whole]
+    return (*(prefixed(name, each) for each in components for name in (*of_each, *shown[each])), *whole)
