@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
+from winml_dag.stages.export.components import same_spelling
 
 # Those that are exported and compared with PyTorch in our tests; others usually work too.
 TESTED = ("bert", "convnext", "distilbert", "gpt2", "resnet", "roberta", "vit")
+
+# Architectures of ours (see ownmodels), with the one of transformers whose configuration they have.
+EMOTION = "wav2vec2_emotion_regression"
+BASED_ON = {EMOTION: "wav2vec2"}
+
+# Parts that transformers has no default for, with what they most often are.
+_PARTS: Mapping[str, Mapping[str, Mapping[str, JsonValue]]] = {
+    "encoder_decoder": {
+        "encoder": {"model_type": "bert"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "speech_encoder_decoder": {
+        "encoder": {"model_type": "wav2vec2"},
+        "decoder": {"model_type": "bart", "is_decoder": True, "add_cross_attention": True},
+    },
+    "vision_encoder_decoder": {
+        "encoder": {"model_type": "vit"},
+        "decoder": {"model_type": "trocr", "is_decoder": True, "add_cross_attention": True},
+    },
+}
 
 TORCHSCRIPT = "torchscript"
 DYNAMO = "dynamo"
@@ -33,18 +56,31 @@ def exporter_for(model_type: str) -> str:
     return DYNAMO if model_type in CAUSAL and model_type not in MASKED else TORCHSCRIPT
 
 
+def transformers_name(model_type: str) -> str | None:
+    """What transformers calls *model_type*, whichever of ``-`` and ``_`` it is written with; None when it has none."""
+    wanted = BASED_ON.get(same_spelling(model_type), model_type)
+    if wanted in CONFIG_MAPPING:
+        return wanted
+    return next((name for name in CONFIG_MAPPING if same_spelling(name) == same_spelling(wanted)), None)
+
+
+def is_known(model_type: str) -> bool:
+    return transformers_name(model_type) is not None
+
+
 def configuration_class(model_type: str) -> type[PreTrainedConfig]:
     """
     Raises:
         StageError: when transformers has no such architecture.
     """
-    if model_type not in CONFIG_MAPPING:
+    name = transformers_name(model_type)
+    if name is None:
         raise StageError(
             f"loader.model_type is {model_type!r}, which this version of transformers does not have."
             f"{did_you_mean(model_type, CONFIG_MAPPING.keys())}",
             advice=f"Tested are: {', '.join(TESTED)}.",
         )
-    found: type[PreTrainedConfig] = CONFIG_MAPPING[model_type]
+    found: type[PreTrainedConfig] = CONFIG_MAPPING[name]
     return found
 
 
@@ -52,18 +88,41 @@ def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTra
     """The configuration of *model_type* with *overrides*.
 
     transformers keeps a name that it does not know as an attribute that nothing reads, so a typing error would give the
-    standard model; names are therefore checked here, also within the parts of a composite configuration.
+    standard model; names are therefore checked here, also within the parts of a composite configuration. A part that
+    may be of any architecture (a backbone, an encoder) is of the usual one unless it says its ``model_type``.
 
     Raises:
         StageError: for an unknown architecture or name, or a value that does not fit.
     """
     made_by = configuration_class(model_type)
     _check_names(made_by, overrides, "loader.random_weights.config")
+    parts = _PARTS.get(same_spelling(model_type), {})
     try:
-        return made_by(**overrides)
+        completed = {**parts, **overrides}
+        for name, usual in parts.items():
+            completed[name] = {**usual, **_mapping(overrides.get(name))}
+        for name, part in getattr(made_by, "sub_configs", {}).items():
+            given = completed.get(name)
+            if isinstance(given, Mapping) and part.__name__ == "AutoConfig" and "model_type" not in given:
+                usual_type = getattr(getattr(made_by(), name), "model_type", None)
+                completed[name] = {**given, "model_type": usual_type}
+        return made_by(**completed)
     except Exception as error:  # a validation error of whichever class, or an arithmetic one inside it
         reason = " ".join(str(error).split())
         raise StageError(f"loader.random_weights.config does not fit {made_by.__name__}: {reason}") from error
+
+
+def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def named_class(class_name: str, model_type: str) -> Any:
+    """The class *class_name* of transformers, or of the module that the architecture is in."""
+    found = getattr(transformers, class_name, None)
+    if found is not None:
+        return found
+    module = CONFIG_MAPPING[model_type].__module__.replace(".configuration_", ".modeling_")
+    return getattr(importlib.import_module(module), class_name, None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -73,7 +132,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _check_names(made_by: type[Any], overrides: Mapping[str, JsonValue], path: str) -> None:
-    known = _names(made_by)
+    known = _names(made_by) | {"model_type"}
     for name, value in overrides.items():
         if name not in known:
             raise StageError(f"{path}.{name} is not a field of {made_by.__name__}.{did_you_mean(name, known)}")

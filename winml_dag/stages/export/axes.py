@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from onnx import ValueInfoProto
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
+from winml_dag.stages.export.inputs import named_axes
+from winml_dag.stages.export.makers import ModelInput, Shape
 
 Sizes = Mapping[str, int]
 

@@ -32,8 +32,10 @@ class Agreement:
     cosine: float
 
 
-def pytorch_outputs(model: Module, feeds: Sequence[Arrays], outputs: Sequence[OutputChoice]) -> tuple[Arrays, ...]:
-    """What the PyTorch model answers to each of *feeds*, by the names of the exported outputs.
+def pytorch_outputs(
+    model: Module, feeds: Sequence[Arrays], outputs: Sequence[OutputChoice], constants: Mapping[str, torch.Tensor]
+) -> tuple[Arrays, ...]:
+    """What the PyTorch model answers to each of *feeds* and *constants*, by the names of the exported outputs.
 
     Raises:
         StageError: when it cannot take them.
@@ -41,7 +43,8 @@ def pytorch_outputs(model: Module, feeds: Sequence[Arrays], outputs: Sequence[Ou
     answers = []
     for feed in feeds:
         with torch.no_grad():
-            produced = call_model(model, {name: torch.from_numpy(array) for name, array in feed.items()})
+            tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
+            produced = call_model(model, {**tensors, **constants})
         answers.append({choice.name: produced[choice.attribute].numpy() for choice in outputs})
     return tuple(answers)
 

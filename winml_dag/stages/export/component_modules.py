@@ -80,7 +80,7 @@ class DecoderModule(ComponentModule):
         self.encoder_of = (encoder,)
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
-        position = tensors["cache_position"]
+        position = tensors["cache_position"].to(torch.int64)  # as indices are in PyTorch
         layers = [
             _GivenLayer(tensors[f"past_{layer}_key"], tensors[f"past_{layer}_value"], position)
             for layer in range(self.layers)
@@ -128,9 +128,9 @@ class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not
         super().__init__()
         self.keys, self.values, self.position = keys, values, position
         self.is_initialized = True
-        self.added: tuple[Tensor, Tensor] | None = None
+        self.added: tuple[Tensor, ...] = ()
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+    def lazy_initialization(self, *_: Tensor) -> None:
         raise AssertionError("keys and values are given")
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not
             return torch.where(here[None, None, :, None], new, past)
         return past.index_copy(2, self.position, new)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, _: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> Tensor:  # a tensor, as of transformers' own static layers: positions are made from it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,24 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_module_utils
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_module_utils
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export import LoaderFields, RandomWeights
-from winml_dag.stages.export.architectures import configuration, configuration_class, did_you_mean
+from winml_dag.stages.export import InputTensor, LoaderFields, RandomWeights
+from winml_dag.stages.export.architectures import (
+    EMOTION,
+    configuration,
+    configuration_class,
+    did_you_mean,
+    is_known,
+    named_class,
+)
+from winml_dag.stages.export.components import chosen_components, composite_of, same_spelling
+from winml_dag.stages.export.following import follow_tensors
 from winml_dag.stages.export.reason import logged_reason
-from winml_dag.stages.export.tasks import task_named
+from winml_dag.stages.export.script import made_by_script, scripted
+from winml_dag.stages.export.tasks import TASKS, Task, task_named
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -42,14 +52,26 @@ _RANDOM_SPREAD = 0.02
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """``missing``: names of weights that the checkpoint does not have and transformers made up."""
+    """``missing``: names of weights that the checkpoint does not have and transformers made up. ``whole``: it is of a
+    class that is exported in one piece, although its architecture has components.
+    """
 
     model: PreTrainedModel
     missing: frozenset[str]
+    whole: bool = False
 
 
-def load_pytorch_model(loader: LoaderFields, folder: Path | None) -> LoadedModel:
+def load_pytorch_model(
+    loader: LoaderFields,
+    folder: Path | None,
+    script: Path | None = None,
+    tensors: Sequence[InputTensor] | None = None,
+) -> LoadedModel:
     """The model that *loader* describes, from *folder* or, with ``random_weights``, from a seed.
+
+    Args:
+        script: a folder with the Python file that ``loader.user_script`` names.
+        tensors: the recipe's inputs; random weights are made for a model that can take them.
 
     Raises:
         StageError: when the architecture, class or folder cannot give such a model.
@@ -58,14 +80,26 @@ def load_pytorch_model(loader: LoaderFields, folder: Path | None) -> LoadedModel
         raise StageError(
             "The recipe gives both a model folder and loader.random_weights.", advice="Leave one of the two out."
         )
+    if script is not None:
+        made = scripted(script, loader.model_class)
+        if not _is_model_class(made):
+            loaded = LoadedModel(made_by_script(made, folder, _seed(loader)), frozenset(), whole=True)
+            _prepare(loaded.model)
+            return loaded
+    else:
+        made = None
     if loader.random_weights is not None:
-        loaded = LoadedModel(_random_model(loader, loader.random_weights), frozenset())
+        loaded = _random_model(loader, loader.random_weights, made, tensors or ())
     elif folder is not None:
-        loaded = _saved_model(loader, folder)
+        loaded = _saved_model(loader, folder, made)
     else:
         raise StageError("There is neither a model folder nor loader.random_weights to make a model from.")
     _prepare(loaded.model)
     return loaded
+
+
+def _seed(loader: LoaderFields) -> int:
+    return loader.random_weights.seed if loader.random_weights else 0
 
 
 def refuse_made_up_weights(loaded: LoadedModel, outputs: Sequence[Tensor]) -> None:
@@ -96,25 +130,39 @@ def refuse_made_up_weights(loaded: LoadedModel, outputs: Sequence[Tensor]) -> No
 
 def _prepare(model: PreTrainedModel) -> None:
     model.float().eval()
-    model.config.return_dict = True
-    if getattr(model.config, "use_cache", False):
-        model.config.use_cache = False  # a key-value cache would be exported as dozens of outputs
+    for config in {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}.values():
+        config.return_dict = True
+        if getattr(config, "use_cache", False):
+            config.use_cache = False  # a key-value cache would be exported as dozens of outputs
 
 
-def _random_model(loader: LoaderFields, random_weights: RandomWeights) -> PreTrainedModel:
+def _random_model(
+    loader: LoaderFields, random_weights: RandomWeights, made: Any, tensors: Sequence[InputTensor]
+) -> LoadedModel:
     if loader.model_type is None:
         raise StageError("loader.random_weights needs loader.model_type: it says which architecture to make.")
     config = configuration(loader.model_type, random_weights.config)
+    follow_tensors(config, random_weights.config, tensors)
     config.architectures = config.architectures or []  # Auto classes with more than one class (DeiT) cannot take None
-    model_class = _model_class(loader, config)
+    model_class, whole = _model_class(loader, config, made)
     torch.manual_seed(random_weights.seed)
     build = getattr(model_class, "from_config", None) or model_class._from_config
     try:
-        model: PreTrainedModel = build(config, attn_implementation=ATTENTION, dtype=torch.float32)
+        model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
     except Exception as error:  # of layers whose sizes do not go together
         raise StageError(f"loader.random_weights.config gives no model: {logged_reason(error)}") from error
     _replace_zeros(model, random_weights.seed)
-    return model
+    return LoadedModel(model, frozenset(), whole)
+
+
+def _eager_if_possible(make: Callable[..., Any]) -> Any:
+    """What *make* gives with eager attention, or with its own where an architecture has no other."""
+    try:
+        return make(attn_implementation=ATTENTION)
+    except ValueError as error:
+        if "attn_implementation" not in str(error) and "attention implementation" not in str(error):
+            raise
+        return make()
 
 
 def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
@@ -130,23 +178,25 @@ def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
                 tensor.normal_(std=_RANDOM_SPREAD, generator=generator)
 
 
-def _saved_model(loader: LoaderFields, folder: Path) -> LoadedModel:
+def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
     _check_files(folder)
     if loader.trust_remote_code:
         _keep_remote_code_here()
     config = _saved_configuration(loader, folder)
-    model_class = _model_class(loader, config)
+    model_class, whole = _model_class(loader, config, made)
     try:
-        model, report = model_class.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            trust_remote_code=loader.trust_remote_code,
-            weights_only=True,  # a .bin file is a pickle: tensors are taken out of it, nothing in it is run
-            dtype=torch.float32,
-            attn_implementation=ATTENTION,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
+        model, report = _eager_if_possible(
+            lambda **how: model_class.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=loader.trust_remote_code,
+                weights_only=True,  # a .bin file is a pickle: tensors are taken out of it, nothing in it is run
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                **how,
+            )
         )
     except Exception as error:  # of transformers, torch or safetensors: it is about the files of this folder
         raise StageError(f"The model folder cannot be loaded: {logged_reason(error)}") from error
@@ -155,7 +205,7 @@ def _saved_model(loader: LoaderFields, folder: Path) -> LoadedModel:
             f"The checkpoint's {name} is {list(saved)} instead of {list(expected)}.",
             advice="config.json or loader.model_class is not that of this checkpoint.",
         )
-    return LoadedModel(model, frozenset(report["missing_keys"]))
+    return LoadedModel(model, frozenset(report["missing_keys"]), whole)
 
 
 def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig:
@@ -164,15 +214,16 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
     reader: Any = AutoConfig
     if not saved.get("auto_map"):
         configuration_class(str(saved_type))  # refuses an unknown one
-    elif saved_type not in CONFIG_MAPPING and not loader.trust_remote_code:
+    elif not is_known(str(saved_type)) and not loader.trust_remote_code:
         raise StageError(
             "The model folder brings Python code of its own (auto_map in config.json).",
             advice="Read that code; if you trust it, set loader.trust_remote_code to true.",
         )
-    if wanted is not None and wanted != saved_type:
+    if wanted is not None and same_spelling(wanted) != same_spelling(str(saved_type)):
         # The configuration class of a part (clip_text_model) finds its part in that of the whole (clip).
         reader = configuration_class(wanted)
-        if reader.base_config_key not in saved:
+        same = reader is configuration_class(str(saved_type))  # an architecture of ours, made from one of transformers
+        if not same and reader.base_config_key not in saved:
             raise StageError(
                 f"loader.model_type is {wanted!r}, but the model folder's config.json says {saved_type!r}.",
                 advice="Leave loader.model_type out, or give the folder of such a model.",
@@ -186,27 +237,81 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
     return config
 
 
-def _model_class(loader: LoaderFields, config: PreTrainedConfig) -> Any:
-    """The class to make the model with: the recipe's ``model_class``, else the task's Auto class."""
+def _model_class(loader: LoaderFields, config: PreTrainedConfig, made: Any) -> tuple[Any, bool]:
+    """The class to make the model with, and whether it is exported in one piece.
+
+    That of the user's script, the recipe's ``model_class``, or the first of the task's Auto classes that knows the
+    architecture. Of a composite model, the parent that has the component.
+    """
     task = task_named(loader.task)
-    name = loader.model_class or task.auto_class
-    found: Any = getattr(transformers, name, None)
+    if made is not None:
+        return made, True
+    composite = composite_of(config.model_type)
+    if composite is not None and chosen_components(config.model_type, loader.task, loader.model_class):
+        return getattr(transformers, composite.parent_class), False
+    own = _own_class(loader, config, task)
+    if own is not None:
+        return own, True
+    if loader.model_class is None:
+        return _auto_class(task, config), True
+    found = named_class(loader.model_class, config.model_type)
     if not _is_model_class(found):
         models = [each for each in dir(transformers) if "Model" in each or "For" in each]
+        models += [each.class_name for each in composite.components] if composite else []
         raise StageError(
-            f"loader.model_class {name!r} is not a model class of transformers.{did_you_mean(name, models)}"
+            f"loader.model_class {loader.model_class!r} is not a model class of transformers."
+            f"{did_you_mean(loader.model_class, models)}"
         )
     if issubclass(found, _BaseAutoModelClass):
-        has_code = name in (getattr(config, "auto_map", None) or {})
-        if not has_code and type(config) not in found._model_mapping:
+        if not _knows(found, config):
             raise StageError(
-                f"{name} has no model for the architecture {config.model_type!r}, so it cannot be exported for "
-                f"the task {task.name!r}.",
+                f"{found.__name__} has no model for the architecture {config.model_type!r}, so it cannot be exported "
+                f"for the task {task.name!r}.",
                 advice="Choose another loader.task, or name the class in loader.model_class.",
             )
     elif not isinstance(config, found.config_class):
-        raise StageError(f"loader.model_class {name!r} is not a class for the architecture {config.model_type!r}.")
-    return found
+        raise StageError(
+            f"loader.model_class {loader.model_class!r} is not a class for the architecture {config.model_type!r}."
+        )
+    return found, True
+
+
+def _own_class(loader: LoaderFields, config: PreTrainedConfig, task: Task) -> Any:
+    """The class of ours for such a model, None when it is transformers' business. Imported only when it is asked for:
+    it brings the parts that it is made from.
+    """
+    kind = same_spelling(loader.model_type or config.model_type)
+    if loader.model_class == "EmotionModel" or (kind == EMOTION and loader.model_class is None):
+        from winml_dag.stages.export.ownmodels import EmotionModel
+
+        return EmotionModel
+    if kind == "unlimited_ocr" and loader.model_class is None and task.name.endswith("feature-extraction"):
+        from winml_dag.stages.export.ownmodels import UnlimitedOcrImageTower
+
+        return UnlimitedOcrImageTower
+    return None
+
+
+def _auto_class(task: Task, config: PreTrainedConfig) -> Any:
+    found = [getattr(transformers, name) for name in task.auto_classes]
+    for each in found:
+        if _knows(each, config):
+            return each
+    possible = [each.name for each in TASKS.values() if any(_knows(_class(name), config) for name in each.auto_classes)]
+    raise StageError(
+        f"{found[0].__name__} has no model for the architecture {config.model_type!r}, so it cannot be exported for "
+        f"the task {task.name!r}.",
+        advice=f"Choose another loader.task ({', '.join(possible)}), or name the class in loader.model_class.",
+    )
+
+
+def _class(name: str) -> Any:
+    return getattr(transformers, name)
+
+
+def _knows(auto_class: Any, config: PreTrainedConfig) -> bool:
+    has_code = auto_class.__name__ in (getattr(config, "auto_map", None) or {})
+    return has_code or type(config) in auto_class._model_mapping
 
 
 def _is_model_class(value: object) -> bool:

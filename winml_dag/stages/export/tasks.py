@@ -1,4 +1,4 @@
-"""The tasks a model can be exported for: the Auto class that makes the model, and the outputs a task is about."""
+"""The tasks a model can be exported for: the Auto classes that make the model, and the outputs a task is about."""
 
 from __future__ import annotations
 
@@ -9,33 +9,112 @@ from winml_dag.errors import StageError
 
 @dataclass(frozen=True)
 class Task:
-    """``outputs`` are looked for in this order and those that the model has are exported; a recipe may name others."""
+    """``auto_classes``: the first that knows the architecture makes the model. ``outputs`` are looked for in this order
+    and those that the model has are exported; a recipe may name others. ``also``: other names of the task.
+    """
 
     name: str
-    auto_class: str
+    auto_classes: tuple[str, ...]
     outputs: tuple[str, ...]
+    also: tuple[str, ...] = ()
 
 
 # The pooled output is left out on purpose: many checkpoints carry no weights for it, and what it means differs from one
 # architecture to the next. A projection (CLIP) is what its model is for, so it comes first.
-_FEATURES = ("text_embeds", "image_embeds", "last_hidden_state")
+_FEATURES = ("text_embeds", "image_embeds", "audio_embeds", "last_hidden_state", "encoder_hidden_states")
+_LOGITS = ("logits",)
+_BOXES = ("logits", "pred_boxes")
+_SPAN = ("start_logits", "end_logits")
+_MASKS = ("logits", "pred_boxes", "pred_masks", "class_queries_logits", "masks_queries_logits")
+_DECODED = ("logits", "encoder_hidden_states")
+
+_TEXT_TO_TEXT = ("AutoModelForSeq2SeqLM",)
+_IMAGE_TO_TEXT = ("AutoModelForImageTextToText",)
+_SEGMENTATION = (
+    "AutoModelForSemanticSegmentation",
+    "AutoModelForImageSegmentation",
+    "AutoModelForUniversalSegmentation",
+    "AutoModelForInstanceSegmentation",
+)
 
 TASKS = {
     task.name: task
     for task in (
-        Task("feature-extraction", "AutoModel", _FEATURES),
-        Task("fill-mask", "AutoModelForMaskedLM", ("logits",)),
-        Task("image-classification", "AutoModelForImageClassification", ("logits",)),
-        Task("image-feature-extraction", "AutoModel", _FEATURES),
-        Task("next-sentence-prediction", "AutoModelForNextSentencePrediction", ("logits",)),
-        Task("question-answering", "AutoModelForQuestionAnswering", ("start_logits", "end_logits")),
-        Task("sentence-similarity", "AutoModel", _FEATURES),
-        Task("text-classification", "AutoModelForSequenceClassification", ("logits",)),
-        Task("token-classification", "AutoModelForTokenClassification", ("logits",)),
+        # Text.
+        Task("feature-extraction", ("AutoModel",), _FEATURES, ("default",)),
+        Task("fill-mask", ("AutoModelForMaskedLM",), _LOGITS, ("masked-lm",)),
+        Task("multiple-choice", ("AutoModelForMultipleChoice",), _LOGITS),
+        Task("next-sentence-prediction", ("AutoModelForNextSentencePrediction",), _LOGITS),
+        Task(
+            "question-answering",
+            ("AutoModelForQuestionAnswering", "AutoModelForDocumentQuestionAnswering"),
+            _SPAN,
+        ),
+        Task("sentence-similarity", ("AutoModel",), _FEATURES),
+        Task("summarization", _TEXT_TO_TEXT, _DECODED),
+        Task("table-question-answering", ("AutoModelForTableQuestionAnswering", *_TEXT_TO_TEXT), _LOGITS),
+        Task(
+            "text-classification",
+            ("AutoModelForSequenceClassification",),
+            _LOGITS,
+            ("sequence-classification", "sentiment-analysis", "text-ranking"),
+        ),
+        Task("text-generation", ("AutoModelForCausalLM",), _LOGITS, ("causal-lm",)),
+        Task("text2text-generation", _TEXT_TO_TEXT, _DECODED, ("seq2seq-lm",)),
+        Task("token-classification", ("AutoModelForTokenClassification",), _LOGITS, ("ner",)),
+        Task("translation", _TEXT_TO_TEXT, _DECODED),
         # Entailment of "this text is about <label>": the model is an ordinary classifier of pairs of sentences.
-        Task("zero-shot-classification", "AutoModelForSequenceClassification", ("logits",)),
+        Task("zero-shot-classification", ("AutoModelForSequenceClassification",), _LOGITS),
+        # Images and videos.
+        Task("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth", "field_of_view")),
+        Task("image-classification", ("AutoModelForImageClassification",), _LOGITS),
+        Task("image-feature-extraction", ("AutoModel", "AutoBackbone"), ("image_embeds", *_FEATURES, "feature_maps")),
+        Task("image-segmentation", _SEGMENTATION, _MASKS),
+        Task("image-to-image", ("AutoModelForImageToImage",), ("reconstruction",)),
+        Task("instance-segmentation", tuple(reversed(_SEGMENTATION)), _MASKS),
+        Task(
+            "keypoint-detection",
+            ("AutoModelForKeypointDetection", "AutoModelForPoseEstimation"),
+            ("heatmaps", "keypoints", "scores", "descriptors", "mask"),
+            ("pose-estimation",),
+        ),
+        Task("mask-generation", ("AutoModelForMaskGeneration",), ("iou_scores", "pred_masks")),
+        Task(
+            "masked-im", ("AutoModelForMaskedImageModeling",), ("reconstruction", "logits"), ("masked-image-modeling",)
+        ),
+        Task("object-detection", ("AutoModelForObjectDetection",), _BOXES),
+        Task("semantic-segmentation", _SEGMENTATION, _MASKS),
+        Task("universal-segmentation", tuple(reversed(_SEGMENTATION)), _MASKS),
+        Task("video-classification", ("AutoModelForVideoClassification",), _LOGITS),
+        # Images and texts.
+        Task("document-question-answering", ("AutoModelForDocumentQuestionAnswering",), (*_SPAN, "logits")),
+        Task("image-text-to-text", _IMAGE_TO_TEXT, _DECODED),
+        Task("image-to-text", _IMAGE_TO_TEXT, _DECODED, ("image-captioning",)),
+        Task("visual-question-answering", ("AutoModelForVisualQuestionAnswering", *_IMAGE_TO_TEXT), _LOGITS, ("vqa",)),
+        Task(
+            "zero-shot-image-classification",
+            ("AutoModelForZeroShotImageClassification",),
+            ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+        ),
+        Task(
+            "zero-shot-object-detection",
+            ("AutoModelForZeroShotObjectDetection",),
+            (*_BOXES, "text_embeds", "image_embeds"),
+        ),
+        # Sound.
+        Task("audio-classification", ("AutoModelForAudioClassification",), ("hidden_states", "logits")),
+        Task("audio-feature-extraction", ("AutoModel",), _FEATURES),
+        Task("audio-frame-classification", ("AutoModelForAudioFrameClassification",), _LOGITS),
+        Task("audio-xvector", ("AutoModelForAudioXVector",), ("logits", "embeddings")),
+        Task("automatic-speech-recognition", ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq"), _DECODED, ("asr",)),
+        Task(
+            "zero-shot-audio-classification",
+            ("AutoModel",),
+            ("logits_per_audio", "logits_per_text", "text_embeds", "audio_embeds"),
+        ),
     )
 }
+_BY_ANY_NAME = {name: task for task in TASKS.values() for name in (task.name, *task.also)}
 
 
 def task_named(name: str) -> Task:
@@ -44,7 +123,7 @@ def task_named(name: str) -> Task:
         StageError: when there is no such task.
     """
     try:
-        return TASKS[name]
+        return _BY_ANY_NAME[name]
     except KeyError:
         raise StageError(
             f"loader.task is {name!r}, which cannot be exported.",

@@ -20,11 +20,13 @@ from winml_dag.onnxmodel.feeds import InputSpec, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.tags import set_tags
-from winml_dag.stages.export import ExportConfig, ExportFields
+from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
 from winml_dag.stages.export.comparison import Arrays, agreement, onnx_outputs, pytorch_outputs
+from winml_dag.stages.export.components import chosen_components
 from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx
+from winml_dag.stages.export.fitting import fitted
 from winml_dag.stages.export.hierarchy import (
     METADATA_FILE,
     TAG_FORMATS,
@@ -35,16 +37,18 @@ from winml_dag.stages.export.hierarchy import (
     node_tags,
     traced_modules,
 )
-from winml_dag.stages.export.inputs import ModelInput, model_inputs
-from winml_dag.stages.export.loading import load_pytorch_model, refuse_made_up_weights
+from winml_dag.stages.export.inputs import model_inputs
+from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model, refuse_made_up_weights
+from winml_dag.stages.export.makers import ModelInput
+from winml_dag.stages.export.module import module_subject, parent_loader
 from winml_dag.stages.export.outputs import choose_outputs
-from winml_dag.stages.export.tasks import task_named
+from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
 
 MODEL_FILE = "export.onnx"
 
 
 @dataclass(frozen=True)
-class _Exported:
+class Exported:
     """What remains of the PyTorch model once it has been exported: numbers and names, so that its memory is free.
 
     Attributes:
@@ -67,18 +71,46 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
     """
-    _check(config.export)
-    exported = _export(config, workspace.inputs.get("model"), Path("exported"))
+    check_fields(config.export)
+    folder = workspace.inputs.get("model")
+    script = workspace.inputs.get("script")
+    if config.loader.module_path is not None:
+        loaded = load_pytorch_model(parent_loader(config.loader), folder, script, None)
+        loaded, subject = module_subject(loaded, config.loader, config.export)
+        fields = config.export
+    else:
+        loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
+        subject = chosen_subject(loaded, config.loader, folder)
+        fields = fitted(config.export, subject, config.loader.random_weights)
+    exported = export_subject(loaded, subject, fields, Path("exported"))
+    del loaded, subject
+    return write_export(exported, fields, workspace.outputs["model"], workspace.outputs["hierarchy"])
+
+
+def chosen_subject(loaded: LoadedModel, loader: LoaderFields, folder: Path | None) -> Subject:
+    """The component that the recipe names, else the whole model."""
+    chosen = chosen_components(loaded.model.config.model_type, loader.task, loader.model_class)
+    if loaded.whole or len(chosen) != 1:
+        return whole_subject(loaded, loader.task, folder)
+    return component_subject(loaded, chosen[0], folder)
+
+
+def write_export(exported: Exported, fields: ExportFields, model_output: Path, hierarchy_output: Path) -> JsonObject:
+    """The final files of what was exported, compared with PyTorch; what its metrics are.
+
+    Raises:
+        StageError: when it is not what was asked for.
+    """
     gc.collect()  # modules are in cycles, and their weights are not needed any more
     # The weights of a large model stay in the exporter's file until they are copied to the final one.
     model = load_model(exported.path, weights=False)
     check_export(model, exported.options)
-    tags = _tags(model, exported, config.export)
-    embedded = bool(tags) and not config.export.clean_onnx
-    _describe(model, exported, config.export)
+    tags = _tags(model, exported, fields)
+    embedded = bool(tags) and not fields.clean_onnx
+    _describe(model, exported, fields)
     if embedded:
         set_tags(model, tags)
-    written = workspace.outputs["model"] / MODEL_FILE
+    written = model_output / MODEL_FILE
     save_model(model, written)
     shutil.rmtree(exported.path.parent)
 
@@ -88,7 +120,7 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
     hierarchy = Hierarchy(exported.modules, nodes, tags, embedded)
     metadata = hierarchy_metadata(hierarchy, exported.facts, written)
     text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
-    (workspace.outputs["hierarchy"] / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
+    (hierarchy_output / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
     return {
         "exporter": exported.options.exporter,
         "opset_version": exported.options.opset_version,
@@ -99,11 +131,11 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def _tags(model: ModelProto, exported: _Exported, fields: ExportFields) -> dict[str, str]:
+def _tags(model: ModelProto, exported: Exported, fields: ExportFields) -> dict[str, str]:
     return node_tags(model, exported.modules, fields.hierarchy_tag_format) if fields.enable_hierarchy_tags else {}
 
 
-def _check(fields: ExportFields) -> None:
+def check_fields(fields: ExportFields) -> None:
     if not fields.export_params:
         raise StageError(
             "export.export_params is false, but a model without weights can be neither checked nor compiled.",
@@ -115,46 +147,50 @@ def _check(fields: ExportFields) -> None:
         )
 
 
-def _export(config: ExportConfig, folder: Path | None, scratch: Path) -> _Exported:
-    task = task_named(config.loader.task)
-    loaded = load_pytorch_model(config.loader, folder)
-    model = loaded.model
-    inputs = model_inputs(model, config.export, folder)
+def export_subject(loaded: LoadedModel, subject: Subject, fields: ExportFields, scratch: Path) -> Exported:
+    """Export *subject*, a part of what was *loaded* or all of it, into the new folder *scratch*.
+
+    Raises:
+        StageError: when the recipe asks for something that cannot be, or the exporter cannot do it.
+    """
+    module = subject.module
+    inputs = subject.inputs or model_inputs(subject, fields)
     sizes = sizes_by_run(inputs)
     feeds = tuple(_feed(inputs, sizes[run], run) for run in range(RUNS))
     example = _tensors(feeds[0])
     # Gradients tell whether an output depends on a weight that the checkpoint does not have.
     with torch.set_grad_enabled(bool(loaded.missing)):
-        modules, produced = traced_modules(model, example)
-    outputs = choose_outputs(tuple(produced), config.export.output_tensors or (), task.outputs)
+        modules, produced = traced_modules(module, {**example, **subject.constants})
+    outputs = choose_outputs(tuple(produced), fields.output_tensors or (), subject.outputs or tuple(produced))
     refuse_made_up_weights(loaded, [produced[choice.attribute] for choice in outputs])
     del produced  # with gradients it keeps every activation
     names = tuple(choice.name for choice in outputs)
-    check_tensors(config.export.dynamic_axes or {}, [*(each.name for each in inputs), *names])
+    check_tensors(fields.dynamic_axes or {}, [*(each.name for each in inputs), *names])
 
     options = ExportOptions(
-        exporter=_exporter(config.export, model.config.model_type),
-        opset_version=config.export.opset_version,
-        do_constant_folding=config.export.do_constant_folding,
+        exporter=_exporter(fields, subject.config.model_type),
+        opset_version=fields.opset_version,
+        do_constant_folding=fields.do_constant_folding,
         input_names=tuple(each.name for each in inputs),
         outputs=outputs,
         dynamic_axes={each.name: _dynamic(each) for each in inputs},
+        constants=subject.constants,
     )
-    expected = pytorch_outputs(model, feeds, outputs)
+    expected = pytorch_outputs(module, feeds, outputs, subject.constants)
     scratch.mkdir()
     path = scratch / "model.onnx"
-    export_onnx(model, tuple(example.values()), options, path)
+    export_onnx(module, tuple(example.values()), options, path)
     facts = ModelFacts(
-        model_type=model.config.model_type,
-        class_name=type(model).__name__,
-        task=task.name,
+        model_type=subject.config.model_type,
+        class_name=type(module).__name__,
+        task=subject.task,
         exporter=options.exporter,
         opset_version=options.opset_version,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
         inputs=options.input_names,
         outputs=names,
     )
-    return _Exported(path, options, inputs, sizes, feeds, expected, modules, facts)
+    return Exported(path, options, inputs, sizes, feeds, expected, modules, facts)
 
 
 def _exporter(fields: ExportFields, model_type: str) -> str:
@@ -176,7 +212,7 @@ def _dynamic(each: ModelInput) -> dict[int, str]:
     return {axis: name for axis, name in enumerate(each.shape) if isinstance(name, str)}
 
 
-def _describe(model: ModelProto, exported: _Exported, fields: ExportFields) -> None:
+def _describe(model: ModelProto, exported: Exported, fields: ExportFields) -> None:
     """Put what we know for certain into the graph: shapes of the outputs, ranges of the inputs."""
     # The dynamo exporter leaves wrong shapes of folded initializers there, at which quantization then stops.
     del model.graph.value_info[:]

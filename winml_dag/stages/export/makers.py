@@ -1,0 +1,240 @@
+"""The usual input tensors of a model, by name: what its configuration and its preprocessor say about their shapes.
+
+Integers are int32, because NPUs have no int64 and recipes say so too; a range excludes its upper end, as in recipes. A
+text is 128 tokens long: the cost of attention grows with the square of the length, and a fixed shape pays for its
+padding too, so the maximum of the architecture is a bad default for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from winml_dag.stages.export.component_modules import STATES, DecoderModule, cache_shape
+from winml_dag.stages.export.loading import read_json
+from winml_dag.stages.export.subject import Subject
+
+DEFAULT_TOKENS = 128
+DEFAULT_IMAGE_SIZE = (224, 224)
+DEFAULT_SAMPLES = 16000  # one second of sound, as speech models are trained on
+DEFAULT_FRAMES = 100  # of features of sound: one second, at the usual 10 ms
+DEFAULT_CHOICES = 2
+PREPROCESSOR_FILE = "preprocessor_config.json"
+
+# A box is left, top, right and bottom, in thousandths of a page.
+_BOX = (0, 1000)
+
+# Parts of a composite configuration, in the order in which a setting is looked for.
+_PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config")
+
+Shape = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a usual size for those axes too."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    sizes: tuple[int, ...]
+    value_range: tuple[float, float] | None
+
+
+def usual_inputs(subject: Subject, batch_size: int) -> dict[str, ModelInput]:
+    """The inputs that can be made up for *subject*, by name, in the order in which it is called with them."""
+    makers = dict(_MAKERS)
+    if isinstance(subject.module, DecoderModule):
+        makers = {**_DECODER_MAKERS, **{name: _past for name in subject.takes if name.startswith("past_")}}
+    made = {name: make(subject, name, batch_size) for name, make in makers.items() if name in subject.takes}
+    if "input_ids" not in made and not isinstance(subject.module, DecoderModule):
+        made.pop("attention_mask", None)  # of something that is not text
+    return {name: each for name, each in made.items() if each is not None}
+
+
+def longest_text(subject: Subject) -> int | None:
+    """How many tokens the model has positions for; None when it has no limit."""
+    positions = _setting(subject.config, "max_position_embeddings", "max_target_positions", "n_positions")
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    # A position table with a padding row starts counting behind that row: RoBERTa's 514 rows are for 512 tokens.
+    tables = [module for module in subject.module.modules() if isinstance(module, torch.nn.Embedding)]
+    padding = [table.padding_idx for table in tables if table.num_embeddings == positions]
+    return positions - max((row + 1 for row in padding if row is not None), default=0)
+
+
+def _made(name: str, dtype: str, shape: tuple[int, ...], value_range: tuple[float, float] | None) -> ModelInput:
+    return ModelInput(name, dtype, shape, shape, value_range)
+
+
+def _tokens(subject: Subject) -> int:
+    return min(longest_text(subject) or DEFAULT_TOKENS, DEFAULT_TOKENS)
+
+
+def _text_input(subject: Subject, name: str, batch: int, values: int, *inner: int) -> ModelInput:
+    choices = (DEFAULT_CHOICES,) if subject.task == "multiple-choice" else ()
+    return _made(name, "int32", (batch, *choices, _tokens(subject), *inner), (0, values))
+
+
+def _input_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
+    words = _setting(subject.config, "vocab_size")
+    return _text_input(subject, name, batch, words) if words else None
+
+
+def _attention_mask(subject: Subject, name: str, batch: int) -> ModelInput:
+    return _text_input(subject, name, batch, 2)
+
+
+def _token_type_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
+    kinds = _setting(subject.config, "type_vocab_sizes")
+    if kinds:  # TAPAS has several kinds of type for each token
+        return _text_input(subject, name, batch, 2, len(kinds))
+    types = _setting(subject.config, "type_vocab_size")
+    # With one type there is nothing to say: RoBERTa takes the tensor, but its tokenizer does not make it.
+    return _text_input(subject, name, batch, types) if types and types > 1 else None
+
+
+def _bbox(subject: Subject, name: str, batch: int) -> ModelInput | None:
+    places = _setting(subject.config, "max_2d_position_embeddings")
+    if places is None:
+        return None
+    return _made(name, "int32", (batch, _tokens(subject), 4), (0, min(places, _BOX[1])))
+
+
+def _decoder_input_ids(subject: Subject, name: str, batch: int) -> ModelInput:
+    words = _setting(subject.config, "decoder_vocab_size", "vocab_size")
+    return _text_input(subject, name, batch, words)
+
+
+def _pixel_values(subject: Subject, name: str, batch: int) -> ModelInput:
+    channels = _setting(subject.config, "num_channels") or 3
+    frames = getattr(subject.config, "num_frames", None)
+    video = (frames,) if isinstance(frames, int) else ()
+    return _made(name, "float32", (batch, *video, channels, *_image_size(subject)), (0, 1))
+
+
+def _image_size(subject: Subject) -> tuple[int, int]:
+    """What the preprocessor crops or scales to, since that is what the model will be fed; else what the config says."""
+    path = subject.folder / PREPROCESSOR_FILE if subject.folder else None
+    if path is not None and path.is_file():
+        preprocessor = read_json(path)
+        crops = preprocessor.get("do_center_crop", "crop_size" in preprocessor)
+        for size in (preprocessor.get("crop_size") if crops else None, preprocessor.get("size")):
+            pair = _pair(size)
+            if pair is not None:
+                return pair
+    return _pair(_setting(subject.config, "image_size", "input_size")) or DEFAULT_IMAGE_SIZE
+
+
+def _pair(size: Any) -> tuple[int, int] | None:
+    """Height and width from any of the ways in which transformers writes a size."""
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge")
+        size = (size.get("height", edge), size.get("width", edge))
+    if isinstance(size, int):
+        size = (size, size)
+    if isinstance(size, (list, tuple)) and len(size) == 2 and all(isinstance(each, int) for each in size):
+        return (size[0], size[1])
+    return None
+
+
+def _input_values(subject: Subject, name: str, batch: int) -> ModelInput:
+    """A wave; of models that want one already cut into frames (AST), a spectrogram."""
+    bins = _setting(subject.config, "num_mel_bins")
+    frames = getattr(subject.config, "max_length", None)
+    shape = (batch, frames, bins) if isinstance(frames, int) and bins else (batch, DEFAULT_SAMPLES)
+    return _made(name, "float32", shape, (-1, 1))
+
+
+def _input_features(subject: Subject, name: str, batch: int) -> ModelInput | None:
+    bins, frames = _setting(subject.config, "num_mel_bins"), _setting(subject.config, "max_source_positions")
+    if bins and frames:  # Whisper halves the number of frames
+        return _made(name, "float32", (batch, bins, 2 * frames), (-1, 1))
+    size = _setting(subject.config, "feature_projection_input_dim", "input_feat_per_channel")
+    return _made(name, "float32", (batch, DEFAULT_FRAMES, size), (-1, 1)) if size else None
+
+
+def _input_points(subject: Subject, name: str, batch: int) -> ModelInput:
+    height, width = _image_size(subject)
+    return _made(name, "float32", (batch, 1, 1, 2), (0, min(height, width)))
+
+
+def _input_labels(_: Subject, name: str, batch: int) -> ModelInput:
+    return _made(name, "int32", (batch, 1, 1), (0, 2))
+
+
+def _states(subject: Subject, name: str, batch: int) -> ModelInput:
+    shape = _states_shape(subject.module, subject.folder)
+    return _made(name, "float32", (batch, *shape), (0, 1))
+
+
+def _states_shape(decoder: DecoderModule, folder: Path | None) -> tuple[int, int]:
+    """How many states the encoder makes of its usual inputs, and how wide they are: nothing but the encoder knows."""
+    (encoder,) = decoder.encoder_of
+    subject = Subject(encoder, encoder.config, "feature-extraction", encoder.input_names, (), {}, folder)
+    inputs = usual_inputs(subject, 1)
+    tensors = {each.name: torch.zeros(each.sizes, dtype=getattr(torch, each.dtype)) for each in inputs.values()}
+    with torch.no_grad():
+        _, tokens, width = encoder(**tensors)[STATES].shape
+    return tokens, width
+
+
+def _source_mask(subject: Subject, name: str, batch: int) -> ModelInput:
+    return _made(name, "int32", (batch, _states_shape(subject.module, subject.folder)[0]), (0, 2))
+
+
+def _next_token(subject: Subject, name: str, batch: int) -> ModelInput:
+    words = _setting(subject.config, "decoder_vocab_size", "vocab_size")
+    return _made(name, "int32", (batch, 1), (0, words))
+
+
+def _cache_mask(subject: Subject, name: str, batch: int) -> ModelInput:
+    return _made(name, "int32", (batch, _tokens(subject)), (0, 2))
+
+
+def _cache_position(subject: Subject, name: str, _: int) -> ModelInput:
+    return _made(name, "int32", (1,), (0, _tokens(subject)))
+
+
+def _past(subject: Subject, name: str, batch: int) -> ModelInput:
+    heads, size = cache_shape(subject.config)
+    return _made(name, "float32", (batch, heads, _tokens(subject), size), (0, 1))
+
+
+def _setting(config: PreTrainedConfig, *names: str) -> Any:
+    """The first of *names* that the configuration or a part of it has."""
+    for part in (config, *(getattr(config, each, None) for each in _PARTS)):
+        for name in names:
+            value = getattr(part, name, None)
+            if value is not None:
+                return value
+    return None
+
+
+_Maker = Callable[[Subject, str, int], ModelInput | None]
+
+_MAKERS: Mapping[str, _Maker] = {
+    "input_ids": _input_ids,
+    "bbox": _bbox,
+    "attention_mask": _attention_mask,
+    "token_type_ids": _token_type_ids,
+    "pixel_values": _pixel_values,
+    "pixel_values_videos": _pixel_values,
+    "input_values": _input_values,
+    "input_features": _input_features,
+    "input_points": _input_points,
+    "input_labels": _input_labels,
+    "decoder_input_ids": _decoder_input_ids,
+}
+_DECODER_MAKERS: Mapping[str, _Maker] = {
+    "decoder_input_ids": _next_token,
+    STATES: _states,
+    "attention_mask": _source_mask,
+    "decoder_attention_mask": _cache_mask,
+    "cache_position": _cache_position,
+}
