@@ -93,7 +93,8 @@ def _failure_json(view: StageView) -> JsonObject:
         return {}
     log = None if result.log is None else str(result.log)
     measured = {"metrics": result.metrics} if result.metrics else {}
-    return {"error": result.error, "advice": result.advice, "log": log, **measured}
+    kept = {} if result.kept is None else {"result": str(result.kept)}
+    return {"error": result.error, "advice": result.advice, "log": log, **kept, **measured}
 
 
 def print_result(
@@ -136,12 +137,16 @@ def _few(names: Sequence[str], most: int = 10) -> str:
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
     """A failed stage: what happened, what to do, what it had measured, and the end of its log (or all of it)."""
-    yield f"error: {result.node.id} failed: {result.error} {result.advice}".rstrip()
+    # A stage that has a record did not fail: this build cannot go on with what it found.
+    failed = "" if result.record is not None else f"{result.node.id} failed: "
+    yield f"error: {failed}{result.error} {result.advice}".rstrip()
     yield from (f"  {line}" for line in broken_lines(result.metrics))
     if result.log is not None:
         lines = result.log.read_text(encoding="utf-8", errors="replace").splitlines() if whole else result.tail
         yield from (f"  | {line}" for line in lines)
         yield f"  the whole log: {result.log}"
+    if result.kept is not None:
+        yield f"  the whole result of {result.node.stage.name}: {result.kept}"
 
 
 def summary(result: BuildResult) -> str:
@@ -169,7 +174,8 @@ def stage_line(view: StageView, width: int) -> str:
     """One stage in a plan: ``optimize.0  would run  ~1.2 s  first build``."""
     seconds = view.elapsed_seconds
     time = "" if view.status is not Status.RAN or seconds is None else f"~{seconds:.1f} s"
-    return f"{view.id:<{width}}  {FORESEEN[view.status]:<9}  {time:>8}  {view.reason}"
+    why = view.result.error if view.result is not None and view.result.error else view.reason
+    return f"{view.id:<{width}}  {FORESEEN[view.status]:<9}  {time:>8}  {why}"
 
 
-FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "left out", Status.FAILED: "failed"}
+FORESEEN = {Status.RAN: "would run", Status.REUSED: "reused", Status.SKIPPED: "left out", Status.FAILED: "fails"}

@@ -32,7 +32,8 @@ class StageResult:
     ``cache_key`` is None while an input is not known yet; ``record`` is there for what ran or was reused.
     ``elapsed_seconds`` is time spent in this run (0 for a reuse), in a plan the estimate, None without one.
     ``error``, ``advice``, ``log``, ``tail`` and ``metrics``, what it had measured by then, tell of a failure. One that
-    has a ``record`` all the same did its work, and what came out is not what this build needs.
+    has a ``record`` all the same did its work, and what came out is not what this build needs; ``kept`` is a copy of
+    the file that says why.
     ``progress``: what its work told last, if anything.
     """
 
@@ -48,6 +49,7 @@ class StageResult:
     tail: tuple[str, ...] = ()
     progress: Progress | None = None
     metrics: JsonObject = field(default_factory=dict)
+    kept: Path | None = None
 
     @classmethod
     def refused(

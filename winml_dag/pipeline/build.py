@@ -17,6 +17,7 @@ from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, whole
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputs import prepare_folder, refuse_file
+from winml_dag.pipeline.refused import with_refused
 from winml_dag.pipeline.search import completed
 from winml_dag.pipeline.visible import visible_files
 from winml_dag.store.local import LocalStore
@@ -127,7 +128,7 @@ def put_in_place(
     """
     finished = result_of(planned, results, time.monotonic() - started, others=planned.others)
     if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-        return finished
+        return result_of(planned, tuple(with_refused(results, store)), finished.elapsed_seconds, others=planned.others)
     by_id = {result.node.id: result for result in results}
     checked_ns = time.time_ns()
     elapsed = time.monotonic() - started

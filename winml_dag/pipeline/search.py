@@ -143,7 +143,7 @@ def refuse_unsupported(config: JsonObject, metrics: JsonObject) -> None:
     """Raise StageError when an analysis with this *config* and these *metrics* has found nodes that do not run."""
     unsupported = _count(metrics, "unsupported")
     if unsupported:
-        named = _operators(metrics.get("unsupported"))
+        named = _operators(metrics.get("unsupported"), with_nodes=True)
         raise StageError(
             f"{_target(config)} cannot run {counted(unsupported, 'node')} of the model{named}.",
             advice="The result of the analysis says why for each. Change the model or choose another target; "
@@ -157,14 +157,28 @@ def _count(metrics: JsonObject, verdict: str) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _operators(counts: JsonValue) -> str:
-    """``: Erf (3), ai.custom/Foo (1) and 2 other operators``; empty where nobody has counted."""
-    if not isinstance(counts, Mapping) or not counts:
+def _operators(told: JsonValue, *, with_nodes: bool = False) -> str:
+    """``: Erf (3), ai.custom/Foo (1) and 2 other operators``; *with_nodes* also names of nodes, and why."""
+    if not isinstance(told, list | tuple) or not told:
         return ""
-    named = [f"{name.removeprefix('OP/').removeprefix('ai.onnx/')} ({count})" for name, count in counts.items()]
+    operators = [one for one in told if isinstance(one, Mapping)]
+    named = [_with_nodes(one) if with_nodes else f"{_name(one)} ({one['count']})" for one in operators]
     more = len(named) - _MOST_OPERATORS
     others = f" and {counted(more, 'other operator')}" if more > 0 else ""
-    return f": {', '.join(named[:_MOST_OPERATORS])}{others}"
+    return f": {('; ' if with_nodes else ', ').join(named[:_MOST_OPERATORS])}{others}"
+
+
+def _with_nodes(operator: Mapping[str, JsonValue]) -> str:
+    """``Erf (3 nodes: /a, /b, ...; no table has it)``."""
+    nodes, count = operator["nodes"], operator["count"]
+    assert isinstance(nodes, list | tuple)
+    assert isinstance(count, int)
+    names = ", ".join([*map(str, nodes), *(["..."] if count > len(nodes) else [])])
+    return f"{_name(operator)} ({counted(count, 'node')}: {names}; {operator['reason']})"
+
+
+def _name(operator: Mapping[str, JsonValue]) -> str:
+    return str(operator["operator"]).removeprefix("OP/").removeprefix("ai.onnx/")
 
 
 def _target(config: JsonObject) -> str:
