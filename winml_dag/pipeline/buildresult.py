@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult, Status
@@ -31,8 +31,26 @@ class BuildResult:
 
     @property
     def final_artifact(self) -> Path | None:
-        """The model to ship; None when the build did not get that far, or is of stages without a model."""
-        return None if self.failed or self.build.origin == "stages" else self.build.model
+        """The model to ship; None when the build did not get that far, is of stages without a model, or has a model
+        for each of several components.
+        """
+        several = self.build.output_file is None and len(self.build.models) > 1
+        return None if self.failed or self.build.origin == "stages" or several else self.build.model
+
+    @property
+    def components(self) -> Mapping[str, BuildResult]:
+        """What became of each component of a composite model, by its name; empty for any other model."""
+        return {name: self._component(name) for name in self.build.components}
+
+    def _component(self, name: str) -> BuildResult:
+        stages = tuple(view for view in self.stages if view.id.startswith(f"{name}."))
+        like_before = tuple(view for view in self.like_before if view.id.startswith(f"{name}."))
+        notices = tuple(text for text in self.build.notices if not self._is_of_another(text, name))
+        build = replace(self.build.part(name), notices=notices)
+        return replace(self, build=build, stages=stages, like_before=like_before)
+
+    def _is_of_another(self, notice: str, component: str) -> bool:
+        return any(notice.startswith(f"{name}: ") for name in self.build.components if name != component)
 
     @property
     def failed(self) -> bool:
@@ -83,8 +101,12 @@ def _views(planned: BuildGraph, told: Sequence[StageResult]) -> Iterator[StageVi
 
 
 def views_named(result: BuildResult, name: str) -> list[StageView]:
-    """The places in the line that *name* means: an id, or the name of a stage. Raises UsageError if there is none."""
-    found = [view for view in result.stages if name in (view.id, view.stage)]
+    """The places in the line that *name* means: an id, the name of a stage, or that of a component.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    found = [view for view in result.stages if name in (view.id, view.stage, view.id.partition(".")[0])]
     found = found or [view for view in result.like_before if name == view.id]
     if not found:
         known = ", ".join(view.id for view in result.stages)

@@ -23,8 +23,8 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.layout import MANIFEST, MODEL, STAGE_FILE, is_carried_on
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.layout import EXPORTED, MANIFEST, MODEL, STAGE_FILE, component_of, is_carried_on, prefixed
 from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.rounds import folded
 from winml_dag.pipeline.search import Searched, searches
@@ -99,7 +99,7 @@ def make_manifest(
     return {
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
-        **({} if planned.final is None else _of_model(build, results[planned.final], results)),
+        **({} if planned.final is None else _of_model(planned, results)),
         "config_hash": config_hash(build.settings if planned.final is not None else _settings(stages)),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "elapsed_seconds": round(elapsed_seconds, 3),
@@ -111,18 +111,65 @@ def make_manifest(
     }
 
 
-def _of_model(build: BuildSummary, final: StageResult, results: Mapping[str, StageResult]) -> JsonObject:
+def _of_model(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
+    build = planned.summary
+    components = _components(planned, results)
+    keys: JsonObject = {
+        name: results[node_id].cache_key for name, node_id in zip(components, planned.finals, strict=False)
+    }
     return {
         "model_id": build.model_id,
         "task": build.task,
         "precision": build.precision,
-        "quality": quality_json(list(results.values()), build.precision),
+        "quality": None if components else quality_json(list(results.values()), build.precision),
         "execution_provider": build.execution_provider,
         "device": build.device,
-        "cache_key": final.cache_key,
-        "final_artifact": MODEL,
+        "cache_key": config_hash(keys) if components else results[planned.finals[0]].cache_key,
+        "final_artifact": None if components else MODEL,
+        **({"components": components} if components else {}),
         **_of_search(searches(results.values())),
     }
+
+
+def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict[str, JsonValue]:
+    """What is told of each component of a composite model in place of what is told of a whole one."""
+    names = planned.summary.components
+    return {
+        name: {
+            "precision": precision,
+            "quality": quality_json(
+                [result for result in results.values() if component_of(result.node, names) == name], precision
+            ),
+            "cache_key": results[final].cache_key,
+            "final_artifact": prefixed(MODEL, name),
+        }
+        for (name, precision), final in zip(names.items(), planned.finals, strict=False)
+    }
+
+
+def final_artifacts(value: JsonObject) -> tuple[str, ...]:
+    """The names of the models to ship that the manifest *value* tells of."""
+    found = [value.get("final_artifact"), *(own.get("final_artifact") for own in _by_component(value).values())]
+    return tuple(name for name in found if isinstance(name, str))
+
+
+def component_in(value: JsonObject, file: str) -> str:
+    """The component that *file*, in the folder of the manifest *value*, is of; empty where it is of none."""
+    return next((name for name in _by_component(value) if file.startswith(prefixed("", name))), "")
+
+
+def component_names(value: JsonObject) -> tuple[str, ...]:
+    return tuple(_by_component(value))
+
+
+def told_of(value: JsonObject, file: str) -> JsonObject:
+    """What the manifest *value* tells of *file*: of that of a component, what is told of this component first."""
+    return {**value, **_by_component(value).get(component_in(value, file), {})}
+
+
+def _by_component(value: JsonObject) -> Mapping[str, JsonObject]:
+    found = value.get("components")
+    return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
 
 
 def _of_search(found: Sequence[Searched]) -> JsonObject:
@@ -204,7 +251,14 @@ def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator
     like = folded(results.values()).like
     for step in planned.steps:
         if step.skipped is not None:
-            yield {"name": step.stage, "status": "skipped", "reason": step.skipped, "elapsed_seconds": 0.0}
+            of_component = {"id": step.id} if planned.summary.components else {}
+            yield {
+                **of_component,
+                "name": step.stage,
+                "status": "skipped",
+                "reason": step.skipped,
+                "elapsed_seconds": 0.0,
+            }
         elif step.id not in like:
             yield _stage(planned, results[step.id], results, like)
 
@@ -227,7 +281,7 @@ def _stage(
         "id": node.id,
         "name": node.stage.name,
         "status": "completed",
-        "filename": None if carried_on else _filename("" if node.folder else node.stage.name, record.outputs),
+        **_filenames(planned, node, record.outputs, carried_on=carried_on),
         # How long the work took when it was done; a reuse took nothing, and `cached` says that it was one.
         "elapsed_seconds": record.elapsed_seconds,
         **promoted,
@@ -255,6 +309,17 @@ def _stage(
 def _reads_ranges(node: Node) -> bool:
     """Whether quantization was calibrated; winml-cli, in which that is one stage, has the time there."""
     return node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
+
+
+def _filenames(
+    planned: BuildGraph, node: Node, outputs: Mapping[str, Artifact], *, carried_on: bool
+) -> dict[str, JsonValue]:
+    """The file in the folder that a stage is known by; where all components are exported together, one for each."""
+    components = planned.summary.components
+    if node.stage.name == "export" and components:
+        return {"filename": None, "filenames": [prefixed(EXPORTED, name) for name in components]}
+    name = None if carried_on else _filename("" if node.folder else node.stage.name, outputs)
+    return {"filename": None if name is None else prefixed(name, component_of(node, components))}
 
 
 def _filename(stage: str, outputs: Mapping[str, Artifact]) -> str | None:

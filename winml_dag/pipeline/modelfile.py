@@ -36,6 +36,9 @@ def _model_in(folder: Path, advice: str) -> Path:
         return found[0]
     if found:
         names = ", ".join(file.name for file in found)
+        if finals := _components(folder):
+            advice = f"Give one of them, such as {folder / finals[0]}."
+            raise InputError(f"{folder} has a model for each component: {', '.join(finals)}.", advice=advice)
         raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
     if (folder / MANIFEST).is_file():
         raise UsageError(f"{folder} is of a build that makes no model.", advice=advice)
@@ -45,3 +48,12 @@ def _model_in(folder: Path, advice: str) -> Path:
             advice=f"Build it first: winml-dag build -m {folder} -o OUT.",
         )
     raise InputError(f"{folder} has no ONNX model.", advice=advice)
+
+
+def _components(folder: Path) -> tuple[str, ...]:
+    """The models to ship in *folder*, when a build has put several there."""
+    # Imported here: a folder with one model needs none of it.
+    from winml_dag.pipeline.manifest import final_artifacts, read_manifest
+
+    manifest = read_manifest(folder)
+    return () if manifest is None else final_artifacts(manifest.value)

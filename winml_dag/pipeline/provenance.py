@@ -8,6 +8,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.pipeline.manifest import component_in, component_names, told_of
 from winml_dag.pipeline.verification import FileCheck, check_file, load_manifest
 
 
@@ -56,7 +57,7 @@ def provenance_of(model: Path) -> Provenance | None:
     if not (folder / MANIFEST).exists():
         return None
     manifest = load_manifest(folder)
-    value = manifest.value
+    value = told_of(manifest.value, model.name)
     stages = value["stages"]
     assert isinstance(stages, list)
     entry = next((entry for entry in manifest.files if entry.name == model.name), None)
@@ -66,10 +67,20 @@ def provenance_of(model: Path) -> Provenance | None:
         {name: _text(value.get(name)) for name in _OF_THE_BUILD},
         quality if isinstance(quality, Mapping) else None,
         tuple(map(str, _list(value.get("notices")))),
-        tuple(_told(stage) for stage in stages),
-        next((str(stage.get("id")) for stage in stages if stage.get("filename") == model.name), ""),
+        tuple(_told(stage) for stage in stages if not _is_of_another(stage, manifest.value, model.name)),
+        next((str(stage.get("id")) for stage in stages if model.name in _filenames(stage)), ""),
         None if entry is None else check_file(model, entry),
     )
+
+
+def _is_of_another(stage: JsonObject, value: JsonObject, file: str) -> bool:
+    """Whether *stage* is about another component than *file* is."""
+    component, _, _ = str(stage.get("id") or "").partition(".")
+    return component in component_names(value) and component != component_in(value, file)
+
+
+def _filenames(stage: JsonObject) -> list[JsonValue]:
+    return [stage.get("filename"), *_list(stage.get("filenames"))]
 
 
 def _told(stage: JsonObject) -> StageTold:

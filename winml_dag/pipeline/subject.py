@@ -18,8 +18,8 @@ from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
-from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED
-from winml_dag.pipeline.manifest import Manifest, read_manifest
+from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED, prefixed
+from winml_dag.pipeline.manifest import Manifest, component_in, read_manifest, told_of
 from winml_dag.pipeline.modelfile import GIVE, model_file
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
@@ -65,14 +65,16 @@ class Subject:
     @property
     def precision(self) -> str | None:
         """That of the build; of its float models, and of a file that no build made, it says nothing."""
-        return None if self.model.path.name in _FLOAT else self._said("precision")
+        component = "" if self.manifest is None else component_in(self.manifest.value, self.model.path.name)
+        is_float = self.model.path.name in [prefixed(name, component) for name in _FLOAT]
+        return None if is_float else self._said("precision")
 
     @property
     def task(self) -> str | None:
         return self._said("task")
 
     def _said(self, name: str) -> str | None:
-        value = None if self.manifest is None else self.manifest.value.get(name)
+        value = None if self.manifest is None else told_of(self.manifest.value, self.model.path.name).get(name)
         return value if isinstance(value, str) else None
 
 
@@ -189,7 +191,8 @@ def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
     if manifest is None:
         return Subject(name, model, _target_by_itself(model))
     folder = model.path.parent
-    settings = _settings(folder)
+    component = component_in(manifest.value, model.path.name)
+    settings = _settings(folder, component)
     target = _target_of_build(manifest) or _target_by_itself(model)
     compiled = model.kind == kinds.COMPILED_MODEL
     return Subject(
@@ -197,19 +200,24 @@ def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
         model,
         target,
         provider_options=_provider_options(settings, target.ep),
-        uncompiled=_first(_left(folder, manifest, settings, _BEFORE_COMPILE)) if compiled else None,
-        reference=_first(_left(folder, manifest, settings, _FLOAT)),
+        uncompiled=_first(_left(folder, manifest, settings, _BEFORE_COMPILE, component)) if compiled else None,
+        reference=_first(_left(folder, manifest, settings, _FLOAT, component)),
         manifest=manifest,
         settings=settings,
     )
 
 
-def _settings(folder: Path) -> JsonObject:
+def _settings(folder: Path, component: str) -> JsonObject:
+    """What the build in *folder* was told; of a *component*, what is its own besides."""
     try:
         value = json.loads((folder / BUILD_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    components = value.get("components")
+    own = components.get(component) if isinstance(components, dict) else None
+    return {**value, **own} if isinstance(own, dict) else value
 
 
 def _target_of_build(manifest: Manifest) -> Target | None:
@@ -243,10 +251,12 @@ def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, 
     return {str(name): str(value) for name, value in given.items() if name not in files}
 
 
-def _left(folder: Path, manifest: Manifest, settings: JsonObject, names: tuple[str, ...]) -> Iterator[Path]:
+def _left(
+    folder: Path, manifest: Manifest, settings: JsonObject, names: tuple[str, ...], component: str
+) -> Iterator[Path]:
     """Those of the files *names* that the build left, then the ONNX model that it began with."""
     ours = {entry.name for entry in manifest.files}
-    yield from (folder / name for name in names if name in ours)
+    yield from (folder / name for each in names if (name := prefixed(each, component)) in ours)
     began_with = settings.get("model")
     if isinstance(began_with, str) and began_with.casefold().endswith(".onnx"):
         yield folder / began_with

@@ -19,7 +19,7 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
-from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
+from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, final_artifacts, read_manifest
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
@@ -144,7 +144,7 @@ def _verify_folder(folder: Path) -> Verification:
     if (recipe_folder := _recipe_folder(folder, manifest)) is not None:
         for entries in manifest.placed.values():
             checks += [check_file(recipe_folder / entry.name, entry) for entry in entries]
-    if manifest.value.get("final_artifact") is not None:
+    if final_artifacts(manifest.value):
         checks.append(_check_settings(folder / BUILD_CONFIG, manifest))
     return Verification(
         folder / MANIFEST,
@@ -262,16 +262,23 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
         for slot, given in _mapping(stage.get("inputs")).items():
             if _digest_of_input(_mapping(given), sources, made) not in (_mapping(given).get("digest"), None):
                 yield f"{name} reads other bytes as {slot} than {_mapping(given).get('from')} put out."
-    final = value.get("final_artifact")
-    if final is not None and all(entry.name != final for entry in manifest.files):
-        yield f"{final} is the model of the build and not among its files."
-    last = next((stage for stage in reversed(_stages(value)) if stage.get("status") == "completed"), None)
-    if final is not None and last is not None:
-        listed = set(manifest.files)
-        for files in _output_files({"stages": [last]}):
+    yield from _models(manifest)
+
+
+def _models(manifest: Manifest) -> Iterator[str]:
+    """The same of the models to ship, which the last stage puts out, or the last one of each component."""
+    finals = final_artifacts(manifest.value)
+    for name in finals:
+        if all(entry.name != name for entry in manifest.files):
+            yield f"{name} is the model of the build and not among its files."
+    done = [stage for stage in _stages(manifest.value) if stage.get("status") == "completed"]
+    last = [stage for stage in done if stage.get("filename") in finals] if len(finals) > 1 else done[-1:]
+    listed = set(manifest.files)
+    for stage in last if finals else ():
+        for files in _output_files({"stages": [stage]}):
             for file in files:
                 if file not in listed:
-                    yield f"{file.name} has another digest among the files than {last.get('id')} put out."
+                    yield f"{file.name} has another digest among the files than {stage.get('id')} put out."
 
 
 def _key(stage: JsonObject) -> str | None:
