@@ -1,0 +1,183 @@
+"""One module of a loaded model, such as a layer, as a model of its own: what module mode exports.
+
+The module stays the object that it is, with its name and its weights; only how it is called changes, since an exported
+model takes and gives tensors by name, while modules take tuples of tensors and settings, and give tuples.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import transformers
+from torch import Tensor
+from torch.nn import Module
+
+from winml_dag.canonical import JsonValue
+from winml_dag.errors import StageError
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
+from winml_dag.stages.export.architectures import did_you_mean
+from winml_dag.stages.export.inputs import named_axes
+from winml_dag.stages.export.makers import ModelInput
+from winml_dag.stages.export.loading import LoadedModel
+from winml_dag.stages.export.subject import Subject
+
+# For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
+_UNKNOWN_SIZE = 2
+_MOST_NAMED = 5
+
+
+def parent_loader(loader: LoaderFields) -> LoaderFields:
+    """What the whole model is loaded as. ``model_class`` names its class, or, as in winml-cli's recipes, the module's:
+    then the task says which class has it.
+    """
+    return replace(loader, model_class=None) if _names_module(loader) else loader
+
+
+def _names_module(loader: LoaderFields) -> bool:
+    return loader.model_class is not None and not hasattr(transformers, loader.model_class)
+
+
+def module_subject(loaded: LoadedModel, loader: LoaderFields, fields: ExportFields) -> tuple[LoadedModel, Subject]:
+    """The module at ``loader.module_path`` of the whole model that was *loaded*, and alone what was loaded: whoever
+    lets go of the whole has the memory of all else.
+
+    Raises:
+        StageError: when there is no such module, or it does not take what it is to be called with.
+    """
+    path = module_path(loaded.model, loader.module_path or "")
+    module: Any = loaded.model.get_submodule(path)
+    if _names_module(loader) and type(module).__name__ != loader.model_class:
+        raise StageError(
+            f"loader.module_path {loader.module_path!r} is a {type(module).__name__}, but loader.model_class says "
+            f"{loader.model_class!r}.",
+            advice="Correct one of the two, or leave loader.model_class out.",
+        )
+    inputs = _inputs(module, fields)
+    _call_by_name(module, fields)
+    ahead = f"{path}." if path else ""
+    missing = {name.removeprefix(ahead) for name in loaded.missing if name.startswith(ahead)}
+    config = getattr(module, "config", loaded.model.config)
+    subject = Subject(module, config, loader.task, tuple(each.name for each in inputs), (), inputs=inputs)
+    return replace(loaded, model=module, missing=frozenset(missing)), subject
+
+
+def module_path(model: Module, asked: str) -> str:
+    """The path in *model* of the module that is *asked* for. One class of an architecture has all in a part (``bert.``)
+    that is the whole of another: a path of either is found in both.
+
+    Raises:
+        StageError: when there is none, with the nearest that there are.
+    """
+    known = dict(model.named_modules(remove_duplicate=False))
+    part = getattr(model, "base_model_prefix", "")
+    for path in (asked, asked.removeprefix(f"{part}."), f"{part}.{asked}"):
+        if path and path in known:
+            return path
+    if part and asked == part:
+        return ""
+    near = difflib.get_close_matches(asked, known, n=_MOST_NAMED) or [name for name in known if name][:_MOST_NAMED]
+    raise StageError(
+        f"{type(model).__name__} has no module {asked!r}.", advice=f"loader.module_path could be: {', '.join(near)}."
+    )
+
+
+def _inputs(module: Module, fields: ExportFields) -> tuple[ModelInput, ...]:
+    """The inputs that a recipe names for a module, in its order: of a module nothing is known beforehand.
+
+    Raises:
+        StageError: when there are none, one is not complete, or the module does not take one.
+    """
+    if not fields.input_tensors:
+        raise StageError(
+            f"The inputs of {type(module).__name__} are not known.",
+            advice="Name them in export.input_tensors, or have `winml-dag config --module` write the recipe.",
+        )
+    return tuple(_input(each, fields) for each in fields.input_tensors)
+
+
+def _input(tensor: InputTensor, fields: ExportFields) -> ModelInput:
+    if tensor.shape is None:
+        raise StageError(f"export.input_tensors must give the shape of {tensor.name!r}, an input of a module.")
+    shape = named_axes(tensor.name, tensor.shape, fields.dynamic_axes or {})
+    sizes = tuple(size if isinstance(size, int) else _UNKNOWN_SIZE for size in tensor.shape)
+    return ModelInput(tensor.name, tensor.dtype or "float32", shape, sizes, tensor.value_range)
+
+
+def _call_by_name(module: Any, fields: ExportFields) -> None:
+    """Let *module* take the tensors of the recipe by name, beside its other arguments, and give tensors by name."""
+    forward = module.forward
+    parameters = inspect.signature(forward).parameters
+    names = [each.name for each in fields.input_tensors or ()]
+    constants = fields.module_arguments or {}
+    _refuse_unknown(parameters, names, constants)
+    several = next((each.name for each in parameters.values() if each.kind is each.VAR_POSITIONAL), None)
+
+    def call(**tensors: Tensor) -> dict[str, Tensor]:
+        arguments = {**assembled(tensors), **constants}
+        result = forward(*arguments.pop(several, ()), **arguments)
+        return dict(named_outputs(result, tensors))
+
+    module.forward = call
+
+
+def _refuse_unknown(
+    parameters: Mapping[str, inspect.Parameter], tensors: Sequence[str], constants: Mapping[str, JsonValue]
+) -> None:
+    takes = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD]
+    if len(takes) < len(parameters):
+        return  # **kwargs
+    for field, names in (("export.input_tensors", tensors), ("export.module_arguments", constants)):
+        for name in names:
+            if name.partition(".")[0] not in takes:
+                raise StageError(
+                    f"{field} names {name!r}, which the module does not take.{did_you_mean(name, takes)}",
+                    advice=f"It takes: {', '.join(takes)}.",
+                )
+
+
+def assembled(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments made of tensors: ``position_embeddings.0`` and ``.1`` are a tuple, other names after a dot a dict."""
+    nested: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        place = nested
+        *outer, last = name.split(".")
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = tensor
+    return {name: _filled(value) for name, value in nested.items()}
+
+
+def _filled(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _filled(each) for name, each in value.items()}
+    if all(name.isdecimal() for name in inner):
+        return tuple(inner[name] for name in sorted(inner, key=int))
+    return inner
+
+
+def named_outputs(result: Any, taken: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in what a module gives, each with a name that is none of an input that was *taken*: that of a field,
+    else its number, ``output_0``; within another, both (``output_1_0``). Caches and other objects are left out.
+    """
+    pairs = result.items() if isinstance(result, Mapping) else _numbered(result)
+    for name, value in pairs:
+        for inner, tensor in _tensors(name, value):
+            yield f"{inner}_out" if inner in taken else inner, tensor
+
+
+def _numbered(result: Any) -> Iterator[tuple[str, Any]]:
+    several = result if isinstance(result, list | tuple) else (result,)
+    return ((f"output_{place}", value) for place, value in enumerate(several))
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _tensors(f"{name}_{place}", inner)
