@@ -65,4 +65,6 @@ def _read(hint: object, value: JsonValue) -> object:
         return read_config(hint, value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_read(arguments[0], inner) for inner in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: _read(arguments[1], inner) for key, inner in value.items()}
     return value

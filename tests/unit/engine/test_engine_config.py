@@ -17,7 +17,7 @@ from winml_dag.canonical import canonical_json
 from winml_dag.engine.config import config_json, read_config
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
-from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.export import ComponentsConfig, ExportConfig
 from winml_dag.stages.finalize import FinalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
@@ -25,6 +25,7 @@ from winml_dag.stages.validate import ValidateConfig
 
 CONFIGS = (
     ExportConfig,
+    ComponentsConfig,
     OptimizeConfig,
     CalibrateConfig,
     QuantizeConfig,
