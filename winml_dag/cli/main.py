@@ -22,6 +22,7 @@ COMMANDS = {
     "build": ("winml_dag.cli.build", "Bring a model's output folder up to date."),
     "export": ("winml_dag.cli.export", "Export a PyTorch model into one ONNX file."),
     "optimize": ("winml_dag.cli.optimize", "Optimize an ONNX model into one file."),
+    "analyze": ("winml_dag.cli.analyze", "Tell what a target can do with the operators of a model."),
     "calibrate": ("winml_dag.cli.calibrate", "Write down the ranges of a model's activations."),
     "quantize": ("winml_dag.cli.quantize", "Quantize an ONNX model into one file."),
     "compile": ("winml_dag.cli.compile", "Compile an ONNX model ahead of time into one file."),

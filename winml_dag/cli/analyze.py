@@ -1,0 +1,135 @@
+"""``winml-dag analyze``: what a target can do with the operators of a model, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
+from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.errors import UsageError
+from winml_dag.store.location import default_cache_dir
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
+    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.subject import Subject
+    from winml_dag.store.local import LocalStore
+
+_NOT_SUPPORTED = 1
+_TRIES = 3  # as often as builds: a result that is damaged again is no matter of another try
+
+
+@click.command(name="analyze")
+@subject_options
+@click.option("--ep", type=TEXT, help="Execution provider, all that were measured (all), or auto [auto].")
+@click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu, all or auto; an execution provider's name works too.")
+@click.option("-p", "--precision", type=TEXT, help="Judge the model as it will be in this precision, such as w8a16.")
+@click.option("--no-information", is_flag=True, help="Only look for what is wrong with the model, for no target.")
+@click.option("-o", "--output", type=FILE, help="Where analyze_result.json goes, under any name [nowhere].")
+@click.option("--optim-config", type=FILE, help="Where the capabilities that would help go, for -c of other commands.")
+@click.option(
+    "--save-node",
+    type=click.Choice(["partial", "unsupported", "unknown"]),
+    multiple=True,
+    help="Write a model of one node for each case that is judged so; again for another verdict.",
+)
+@click.option("--save-dir", type=FILE, help="The folder that --save-node writes to [MODEL_nodes].")
+@stage_timeout_option
+@how_options
+def command(**options: Any) -> int:
+    """Tell what a target can do with each operator of a model, from a table of what was measured on it: supported,
+    partial (left to the CPU, or with other numbers), unsupported, or unknown. Tell which patterns the model has, which
+    capabilities of optimize would help, and what else to look at. Exits with 0 when all is supported, and with 1 when
+    something is not.
+
+    \b
+    winml-dag analyze model.onnx --ep qnn
+    winml-dag analyze model.onnx --ep all
+    winml-dag analyze out --ep qnn -p w8a16 --optim-config optim.json
+    """
+    how = How.of(options)
+    cache_dir: Path = how.cache_dir or default_cache_dir()
+    with errors_as_object(how):
+        request = _request_of(options)
+        subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+        return _analyze(subject, request, options, how, cache_dir)
+
+
+def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
+    from winml_dag.pipeline.analysis import AnalysisRequest
+
+    lint_only = options["no_information"]
+    for name in ("save_node", "optim_config", "precision"):
+        if lint_only and options[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--no-information leaves out what {option} is about.", advice="Give one of them.")
+    return AnalysisRequest(
+        options["ep"],
+        options["device"],
+        options["precision"],
+        lint_only=lint_only,
+    )
+
+
+def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How, cache_dir: Path) -> int:
+    from winml_dag.cli.analysis import analysis_json, analysis_lines
+    from winml_dag.pipeline.analysis import merged, optimizations
+    from winml_dag.pipeline.jsonfile import put_json
+    from winml_dag.store.local import LocalStore
+
+    if options["save_dir"] is not None and not options["save_node"]:
+        raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
+    store = LocalStore(cache_dir)
+    plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
+    result = merged(found, done.made_at)
+    put: dict[str, Path] = {}
+    if options["output"] is not None:
+        put["report"] = put_json(options["output"], result, "analysis_timestamp", overwrite=how.overwrite)
+    if options["optim_config"] is not None:
+        put["optim_config"] = put_json(options["optim_config"], optimizations(found), "optim", overwrite=how.overwrite)
+    saved = _save_nodes(subject, found, options)
+    if how.as_json:
+        print_object(analysis_json(plan, done, found, result, put, saved))
+    else:
+        for line in analysis_lines(plan, done, found, put, saved, quiet=how.quiet):
+            click.echo(line)
+    return 0 if all(each.is_fine(lint_only=request.lint_only) for each in found) else _NOT_SUPPORTED
+
+
+def _look(
+    subject: Subject, request: AnalysisRequest, store: LocalStore, how: How, timeout: float | None
+) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
+    from winml_dag.errors import StoreError
+    from winml_dag.pipeline.analysis import plan_analysis, read_analyses
+    from winml_dag.store.store import BlobDamaged
+
+    plan = plan_analysis(subject, request, store.fingerprints)
+    for _ in range(_TRIES):
+        done = measured(plan.measurement, store, how, timeout_seconds=timeout)
+        try:
+            return plan, done, read_analyses(plan, done, store)
+        except BlobDamaged:
+            continue
+    raise StoreError(
+        "The analysis is damaged in the cache again and again.",
+        advice="Check the disk, or choose another cache folder with --cache-dir.",
+    )
+
+
+def _save_nodes(subject: Subject, found: list[TargetAnalysis], options: Mapping[str, Any]) -> list[Path]:
+    from winml_dag.pipeline.savednodes import nodes_to_save, save_nodes
+
+    if not options["save_node"]:
+        return []
+    if len(found) > 1:
+        raise UsageError("--save-node is for one target.", advice="Name it with --ep and --device.")
+    path = subject.model.path
+    cases: Any = found[0].metrics["cases"]
+    nodes = list(nodes_to_save(cases, set(options["save_node"])))
+    folder = options["save_dir"] or path.with_name(f"{path.stem}_nodes")
+    return save_nodes(path, nodes, folder, overwrite=options["overwrite"]) if nodes else []

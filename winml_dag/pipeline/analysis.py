@@ -1,0 +1,228 @@
+"""What analyze asks for: a model, and the targets that it may be for; as a graph with a stage for each of them.
+
+The stage is that of every build, so what is known of a model is a record: it is told again, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.config import config_json
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.stage import Node
+from winml_dag.engine.toolchain import versions
+from winml_dag.ep.registry import EXECUTION_PROVIDERS, Target, find_ep, resolve_target
+from winml_dag.ep.support.tables import table_files
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.autoconf import support_of
+from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, plan_measurement
+from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.pipeline.subject import Subject
+from winml_dag.recipe.schema import Quant
+from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
+
+ALL = "all"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class AnalysisRequest:
+    """How a model is to be looked at.
+
+    Attributes:
+        ep, device: the targets: names, ``all``, or None and ``auto`` for what the model was built for.
+        precision: what it will be quantized to before it runs; None where it runs as it is.
+        lint_only: no target is asked for; only the model is looked at.
+        needs_table: whether a target that nobody has measured is refused.
+        learned: by case, what trials have told.
+    """
+
+    ep: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    lint_only: bool = False
+    needs_table: bool = True
+    learned: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AnalysisPlan:
+    """An analysis, ready to be carried out: one stage for each of ``targets``, in their order."""
+
+    measurement: MeasurementGraph
+    subject: Subject
+    targets: tuple[Target, ...]
+    request: AnalysisRequest
+
+
+@dataclass(frozen=True)
+class TargetAnalysis:
+    """What was found for one target: the metrics of the stage and its file."""
+
+    target: Target
+    metrics: JsonObject
+    file: JsonObject
+
+    def is_fine(self, *, lint_only: bool) -> bool:
+        """Whether the target runs all operators; with *lint_only*, whether nothing is wrong with the model."""
+        if lint_only:
+            lint = self.file["lint"]
+            return isinstance(lint, Mapping) and bool(lint["passed"])
+        nodes = self.metrics["nodes"]
+        return isinstance(nodes, Mapping) and not any(count for level, count in nodes.items() if level != "supported")
+
+
+def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fingerprints) -> AnalysisPlan:
+    """The analysis of *subject* that *request* means.
+
+    Raises:
+        UsageError: for a target that there is not, or whose support nobody has measured where that is needed, and for
+            a precision that it does not run.
+    """
+    targets = tuple(_targets(subject, request))
+    model = subject.model.source()
+    nodes, sources = [], [model]
+    for target in targets:
+        tables = None if request.lint_only else support_of(table_files(target))
+        if tables is not None:
+            # Of several targets each has its own.
+            tables = replace(tables, name=f"{tables.name} of {target.ep.alias} {target.device}")
+            sources.append(tables)
+        elif request.needs_table and not request.lint_only:
+            raise UsageError(
+                f"What {target.ep.name} takes on the device {target.device} was never measured, so nothing can be said"
+                " of the model's operators.",
+                advice=f"{_measured()} With --run-unknown-op they are tried; --no-information leaves them out.",
+            )
+        inputs = {"model": model.name, **({} if tables is None else {"support": tables.name})}
+        nodes.append(
+            Node(
+                id=f"analyze.{target.ep.alias}_{target.device}",
+                stage=ANALYZE,
+                config=config_json(_config(request, target)),
+                inputs=inputs,
+                toolchain=versions(ANALYZE.packages),
+            )
+        )
+    scope = f"analyze {subject.model.path.resolve()}"
+    return AnalysisPlan(plan_measurement(nodes, sources, fingerprints, scope), subject, targets, request)
+
+
+def measured_targets() -> Iterator[Target]:
+    """The targets that there is a table for."""
+    for ep in EXECUTION_PROVIDERS:
+        for device in ep.devices:
+            if table_files(Target(ep, device)):
+                yield Target(ep, device)
+
+
+def _measured() -> str:
+    names = ", ".join(f"{target.ep.alias} {target.device}" for target in measured_targets())
+    return f"There are tables for: {names or 'nothing'}."
+
+
+def _targets(subject: Subject, request: AnalysisRequest) -> Iterator[Target]:
+    ep = None if request.ep in (None, AUTO) else request.ep
+    device = None if request.device in (None, AUTO) else request.device
+    if ALL not in (ep, device):
+        yield subject.target if ep is None and device is None else resolve_target(ep, device)
+        return
+    named = None if ep in (None, ALL) else find_ep(ep)
+    found = [
+        target
+        for target in measured_targets()
+        if named in (None, target.ep) and (device in (None, ALL) or device == target.device)
+    ]
+    if not found:
+        raise UsageError("There is no table for any of these targets.", advice=_measured())
+    yield from found
+
+
+def _config(request: AnalysisRequest, target: Target) -> AnalyzeConfig:
+    quant = None if request.precision is None else _quantized_to(request.precision, target)
+    # As in builds: what is compiled ahead gets operators of the standard only.
+    standard = quant is not None or not target.ep.takes_onnx
+    return AnalyzeConfig(
+        analyze=AnalyzeFields(learned=dict(sorted(request.learned.items())), lists_cases=True),
+        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard),
+        quant=quant,
+    )
+
+
+def _quantized_to(name: str, target: Target) -> QuantizedTo | None:
+    precision = precision_for(name, target)
+    if precision.mode == "fp16":
+        return QuantizedTo("float16", "float16")
+    if precision.mode != "static":
+        return None
+    quant = with_types(with_precision(Quant(), precision, target), target)
+    assert quant.activation_type is not None
+    assert quant.weight_type is not None
+    return QuantizedTo(quant.activation_type, quant.weight_type, per_channel=bool(quant.per_channel))
+
+
+def read_analyses(plan: AnalysisPlan, done: Measurement, store: LocalStore) -> list[TargetAnalysis]:
+    """What *done* came to, one for each target of *plan*.
+
+    Raises:
+        BlobDamaged: when a result cannot be read; its stage has to run again.
+    """
+    by_id = {result.node.id: result for result in done.results}
+    results = (by_id[f"analyze.{target.ep.alias}_{target.device}"] for target in plan.targets)
+    return [_read(target, result, store) for target, result in zip(plan.targets, results, strict=True)]
+
+
+def _read(target: Target, result: StageResult, store: LocalStore) -> TargetAnalysis:
+    assert result.record is not None
+    with tempfile.TemporaryDirectory() as folder:
+        store.fetch(result.record.outputs["result"], Path(folder))
+        (path,) = Path(folder).iterdir()
+        return TargetAnalysis(target, result.record.metrics, json.loads(path.read_text(encoding="utf-8")))
+
+
+def merged(analyses: Sequence[TargetAnalysis], made_at: str | None) -> JsonObject:
+    """One analyze_result.json of all: they are of one model. *made_at* is when it was found out."""
+    first = analyses[0].file
+    metadata, counts = first["metadata"], _pattern_counts(analyses)
+    assert isinstance(metadata, Mapping)
+    return {
+        **first,
+        "analysis_timestamp": made_at,
+        "metadata": {**metadata, "detected_pattern_count": counts},
+        "results": [result for each in analyses for result in _results(each)],
+    }
+
+
+def optimizations(analyses: Sequence[TargetAnalysis]) -> JsonObject:
+    """What would help, as the section of a recipe that switches it on.
+
+    Raises:
+        UsageError: when there are several targets, of which each may want something else.
+    """
+    if len(analyses) > 1:
+        raise UsageError("--optim-config is for one target.", advice="Name it with --ep and --device.")
+    proposed = analyses[0].metrics["proposed"]
+    assert isinstance(proposed, Mapping)
+    return {"optim": dict.fromkeys(sorted(proposed), True)}
+
+
+def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
+    results = analysis.file["results"]
+    assert isinstance(results, list)
+    return results
+
+
+def _pattern_counts(analyses: Sequence[TargetAnalysis]) -> dict[str, JsonObject]:
+    found: dict[str, JsonObject] = {}
+    for each in analyses:
+        patterns = each.metrics["patterns"]
+        if isinstance(patterns, Mapping) and patterns:
+            found[each.target.ep.name] = patterns
+    return found

@@ -1,0 +1,46 @@
+"""A JSON file that a command puts where its user says.
+
+What is there is only replaced when it is a file of the same kind, or when that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import StoreError, UsageError
+
+
+def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Path:
+    """Write *value* to *path*; a file there is of the same kind when it is an object that has *mark*.
+
+    Raises:
+        UsageError: when another file is in the way, and *overwrite* does not allow it.
+        StoreError: when the file cannot be written; what was there is as it was.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", advice="Choose a file.")
+    if path.exists() and not (overwrite or _has(path, mark)):
+        raise UsageError(
+            f"{path} is in the way, and no file of that kind.", advice="Give --overwrite, or another file."
+        )
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StoreError(
+            f"{path} cannot be written: {error.strerror or error}.", advice="Choose another place."
+        ) from error
+    return path
+
+
+def _has(path: Path, mark: str) -> bool:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and mark in found

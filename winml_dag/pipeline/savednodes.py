@@ -1,0 +1,115 @@
+"""Single nodes of a model as models of their own, with their weights: what to send to whoever makes a provider."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+MOST = 100
+_SAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class SavedNode:
+    """A node to save: what it is called in the model, and the name of its file without a suffix."""
+
+    node: str
+    stem: str
+
+
+def nodes_to_save(cases: Sequence[object], verdicts: Set[str]) -> Iterator[SavedNode]:
+    """One node for each of *cases*, as analyze lists them, that has one of *verdicts*; at most :data:`MOST`."""
+    number = 0
+    for case in cases:
+        if number == MOST:
+            return
+        assert isinstance(case, dict)
+        if case["verdict"] in verdicts:
+            number += 1
+            op_type = _SAFE.sub("_", str(case["case"]["op"]))
+            yield SavedNode(case["nodes"][0], f"{number:03}_{case['verdict']}_{op_type}")
+
+
+def save_nodes(model: Path, nodes: Sequence[SavedNode], folder: Path, *, overwrite: bool) -> list[Path]:
+    """Write *nodes* of *model* into *folder*, one file each; returns the files. Nodes inside of others are left out.
+
+    Raises:
+        UsageError: when a file is in the way, and *overwrite* does not allow it.
+    """
+    import onnx
+
+    whole = onnx.load_model(model, load_external_data=False)
+    by_name = {name: node for node in whole.graph.node for name in (node.output[0], node.name) if name}
+    types = _types(whole)
+    written = []
+    for each in nodes:
+        if each.node not in by_name:
+            continue
+        path = folder / f"{each.stem}.onnx"
+        content = _alone(whole, by_name[each.node], types, model.parent).SerializeToString()
+        if path.exists() and not overwrite and path.read_bytes() != content:
+            raise UsageError(f"{path} is in the way.", advice="Give --overwrite, or another folder with --save-dir.")
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        written.append(path)
+    return written
+
+
+def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
+    from onnx import shape_inference
+
+    graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    return {value.name: value for group in (graph.value_info, graph.input, graph.output) for value in group}
+
+
+def _alone(model: ModelProto, node: NodeProto, types: dict[str, ValueInfoProto], base: Path) -> ModelProto:
+    from onnx import TensorProto, helper
+
+    constants = _constants(model.graph)
+    names = dict.fromkeys(name for name in node.input if name)
+    initializers = [_with_data(constants[name], name, base) for name in names if name in constants]
+    unknown = TensorProto.FLOAT
+
+    def told(name: str) -> ValueInfoProto:
+        return types.get(name) or helper.make_tensor_value_info(name, unknown, None)
+
+    graph = helper.make_graph(
+        [node],
+        "one_node",
+        [told(name) for name in names if name not in constants],
+        [told(name) for name in node.output if name],
+        initializers,
+    )
+    used = {"", node.domain}
+    opsets = [opset for opset in model.opset_import if opset.domain in used]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+
+
+def _constants(graph: GraphProto) -> dict[str, TensorProto]:
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+    return found
+
+
+def _with_data(tensor: TensorProto, name: str, base: Path) -> TensorProto:
+    from onnx import TensorProto
+    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    if uses_external_data(copy):
+        load_external_data_for_tensor(copy, str(base))
+        copy.data_location = TensorProto.DEFAULT
+        del copy.external_data[:]
+    return copy
