@@ -35,10 +35,11 @@ _MOST_NAMES = 5
 def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     """Write the analysis and the optimizations discovered so far.
 
-    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``partial``, ``unsupported``
-    and ``unknown`` (operators with the number of their nodes, why, and the first of them), ``patterns`` (how often each was found), ``proposed``
-    (by capability that this round adds, why), ``discovered`` (all of them), ``lint`` (in numbers and names) and
-    ``table`` (what the first table was measured with; empty without one); where they are asked for, also ``cases``.
+    The metrics are ``nodes`` and ``operators`` (their number by verdict), ``partial``, ``unsupported`` and ``unknown``
+    (operators with the number of their nodes, why, and the first of them), ``patterns`` (how often each was found),
+    ``proposed`` (by capability that this round adds, why), ``discovered`` (all of them), ``lint`` (in numbers and
+    names) and ``table`` (what the first table was measured with; empty without one); where they are asked for, also
+    ``cases``.
     """
     path = workspace.input_file("model", ".onnx")
     as_read = read_model(path, values=True)
