@@ -82,7 +82,7 @@ def load_pytorch_model(
         )
     if script is not None:
         made = scripted(script, loader.model_class)
-        if not _is_model_class(made):
+        if not is_model_class(made):
             loaded = LoadedModel(made_by_script(made, folder, _seed(loader)), frozenset(), whole=True)
             _prepare(loaded.model)
             return loaded
@@ -255,7 +255,7 @@ def _model_class(loader: LoaderFields, config: PreTrainedConfig, made: Any) -> t
     if loader.model_class is None:
         return _auto_class(task, config), True
     found = named_class(loader.model_class, config.model_type)
-    if not _is_model_class(found):
+    if not is_model_class(found):
         models = [each for each in dir(transformers) if "Model" in each or "For" in each]
         models += [each.class_name for each in composite.components] if composite else []
         raise StageError(
@@ -314,7 +314,8 @@ def _knows(auto_class: Any, config: PreTrainedConfig) -> bool:
     return has_code or type(config) in auto_class._model_mapping
 
 
-def _is_model_class(value: object) -> bool:
+def is_model_class(value: object) -> bool:
+    """Whether *value* is a class of transformers that whole models are made with."""
     return inspect.isclass(value) and issubclass(value, (PreTrainedModel, _BaseAutoModelClass))
 
 

@@ -10,6 +10,7 @@ import difflib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -22,7 +23,7 @@ from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
 from winml_dag.stages.export.architectures import did_you_mean
 from winml_dag.stages.export.inputs import named_axes
 from winml_dag.stages.export.makers import ModelInput
-from winml_dag.stages.export.loading import LoadedModel
+from winml_dag.stages.export.loading import LoadedModel, is_model_class
 from winml_dag.stages.export.subject import Subject
 
 # For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
@@ -30,27 +31,27 @@ _UNKNOWN_SIZE = 2
 _MOST_NAMED = 5
 
 
-def parent_loader(loader: LoaderFields) -> LoaderFields:
-    """What the whole model is loaded as. ``model_class`` names its class, or, as in winml-cli's recipes, the module's:
-    then the task says which class has it.
+def parent_loader(loader: LoaderFields, script: Path | None) -> LoaderFields:
+    """What the whole model is loaded as. ``model_class`` names its class (one of the user's *script*, or a model class
+    of transformers), or, as in winml-cli's recipes, the module's: then the task says which class has it.
     """
-    return replace(loader, model_class=None) if _names_module(loader) else loader
+    if script is not None or is_model_class(getattr(transformers, loader.model_class or "", None)):
+        return loader
+    return replace(loader, model_class=None)
 
 
-def _names_module(loader: LoaderFields) -> bool:
-    return loader.model_class is not None and not hasattr(transformers, loader.model_class)
-
-
-def module_subject(loaded: LoadedModel, loader: LoaderFields, fields: ExportFields) -> tuple[LoadedModel, Subject]:
-    """The module at ``loader.module_path`` of the whole model that was *loaded*, and alone what was loaded: whoever
-    lets go of the whole has the memory of all else.
+def module_subject(
+    loaded: LoadedModel, loader: LoaderFields, parent: LoaderFields, fields: ExportFields
+) -> tuple[LoadedModel, Subject]:
+    """The module at ``loader.module_path`` of the whole model that was *loaded* as *parent* says, first as what was
+    loaded: whoever lets go of the whole has the memory of all else.
 
     Raises:
         StageError: when there is no such module, or it does not take what it is to be called with.
     """
     path = module_path(loaded.model, loader.module_path or "")
     module: Any = loaded.model.get_submodule(path)
-    if _names_module(loader) and type(module).__name__ != loader.model_class:
+    if loader.model_class != parent.model_class and type(module).__name__ != loader.model_class:
         raise StageError(
             f"loader.module_path {loader.module_path!r} is a {type(module).__name__}, but loader.model_class says "
             f"{loader.model_class!r}.",

@@ -75,8 +75,9 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
     folder = workspace.inputs.get("model")
     script = workspace.inputs.get("script")
     if config.loader.module_path is not None:
-        loaded = load_pytorch_model(parent_loader(config.loader), folder, script, None)
-        loaded, subject = module_subject(loaded, config.loader, config.export)
+        parent = parent_loader(config.loader, script)
+        loaded = load_pytorch_model(parent, folder, script, None)
+        loaded, subject = module_subject(loaded, config.loader, parent, config.export)
         fields = config.export
     else:
         loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
