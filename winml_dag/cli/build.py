@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.reading import ModuleItem
 
 
 class _Seconds(click.FloatRange):
@@ -73,12 +74,25 @@ def command(
 
     how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link, sandbox)
     with errors_as_json(format_):
+        if (items := _modules(request)) is not None:
+            from winml_dag.cli.modules import build_modules
+
+            return build_modules(request, items, cache_dir, how, verbose=verbose, quiet=quiet, format_=format_)
         result = carry_out(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
     if format_ == "json":
         print_json([result], result.elapsed_seconds)
     if sandbox:
         _say_what_is_not_watched()
     return StageError.exit_code if result.failed else 0
+
+
+def _modules(request: Request) -> tuple[ModuleItem, ...] | None:
+    """The modules that the recipe lists; None where it is one recipe."""
+    if not isinstance(request.recipe, Path):
+        return None
+    from winml_dag.recipe.reading import module_items
+
+    return module_items(request.recipe)
 
 
 def look(request: Request, cache_dir: Path) -> Standing | None:

@@ -30,7 +30,7 @@ def print_json(
     and compilation.
     """
     value: dict[str, object] = {
-        "builds": [_build_json(result, foreseen=foreseen) for result in results],
+        "builds": [build_json(result, foreseen=foreseen) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
     }
     if error:
@@ -50,14 +50,33 @@ def errors_as_json(format_: str) -> Iterator[None]:
 
 
 def _build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
-    done, compiled = (None, None) if foreseen else (quantize_result(result), compile_result(result))
     return {
         "output_dir": str(result.build.output_dir),
-        "final_artifact": None if result.final_artifact is None else str(result.final_artifact),
-        **({} if foreseen else {"quantization": None if done is None else done.to_json()}),
-        **({} if foreseen else {"compilation": None if compiled is None else compiled.to_json()}),
+        **_model_json(result, foreseen=foreseen),
+        **_components_json(result, foreseen=foreseen),
         "stages": stages_json(result),
     }
+
+
+def _model_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+    """What there is to say of one model. What was done to several is told of each by itself."""
+    final = {"final_artifact": None if result.final_artifact is None else str(result.final_artifact)}
+    if foreseen:
+        return {**final}
+    several = len(result.components) > 1
+    done, compiled = (None, None) if several else (quantize_result(result), compile_result(result))
+    return {
+        **final,
+        "quantization": None if done is None else done.to_json(),
+        "compilation": None if compiled is None else compiled.to_json(),
+    }
+
+
+def _components_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+    components = result.components
+    if not components:
+        return {}
+    return {"components": {name: _model_json(part, foreseen=foreseen) for name, part in components.items()}}
 
 
 def stages_json(result: BuildResult) -> list[JsonValue]:
@@ -124,9 +143,17 @@ def print_result(
             for line in failure_lines(view.result, whole=verbose):
                 click.echo(line, err=True)
     if ran and not quiet and not result.failed:
-        for line in (*quantized_lines(result), *compiled_lines(result), *validated_lines(result), *lines(result)):
+        for line in (*model_lines(result), *lines(result)):
             click.echo(line, err=to_stderr)
     click.echo(summary(result), err=to_stderr)
+
+
+def model_lines(result: BuildResult) -> Iterator[str]:
+    """What became of a model; of several components, of each with its name."""
+    for name, part in (result.components or {"": result}).items():
+        prefix = f"{name}: " if name else ""
+        for line in (*quantized_lines(part), *compiled_lines(part), *validated_lines(part)):
+            yield f"{prefix}{line}"
 
 
 def _few(names: Sequence[str], most: int = 10) -> str:

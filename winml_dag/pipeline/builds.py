@@ -55,6 +55,14 @@ class Outcome:
     def failed(self) -> bool:
         return self.result is None or self.result.failed
 
+    @property
+    def changed(self) -> bool:
+        """Whether anything ran or was put in place."""
+        result = self.result
+        return result is not None and (
+            result.materialised.changed or any(view.status is Status.RAN for view in result.stages)
+        )
+
 
 @dataclass(frozen=True)
 class Census:

@@ -5,7 +5,7 @@ Light: which builds a file is about is asked at the start of every build, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -83,6 +83,38 @@ def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
             f"{path} is a list, and each recipe of a list is for one module of a model:", problems=problems
         )
     return tuple(item for item in items if item is not None)
+
+
+def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
+    """The files of recipes that are *named*: each itself, all in a folder, or all that match a pattern.
+
+    Raises:
+        InputError: for a folder or pattern without any.
+    """
+    found: list[Path] = []
+    for path in named:
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.suffix.casefold() in _FORMATS and file.is_file())
+        elif any(letter in str(path) for letter in "*?[") and not path.exists():
+            inside = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))  # left to us on Windows
+        if not inside:
+            raise InputError(f"There is no recipe in {path}.", advice="The name of a recipe ends with .json or .yaml.")
+        found += inside
+    return tuple(dict.fromkeys(found))
+
+
+def labels_of(files: Sequence[Path]) -> tuple[str, ...]:
+    """A name for each of *files* that no other has: its own, or with folders where that is not enough."""
+    names = [file.stem for file in files]
+    if len(set(names)) == len(names):
+        return tuple(names)
+    whole = [file.resolve().with_suffix("") for file in files]
+    shared = next(folder for folder in whole[0].parents if all(path.is_relative_to(folder) for path in whole))
+    names = [path.relative_to(shared).as_posix() for path in whole]
+    if len(set(names)) == len(names):
+        return tuple(names)
+    return tuple(f"{name}{file.suffix}" for name, file in zip(names, files, strict=True))
 
 
 def _item(value: object) -> ModuleItem | None:

@@ -1,0 +1,130 @@
+"""The modules of a list built together: what ``build`` does with a recipe file that is a list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.pipeline.modules import ModuleBuild, module_builds, refuse_unplaced, write_summary
+from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.standing.check import check, note_use
+from winml_dag.recipe.reading import ModuleItem
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.builds import Outcome
+
+
+def build_modules(
+    request: Request,
+    items: Sequence[ModuleItem],
+    cache_dir: Path,
+    how: BuildOptions,
+    *,
+    verbose: bool,
+    quiet: bool,
+    format_: str,
+) -> int:
+    """Build every module of a list, and tell of each in a line; returns the exit code.
+
+    Raises:
+        UsageError: when there is no folder for them.
+        WinmlDagError: when none of them can be built, all for one reason.
+    """
+    started = time.monotonic()
+    folder = refuse_unplaced(request)
+    builds = module_builds(request, items)
+    # Before anything else is imported: mostly there is nothing to do.
+    at_a_glance = not (how.rebuild or verbose or format_ == "json")
+    up_to_date = dict(_up_to_date(builds, cache_dir)) if at_a_glance else {}
+    rest = [build for build in builds if build.label not in up_to_date]
+    outcomes = _built(rest, cache_dir, how, quiet=quiet, to_stderr=format_ == "json") if rest else ()
+    by_label = {outcome.label: outcome for outcome in outcomes}
+    write_summary(folder, builds, [by_label.get(build.label) for build in builds])
+    seconds = time.monotonic() - started
+    if format_ == "json":
+        from winml_dag.cli.several import print_outcomes
+
+        print_outcomes(outcomes, seconds)
+    _tell(builds, up_to_date, by_label, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
+    click.echo(_total(up_to_date, outcomes, seconds), err=format_ == "json")
+    return _exit_code(outcomes)
+
+
+def _up_to_date(builds: Sequence[ModuleBuild], cache_dir: Path) -> Iterator[tuple[str, str]]:
+    """Label and line of each build in which there is nothing to do."""
+    folder = str(cache_dir.absolute())
+    for build in builds:
+        words = build.request.words
+        standing = None if words is None else check(folder, words)
+        if standing is not None and standing.is_up_to_date:
+            note_use(folder, standing)
+            yield build.label, standing.note.header.summary
+
+
+def _built(
+    builds: Sequence[ModuleBuild], cache_dir: Path, how: BuildOptions, *, quiet: bool, to_stderr: bool
+) -> tuple[Outcome, ...]:
+    from winml_dag.cli.progress import progress
+    from winml_dag.cli.several import planned_each, refuse_if_all_the_same
+    from winml_dag.pipeline.builds import build_all, merged
+    from winml_dag.store.local import LocalStore
+
+    store = LocalStore(cache_dir)
+    planned = planned_each([(build.label, build.request) for build in builds], store, download=True)
+    refuse_if_all_the_same(planned)
+    with progress(quiet=quiet, to_stderr=to_stderr, stages=len(merged(planned).graph.nodes)) as observer:
+        return build_all(planned, store, how, observer=observer)
+
+
+def _tell(
+    builds: Sequence[ModuleBuild],
+    up_to_date: Mapping[str, str],
+    outcomes: Mapping[str, Outcome],
+    *,
+    verbose: bool,
+    quiet: bool,
+    to_stderr: bool,
+) -> None:
+    """A line for each build, and what failed in it; what is to be known of several builds is said once."""
+    said: set[str] = set()
+    for build in builds:
+        if build.label in up_to_date:
+            if not quiet:
+                click.echo(f"{up_to_date[build.label]}.", err=to_stderr)
+            continue
+        from winml_dag.cli.several import note_lines, outcome_lines, problem_lines
+
+        outcome = outcomes[build.label]
+        for line in () if quiet else note_lines(outcome):
+            if line not in said:
+                click.echo(line, err=to_stderr)
+            said.add(line)
+        for line in problem_lines(outcome, whole=verbose):
+            click.echo(line, err=True)
+        for line in () if quiet else outcome_lines(outcome, verbose=verbose):
+            click.echo(line, err=to_stderr)
+
+
+def _total(up_to_date: Mapping[str, str], outcomes: Sequence[Outcome], seconds: float) -> str:
+    failed = [outcome.label for outcome in outcomes if outcome.failed]
+    unchanged = len(up_to_date) + sum(not outcome.failed and not outcome.changed for outcome in outcomes)
+    built = len(outcomes) + len(up_to_date) - len(failed) - unchanged
+    counts = [(built, "built"), (unchanged, "up to date"), (len(failed), "failed")]
+    what = ", ".join(f"{number} {word}" for number, word in counts if number)
+    which = f": {', '.join(failed)}" if failed else ""
+    number = len(outcomes) + len(up_to_date)
+    return f"{number} {'build' if number == 1 else 'builds'} in {seconds:.2f} s: {what}{which}."
+
+
+def _exit_code(outcomes: Sequence[Outcome]) -> int:
+    """0 when all is in place; that of the reason where nothing but one kind of refusal came of them all; else 1."""
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    codes = {1 if outcome.error is None else outcome.error.exit_code for outcome in failed}
+    if not failed:
+        return 0
+    return codes.pop() if len(codes) == 1 and len(failed) == len(outcomes) else 1
