@@ -49,7 +49,8 @@ def errors_as_json(format_: str) -> Iterator[None]:
         raise
 
 
-def _build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+def build_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
+    """What is said of one build; of what is only *foreseen*, nothing of quantization and compilation."""
     return {
         "output_dir": str(result.build.output_dir),
         **_model_json(result, foreseen=foreseen),

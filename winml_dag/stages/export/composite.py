@@ -46,6 +46,7 @@ def run(config: ComponentsConfig, workspace: Workspace) -> JsonObject:
         workspace.progress(done, len(components), "components")
         exported[name] = export_subject(loaded, each.subject, each.fields, Path(f"exported-{name}"))
         gc.collect()
+    workspace.progress(len(components), len(components), "components")
     fields = {name: each.fields for name, each in components.items()}
     # What is written comes from the exporter's files: the model makes room for that.
     del loaded, components, each
