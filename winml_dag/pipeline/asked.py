@@ -80,6 +80,10 @@ def written_fields(section: Section | None) -> dict[str, JsonValue]:
     return plain
 
 
+# The task of a model without a head: all that it needs to have the modules of an architecture.
+_BARE = "feature-extraction"
+
+
 @dataclass(frozen=True)
 class Model:
     """The model that a build starts from: a folder, an ONNX file, or (neither) random weights."""
@@ -111,12 +115,12 @@ def find_model(asked: Asked, *, download: bool) -> Model:
     if overrides.onnx is not None:
         if overrides.model is not None:
             raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
-        return Model(str(overrides.onnx), onnx=OnnxFile.at(overrides.onnx))
+        return _onnx_model(asked, str(overrides.onnx), overrides.onnx)
     # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
     base = Path.cwd() if overrides.model is not None else asked.base
     name = overrides.model or loader.path or asked.recipe.model
     if name is not None and name.casefold().endswith(".onnx"):
-        return Model(name, onnx=OnnxFile.at(resolve_path(base, name)))
+        return _onnx_model(asked, name, resolve_path(base, name))
     if asked.random_weights is not None:
         return _random_model(asked, name)
     if name is None:
@@ -127,6 +131,15 @@ def find_model(asked: Asked, *, download: bool) -> Model:
         raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
     folder = find_model_folder(name, base, loader.revision, download=download)
     return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
+
+
+def _onnx_model(asked: Asked, name: str, path: Path) -> Model:
+    if (asked.overrides.settings or {}).get("export"):
+        raise UsageError(
+            f"{name} is ONNX already, so nothing is exported that options of the export could change.",
+            advice="Leave them out, or give the PyTorch model.",
+        )
+    return Model(name, onnx=OnnxFile.at(path))
 
 
 def _random_model(asked: Asked, name: str | None) -> Model:
@@ -153,6 +166,8 @@ def task_for(asked: Asked, model: Model) -> str | None:
     task = asked.task or model.task
     if task is None and asked.recipe.loader.model_class is not None:
         task = task_of({"architectures": [asked.recipe.loader.model_class]})
+    if task is None and asked.recipe.loader.module_path is not None:
+        return _BARE  # which class has the module around it says no more than this
     if task is None and model.onnx is None:
         raise RecipeError(
             f"What is {model.name!r} for? Neither the recipe nor the model says.",

@@ -42,6 +42,10 @@ def components_for(asked: Asked, model: Model) -> tuple[Component, ...]:
         if named is not None or asked.recipe.components:
             raise RecipeError(f"{model.name} is ONNX already, so it has no components.", advice=_LEAVE_OUT)
         return ()
+    if asked.recipe.loader.module_path is not None:
+        if named is not None or asked.recipe.components:
+            raise RecipeError("loader.module_path names one module, so there are no components.", advice=_LEAVE_OUT)
+        return ()
     composite = composite_of(model.model_type)
     if composite is None:
         if named is not None or asked.recipe.components:
