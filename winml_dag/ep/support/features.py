@@ -27,8 +27,6 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
     given = case.inputs[:_MOST_INPUTS]
     for number, operand in enumerate(given):
         found[f"type of input {number}"] = ABSENT if operand is None else operand.dtype or UNKNOWN
-    for number, output in enumerate(case.outputs[:2]):
-        found[f"type of output {number}"] = ABSENT if output is None else output.dtype or UNKNOWN
     found["opset"] = case.opset
     found["dynamic"] = _any(_is_dynamic(operand) for operand in given if operand is not None)
     found["empty"] = _any(_is_empty(operand) for operand in given if operand is not None)
@@ -50,8 +48,6 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
     for number, operand in enumerate(given[:3]):
         if operand is not None and operand.dims is not None:
             found |= _sizes(f"input {number}", operand.dims)
-    if case.outputs and (output := case.outputs[0]) is not None and output.dims is not None:
-        found["rank of output 0"] = len(output.dims)
     if len(given) > 1:
         found |= _relation(given[0], given[1])
     return found

@@ -16,6 +16,7 @@ from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Val
 
 _FORMATS = {"float32": "f", "float64": "d", "float16": "e", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H",
             "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "bool": "?"}  # fmt: skip
+_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
 _MOST_VALUES = 8
 _STANDARD = ("", "ai.onnx")
@@ -28,6 +29,15 @@ _STAY_FLOAT = {
     "Resize": (1, 2),
     "Upsample": (1,),
 }
+_WEIGHTS = {
+    "Conv": (1,),
+    "ConvTranspose": (1,),
+    "Gemm": (0, 1),
+    "InstanceNormalization": (1,),
+    "LayerNormalization": (1,),
+    "MatMul": (0, 1),
+}
+_WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization"})
 # Whose weights have a scale for each channel, where a model is quantized so.
 _PER_CHANNEL = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
@@ -40,7 +50,7 @@ class Scope:
         opsets: by domain.
         dequantized: by name of a value, the DequantizeLinear that makes it.
         quantizers: by name of a value, the QuantizeLinear nodes that read it.
-        readers: by name of a value, how many nodes read it.
+        sources: by name of what a conversion gives, the name of what it has the shape of.
     """
 
     opsets: Mapping[str, int]
@@ -48,7 +58,7 @@ class Scope:
     constants: Mapping[str, Tensor]
     dequantized: Mapping[str, Node]
     quantizers: Mapping[str, tuple[Node, ...]]
-    readers: Mapping[str, int]
+    sources: Mapping[str, str]
 
     @classmethod
     def of(cls, model: Model, graph: Graph | None = None, values: Iterable[Value] = ()) -> Scope:
@@ -58,7 +68,7 @@ class Scope:
         constants = {tensor.name: tensor for tensor in graph.initializers if tensor.name not in fed}
         dequantized: dict[str, Node] = {}
         quantizers: dict[str, tuple[Node, ...]] = {}
-        readers: dict[str, int] = {}
+        sources: dict[str, str] = {}
         for node in graph.nodes:
             if node.op_type == "Constant" and node.outputs and (tensor := _constant(node)) is not None:
                 constants[node.outputs[0]] = tensor
@@ -67,10 +77,10 @@ class Scope:
             elif node.op_type == "QuantizeLinear":
                 for name in node.inputs[:1]:
                     quantizers[name] = (*quantizers.get(name, ()), node)
-            for name in node.inputs:
-                readers[name] = readers.get(name, 0) + 1
+            if node.op_type in _CONVERSIONS and node.inputs and node.outputs:
+                sources[node.outputs[0]] = node.inputs[0]
         known = {value.name: value for value in (*values, *graph.values, *graph.inputs, *graph.outputs)}
-        return cls(model.opsets, known, constants, dequantized, quantizers, readers)
+        return cls(model.opsets, known, constants, dequantized, quantizers, sources)
 
 
 def case_of(node: Node, scope: Scope) -> Case:
@@ -99,25 +109,29 @@ def as_quantized(case: Case, activations: str, weights: str, *, per_channel: boo
 
 
 def has_weights(case: Case) -> bool:
-    """Whether *case* has a constant that becomes integers when it is quantized."""
-    return any(
-        operand is not None
-        and operand.constant
-        and operand.dtype == "float32"
-        and not stays_float(case.op_type, number)
-        for number, operand in enumerate(case.inputs)
-        if number != _bias_of(case.op_type)
-    )
+    """Whether *case* has a constant that becomes integers of the type of weights when it is quantized."""
+    known = (case.inputs[number] for number in weights_of(case.op_type) if number < len(case.inputs))
+    return any(operand is not None and operand.constant for operand in known)
+
+
+def weights_of(op_type: str) -> tuple[int, ...]:
+    """The inputs of an operator that are weights where they are constant; other constants are like activations."""
+    return _WEIGHTS.get(op_type, ())
+
+
+def bias_of(op_type: str) -> int | None:
+    """The input that becomes int32, whatever integers the others become."""
+    return 2 if op_type in _WITH_BIAS else None
+
+
+def takes_channels(op_type: str) -> bool:
+    """Whether its weights have a scale for each channel, where a model is quantized so."""
+    return op_type in _PER_CHANNEL
 
 
 def stays_float(op_type: str, number: int) -> bool:
     """Whether input *number* of an operator is left as it is when that is quantized."""
     return number in _STAY_FLOAT.get(op_type, ())
-
-
-def _bias_of(op_type: str) -> int | None:
-    """The input that becomes int32, whatever integers the others become."""
-    return 2 if op_type in ("Conv", "ConvTranspose", "Gemm") else None
 
 
 def _given(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -150,7 +164,9 @@ def _input(name: str, scope: Scope, quantized: bool) -> Operand | None:
 def _value(name: str, scope: Scope) -> Operand:
     known = scope.values.get(name)
     if known is None:
-        return Operand()
+        # What comes out of a conversion has the shape of what goes in.
+        source = scope.sources.get(name)
+        return Operand() if source is None else Operand("", _value(source, scope).dims)
     dims = None if known.dims is None else tuple(dim if isinstance(dim, int) else None for dim in known.dims)
     return Operand(dtype_name(known.data_type) if known.data_type else "", dims)
 
@@ -209,7 +225,7 @@ def _quantized(node: Node, scope: Scope) -> Quantized | None:
     """The integer types around *node*: None unless all floats that go in come from integers, and what comes out goes
     to integers, if it is float.
     """
-    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+    if node.op_type in _CONVERSIONS:
         return None
     activations = weights = ""
     per_channel = False
@@ -222,7 +238,7 @@ def _quantized(node: Node, scope: Scope) -> Quantized | None:
         constant = scope.constants.get(conversion.inputs[0]) if conversion.inputs else None
         if constant is None:
             activations = activations or _point(conversion, scope)
-        elif number != _bias_of(node.op_type):
+        elif number in weights_of(node.op_type):
             weights = weights or dtype_name(constant.data_type)
             scale = scope.constants.get(conversion.inputs[1]) if len(conversion.inputs) > 1 else None
             per_channel = per_channel or (scale is not None and prod(scale.dims) > 1)

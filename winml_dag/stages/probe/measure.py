@@ -1,0 +1,153 @@
+"""Measuring an execution provider, sample by sample, into a file of rows.
+
+Providers crash and hang, so samples are tried in processes of their own, a few hundred in each; what crashes one is a
+row like any other. What is in the file is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from winml_dag.canonical import canonical_json
+from winml_dag.ep.options import complete_options
+from winml_dag.ep.registry import Target, find_ep
+from winml_dag.ep.support.case import Case, case_json, case_of_json
+from winml_dag.ep.support.verdict import Outcome
+
+_IN_ONE_PROCESS = 400
+_HANGS_AFTER_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What is measured: the *first* to the *last* sample of *seed* on *target*; *held_back*: with other sizes, and
+    without ONNX's tests as they are.
+    """
+
+    target: Target
+    seed: int
+    first: int
+    last: int
+    held_back: bool = False
+
+
+def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] = lambda *_: None) -> None:
+    """Append to the file *rows* what is not in it yet. *tell* is called with how many are done, and of how many."""
+    done = _next_number(rows, wanted.first)
+    while done <= wanted.last:
+        last = min(done + _IN_ONE_PROCESS - 1, wanted.last)
+        command = [
+            sys.executable, "-m", __spec__.name if __name__ == "__main__" else __name__,
+            "--ep", wanted.target.ep.alias, "--device", wanted.target.device, "--seed", str(wanted.seed),
+            "--first", str(done), "--last", str(last), "--rows", str(rows),
+            *(["--held-back"] if wanted.held_back else []),
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+            _wait(child, rows)
+        after = _next_number(rows, wanted.first)
+        if after <= last:
+            with rows.open("a", encoding="utf-8", newline="\n") as file:
+                _write(file, {"number": after, "outcome": [False, False, True], "words": "it ended the process"})
+            after += 1
+        done = after
+        tell(done - wanted.first, wanted.last - wanted.first + 1)
+
+
+def _wait(child: subprocess.Popen[bytes], rows: Path) -> None:
+    """Until *child* ends, by itself or because nothing came of it for long."""
+    size = -1
+    while True:
+        try:
+            child.wait(_HANGS_AFTER_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            now = rows.stat().st_size if rows.exists() else 0
+            if now == size:
+                child.kill()
+                return
+            size = now
+
+
+def read_rows(rows: Path) -> Iterator[tuple[Case, Outcome]]:
+    """The cases in a file, with what came of them; each case once."""
+    cases: dict[int, Case] = {}
+    seen: set[Case] = set()
+    for line in _complete_lines(rows):
+        row = json.loads(line)
+        if "case" in row:
+            cases[row["number"]] = case_of_json(row["case"])
+        case = cases.get(row["number"])
+        if "outcome" in row and case is not None and case not in seen:
+            seen.add(case)
+            yield case, Outcome(*row["outcome"], words=row.get("words", ""))
+
+
+def _complete_lines(rows: Path) -> list[str]:
+    """A process that was ended may have left half a line."""
+    text = rows.read_text(encoding="utf-8") if rows.exists() else ""
+    return [line for line in text.split("\n")[:-1] if line.endswith("}")]
+
+
+def _next_number(rows: Path, first: int) -> int:
+    numbers = (row["number"] for row in map(json.loads, _complete_lines(rows)) if "outcome" in row or "skipped" in row)
+    return max(numbers, default=first - 1) + 1
+
+
+def _write(file: IO[str], row: dict[str, object]) -> None:
+    file.write(canonical_json(row) + "\n")  # type: ignore[arg-type]
+    file.flush()
+
+
+def _measure_here(wanted: Measurements, rows: Path) -> None:
+    """What the process does that may crash."""
+    from winml_dag.stages.probe.attempt import attempt
+    from winml_dag.stages.probe.readback import case_of_model
+    from winml_dag.stages.probe.samples.draw import OTHER_SIZES, SIZES
+    from winml_dag.stages.probe.samples.every import sample
+
+    options = complete_options(wanted.target, {})
+    sizes = OTHER_SIZES if wanted.held_back else SIZES
+    with rows.open("a", encoding="utf-8", newline="\n") as file, tempfile.TemporaryDirectory() as folder:
+        for number in range(wanted.first, wanted.last + 1):
+            found = sample(number, wanted.seed, sizes, tests=not wanted.held_back)
+            if found is None:
+                _write(file, {"number": number, "skipped": True})
+                continue
+            model = found.node.model().SerializeToString()
+            case = case_of_model(model, Path(folder))
+            _write(file, {"number": number, "case": case_json(case)})
+            expected = found.expected if found.node.quantized is None and wanted.target.ep.alias == "cpu" else None
+            outcome = attempt(model, found.node.feeds(), wanted.target, options, expected)
+            _write(
+                file,
+                {
+                    "number": number,
+                    "outcome": [outcome.compiled, outcome.ran, outcome.agrees],
+                    **({"words": outcome.words} if outcome.words else {}),
+                },
+            )
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--ep", "--device"):
+        parser.add_argument(name, required=True)
+    for name in ("--seed", "--first", "--last"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--held-back", action="store_true")
+    given = parser.parse_args()
+    target = Target(find_ep(given.ep), given.device)
+    _measure_here(Measurements(target, given.seed, given.first, given.last, given.held_back), given.rows)
+
+
+if __name__ == "__main__":
+    _main()
