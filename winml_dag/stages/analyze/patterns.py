@@ -48,13 +48,22 @@ class Pattern:
 
 
 def find_all(flow: Dataflow) -> list[Match]:
-    """Every place of every pattern, in the order of :data:`PATTERNS` and of the graph."""
+    """Every place of every pattern, in the order of :data:`PATTERNS` and of the graph. What is a part of an earlier
+    pattern is none of its own: a layer normalization is a root mean square normalization of what was centred.
+    """
     order = {id(node): place for place, node in enumerate(flow.nodes)}
-    return [
-        Match(pattern.name, tuple(sorted(bound.nodes, key=lambda node: order[id(node)])), bound.values)
-        for pattern in PATTERNS
-        for bound in pattern.find(flow)
-    ]
+    found: list[Match] = []
+    whole: dict[int, set[int]] = {}  # by node, all nodes of the first pattern that it is in
+    for pattern in PATTERNS:
+        for bound in pattern.find(flow):
+            inside = set(map(id, bound.nodes))
+            if all(inside <= whole.get(node, set()) for node in inside):
+                continue
+            for node in inside:
+                whole.setdefault(node, inside)
+            nodes = sorted(bound.nodes, key=lambda node: order[id(node)])
+            found.append(Match(pattern.name, tuple(nodes), bound.values))
+    return found
 
 
 def _forms(*forms: Term, last: str | tuple[str, ...]) -> Callable[[Dataflow], Iterator[Bound]]:
