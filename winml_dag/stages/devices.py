@@ -66,7 +66,7 @@ def run(config: DevicesConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG
     found = [_device(device) for device in onnxruntime.get_ep_devices() if device.ep_name == ep.name]
     return {
         "onnxruntime": onnxruntime.__version__,
-        "sdk_version": _sdk_version(ep),
+        "sdk_version": sdk_version(ep),
         "devices": found,
         # A provider that is part of its build of onnxruntime tells no devices: whether one is there, only a session
         # tells.
@@ -109,7 +109,7 @@ def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
             yield device, ""
 
 
-def _sdk_version(ep: ExecutionProvider) -> str:
+def sdk_version(ep: ExecutionProvider) -> str:
     """That of the hardware vendor's SDK in the package; empty when nothing tells."""
     from winml_dag.ep.fingerprint import libraries_of
     from winml_dag.ep.registry import package_of
