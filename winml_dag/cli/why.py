@@ -61,6 +61,8 @@ def _explanation(
         yield f"  {view.reason}"
         return
     reason, record = view.result.reason, view.result.record
+    if view.result.error:
+        yield f"  {view.result.error}"
     if reason.kind == "waits":
         further = all_are_shown and not set(reason.roots) <= set(reason.names)
         yield f"  {waits(reason.names)}" + (f", and that on {', '.join(reason.roots)}" if further else "")

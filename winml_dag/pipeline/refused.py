@@ -1,4 +1,4 @@
-"""What a stage put out whose result a build refused: laid where its reader finds it, since the output folder stays as it
+"""What a stage put out whose result a build refused: laid where its reader finds it, as the output folder stays what it
 was.
 """
 

@@ -1,0 +1,226 @@
+"""The search for capabilities in whole builds: what analyze discovers is applied, judged again, told and written down.
+
+What the target takes is in a table of the test's own: it has measured a CPU on which Erf does not run, and Gelu does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx_samples import perceptron
+
+from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.ep.support.verdict import Outcome
+from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.stages.probe.cases import Scope, case_of
+
+_ABOUT = About("CPUExecutionProvider", "cpu", "1", "", "1", "1", {}, emulated=False)
+
+
+@dataclass
+class Said:
+    """What one command said: its exit code, the one object on stdout, and what it told people."""
+
+    code: int
+    value: dict[str, Any]
+    told: str
+
+    @property
+    def stages(self) -> dict[str, dict[str, Any]]:
+        return {stage["id"]: stage for stage in self.value["builds"][0]["stages"]}
+
+    def with_status(self, status: str) -> list[str]:
+        return [name for name, stage in self.stages.items() if stage["status"] == status]
+
+
+class Folder:
+    """A folder with models, a cache and tables of support, and the command line in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "WINML_DAG_CACHE_DIR": str(self.folder / "cache"),
+            "WINML_DAG_SUPPORT_DIR": str(self.folder / "tables"),
+        }
+        command = [sys.executable, "-m", "winml_dag", *arguments]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+
+    def says(self, *arguments: str) -> Said:
+        done = self.run(*arguments, "--format", "json")
+        return Said(done.returncode, json.loads(done.stdout), done.stderr)
+
+    def json(self, *parts: str) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.folder.joinpath(*parts).read_text(encoding="utf-8"))
+        return value
+
+    def operators(self, *parts: str) -> set[str]:
+        model = onnx.load(self.folder.joinpath(*parts))
+        return {node.op_type for node in model.graph.node}
+
+
+def with_gelu(path: Path) -> None:
+    """``logits = gelu(x W1) W2``, spelled out."""
+    random = np.random.default_rng(0)
+    weights = {"w1": random.normal(size=(8, 8)), "w2": random.normal(size=(8, 4))}
+    constants = {**weights, "root": np.sqrt(2.0), "one": 1.0, "half": 0.5}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"], name="first"),
+        helper.make_node("Div", ["h", "root"], ["d"], name="scale"),
+        helper.make_node("Erf", ["d"], ["e"], name="erf"),
+        helper.make_node("Add", ["e", "one"], ["a"], name="shift"),
+        helper.make_node("Mul", ["h", "a"], ["m"], name="gate"),
+        helper.make_node("Mul", ["m", "half"], ["g"], name="halve"),
+        helper.make_node("MatMul", ["g", "w2"], ["logits"], name="second"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "gelu",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [4, 4])],
+        [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()],
+    )
+    # Below opset 20 the standard has no Gelu, and nothing fuses one unasked.
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    # With the shapes of all values, which the table is made from.
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+
+
+def cases(path: Path) -> Iterable[Case]:
+    model = read_model(path, values=True)
+    scope = Scope.of(model)
+    return [case_of(node, scope) for node in model.graph.nodes]
+
+
+GELU = ("build", "-m", "gelu.onnx", "--ep", "cpu", "-p", "fp32", "-o", "gelu")
+PLAIN = ("build", "-m", "plain.onnx", "--ep", "cpu", "-p", "fp32", "-o", "plain")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Two models, one with a GELU, and a table of all that is in them and what becomes of that: Erf alone fails."""
+    folder = Folder(tmp_path_factory.mktemp("autoconf"))
+    (folder.folder / "tables").mkdir()
+    with_gelu(folder.folder / "gelu.onnx")
+    perceptron(folder.folder / "plain.onnx")
+    # A cache of its own: what is measured here is not to be found later.
+    fusing = ("optimize", "-m", "gelu.onnx", "--no-validate", "--cache-dir", "measured", "--enable-gelu-fusion")
+    folder.run(*fusing, "-o", "fused.onnx")
+    assert "Gelu" in folder.operators("fused.onnx")
+    rows: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
+    for name in ("gelu.onnx", "fused.onnx"):
+        for case in cases(folder.folder / name):
+            runs = case.op_type != "Erf"
+            rows.setdefault((case.domain, case.op_type), []).append((case, Outcome(runs, runs)))
+    evidence = {operator: evidence_of(of_one, {"approximate": "none"}) for operator, of_one in rows.items()}
+    (folder.folder / "tables" / "cpu_cpu.support").write_bytes(table_bytes(_ABOUT, evidence))
+    return folder
+
+
+@dataclass(frozen=True)
+class Built:
+    """The folder with both models built, and what the builds said."""
+
+    folder: Folder
+    gelu: Said
+    plain: Said
+
+
+@pytest.fixture(scope="module")
+def built(made: Folder) -> Built:
+    return Built(made, made.says(*GELU), made.says(*PLAIN))
+
+
+def test_what_is_discovered_is_applied_judged_again_and_told(built: Built) -> None:
+    said, folder = built.gelu, built.folder
+    assert said.with_status("ran") == ["optimize.0", "analyze.0", "optimize.1", "analyze.1", "validate", "finalize"]
+    assert not any("2" in name for name in said.stages), "what follows adds nothing, and is no round to tell of"
+    assert "Gelu" in folder.operators("gelu", "model.onnx")
+    result = folder.json("gelu", "analyze_result.json")
+    assert result["results"][0]["classification"]["unsupported"] == []
+    assert result["analysis_timestamp"] is None
+
+    manifest = folder.json("gelu", "build_manifest.json")
+    assert manifest["analyze_iterations"] == 2
+    assert manifest["analyze_unsupported_node_count"] == 0
+    assert manifest["analyze_details"]["autoconf"] == {"gelu_fusion": True}
+    assert manifest["analyze_details"]["autoconf_not_converged"] is False
+    makers = {stage["id"]: stage.get("inputs", {}) for stage in manifest["stages"] if "id" in stage}
+    assert makers["finalize"]["model"]["from"] == "optimize.1", "a stage that the manifest has"
+    settings = folder.json("gelu", "winml_build_config.json")
+    assert (settings["auto"], settings["optim"]) == (False, {"gelu_fusion": True})
+
+
+@pytest.mark.parametrize("name", ["gelu", "plain"])
+def test_a_build_from_the_settings_gives_the_same_bytes_without_a_search(built: Built, name: str) -> None:
+    said = built.folder.says("build", "-c", f"{name}/winml_build_config.json", "-o", f"{name} again")
+    assert said.code == 0
+    assert said.stages["analyze"]["status"] == "skipped"
+    models = [(built.folder.folder / folder / "model.onnx").read_bytes() for folder in (name, f"{name} again")]
+    assert models[0] == models[1]
+    assert said.with_status("ran") == (["optimize.0"] if name == "gelu" else []), "what follows reads the same bytes"
+
+
+def test_an_end_of_the_search_costs_nothing_and_is_not_told_of(built: Built) -> None:
+    """Not even where every stage is to run: what a round has made is not made again."""
+    line = ["optimize.0", "analyze.0", "validate", "finalize"]
+    assert built.plain.with_status("ran") == line
+    assert built.folder.says(*PLAIN, "--rebuild").with_status("ran") == line
+    assert built.folder.json("plain", "build_manifest.json")["analyze_iterations"] == 1
+    assert "analyze.3" in built.folder.run(*PLAIN, "--verbose").stdout
+    assert '"optimize.3"' in built.folder.run("graph", *PLAIN[1:]).stdout
+    reproduced = built.folder.says("reproduce", "analyze", *PLAIN[1:]).value
+    assert [stage["id"] for stage in reproduced["stages"]] == ["analyze.0"]
+
+
+def test_toggling_the_search_runs_nothing_that_is_known(built: Built) -> None:
+    said = built.folder.says(*PLAIN[:-1], "without", "--no-analyze")
+    assert said.with_status("ran") == []
+    assert said.stages["analyze"]["reason"] == "--no-analyze was given"
+    assert not (built.folder.folder / "without" / "analyze_result.json").exists()
+
+
+def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done(built: Built) -> None:
+    """And again without running anything, with the analysis for who wants to know, until it is allowed."""
+    recipe = {"model": "gelu.onnx", "ep": "cpu", "precision": "fp32", "optim": {"gelu_fusion": False}}
+    (built.folder.folder / "refused.json").write_text(json.dumps(recipe))
+    build = ("build", "-c", "refused.json", "-o", "refused")
+    said = built.folder.says(*build)
+    assert (said.code, said.with_status("failed")) == (1, ["analyze.3"])
+    failed = said.stages["analyze.3"]
+    assert "CPUExecutionProvider (cpu) cannot run 1 node of the model: Erf (1 node: erf; " in failed["error"]
+    assert json.loads(Path(failed["result"]).read_text())["results"][0]["has_errors"] is True
+    assert {"validate", "finalize"} <= {*said.with_status("skipped")}
+    assert not (built.folder.folder / "refused" / "model.onnx").exists()
+
+    again = built.folder.run(*build)
+    assert (again.returncode, "ran in" in again.stdout) == (1, False)
+    assert "error: CPUExecutionProvider (cpu) cannot run" in again.stderr
+    assert f"the whole result of analyze: {failed['result']}" in again.stderr
+    assert built.folder.says("plan", *build[1:]).stages["analyze.3"]["error"] == failed["error"]
+
+    allowed = built.folder.says(*build, "--allow-unsupported-nodes")
+    assert (allowed.code, allowed.with_status("ran")) == (0, ["validate", "finalize"])
+    manifest = built.folder.json("refused", "build_manifest.json")
+    assert manifest["analyze_unsupported_node_count"] == 1
+    assert any("cannot run 1 node: Erf (1)" in notice for notice in manifest["notices"])
+
+
+def test_a_plan_tells_of_rounds_that_are_sure_to_come(made: Folder) -> None:
+    planned = made.says("plan", *GELU[1:], "--cache-dir", "new")
+    assert planned.with_status("ran") == ["optimize.0", "analyze.0", "validate", "finalize"]
+    assert planned.stages["validate"]["reason"] == "depends on what optimize.0 will give"
