@@ -27,12 +27,24 @@ def _lines(result: BuildResult, request: Request) -> Iterator[str]:
 
     assert request.command is not None
     outcome = command_result(result, request.command)
-    if line := _LINES.get(request.command):
-        yield f"{line(outcome.metrics)}, {outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
+    line, components = _LINES.get(request.command), _by_component(outcome.metrics)
+    took = f"{outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
+    if line and components:
+        for name, metrics in components.items():
+            yield f"{name}: {line(metrics)}"
+        yield f"{counted(len(components), 'component')} of one model in {took}"
+    elif line:
+        yield f"{line(outcome.metrics)}, {took}"
     # Of other providers every build says it.
     on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
     if on_cpu and outcome.quality is not None:
         yield f"held against the model that was given: {outcome.quality.sentence()}"
+
+
+def _by_component(metrics: JsonObject) -> Mapping[str, Mapping[str, Any]]:
+    """What was measured of each component, where several were made together."""
+    found = metrics.get("components")
+    return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
 
 
 OUTCOME = Telling(_value, done=_lines)

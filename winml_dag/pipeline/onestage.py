@@ -14,10 +14,10 @@ from typing import TypeVar
 from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.pipeline.sections import sensitivity_config
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.variant import Build, SavePath, Skip
+from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath, Skip
 from winml_dag.stages import kinds
 from winml_dag.stages.finalize import FinalizeConfig
 
@@ -71,7 +71,7 @@ _COMMANDS: Mapping[str, _Command] = {
 }
 
 
-def build_of_one(request: Request, *, download: bool) -> Build:
+def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
     """The build that *request* means, which names a command. Of a recipe, the sections of the command's stages and the
     target count; *download* allows fetching data from the hub.
 
@@ -94,7 +94,9 @@ def build_of_one(request: Request, *, download: bool) -> Build:
         compile=command.compiles,
         analyze=False,
     )
-    build = resolve(loaded, asked, output.parent, download=download, only=command.stages)
+    build = resolve_whole(loaded, asked, output.parent, download=download, only=command.stages)
+    if isinstance(build, CompositeBuild):
+        return _of_components(build, command, output)
     if isinstance(main := getattr(build, request.command), Skip):
         why = main.reason.removeprefix("there is ")
         nothing = why if why.startswith("nothing") else f"nothing to {request.command}: {why}"
@@ -106,22 +108,7 @@ def build_of_one(request: Request, *, download: bool) -> Build:
         summary = replace(summary, precision="activation ranges")
     saved = build.save_ranges if request.save_ranges is None else _save_path(build, request.save_ranges)
 
-    def kept(stage: str, config: T | Skip) -> T | Skip:
-        return config if stage in command.stages else Skip(f"`{request.command}` is not about it")
-
-    whole = replace(
-        build,
-        summary=summary,
-        export=kept("export", build.export),
-        optimize=kept("optimize", build.optimize),
-        calibrate=kept("calibrate", build.calibrate),
-        quantize=kept("quantize", build.quantize),
-        compile=kept("compile", build.compile),
-        validate=kept("validate", build.validate),
-        finalize=kept("finalize", _finalize(build, output.name)),
-        save_ranges=saved,
-        declared=None,
-    )
+    whole = replace(_only(build, command, output.name), summary=summary, save_ranges=saved)
     if not request.also:
         return whole
     # Imported here: few calls name a second model.
@@ -129,6 +116,39 @@ def build_of_one(request: Request, *, download: bool) -> Build:
 
     assert request.overrides.onnx is not None
     return sharing(whole, request.overrides.onnx, request.also)
+
+
+def _only(build: Build, command: _Command, name: str) -> Build:
+    """*build* with the stages of *command* alone; its result is called *name*."""
+
+    def kept(stage: str, config: T | Skip) -> T | Skip:
+        return config if stage in command.stages else Skip("this command is not about it")
+
+    return replace(
+        build,
+        export=kept("export", build.export),
+        optimize=kept("optimize", build.optimize),
+        calibrate=kept("calibrate", build.calibrate),
+        quantize=kept("quantize", build.quantize),
+        compile=kept("compile", build.compile),
+        validate=kept("validate", build.validate),
+        finalize=kept("finalize", _finalize(build, name)),
+        declared=None,
+    )
+
+
+def _of_components(build: CompositeBuild, command: _Command, output: Path) -> CompositeBuild:
+    """The same of several components: each has a file of its own, named after *output* and the component."""
+    names = {name: f"{output.stem}_{name}{output.suffix}" for name in build.parts}
+    first, *also = names.values()
+    return replace(
+        build,
+        summary=replace(build.summary, output_file=first, also=tuple(also)),
+        parts={
+            name: replace(_only(part, command, file), summary=replace(part.summary, output_file=file))
+            for part, (name, file) in zip(build.parts.values(), names.items(), strict=True)
+        },
+    )
 
 
 def _finalize(build: Build, name: str) -> FinalizeConfig:

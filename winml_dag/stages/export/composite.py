@@ -29,8 +29,7 @@ class _Component:
 
 def run(config: ComponentsConfig, workspace: Workspace) -> JsonObject:
     """Write for every component ``export.onnx`` to output ``<name>_model``, and its module hierarchy to output
-    ``<name>_hierarchy``. Metrics are by component; ``loads`` is how often the model was read, which is the largest part
-    of the time and of the memory that this takes.
+    ``<name>_hierarchy``. Metrics are by component.
 
     Raises:
         StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
@@ -50,10 +49,7 @@ def run(config: ComponentsConfig, workspace: Workspace) -> JsonObject:
     fields = {name: each.fields for name, each in components.items()}
     # What is written comes from the exporter's files: the model makes room for that.
     del loaded, components, each
-    return {
-        "loads": 1,
-        "components": {name: _write(name, exported.pop(name), fields[name], workspace) for name in fields},
-    }
+    return {"components": {name: _write(name, exported.pop(name), fields[name], workspace) for name in fields}}
 
 
 def _load(config: ComponentsConfig, workspace: Workspace) -> LoadedModel:
