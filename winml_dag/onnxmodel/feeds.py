@@ -135,7 +135,17 @@ def random_feed(
     Raises:
         InputError: as :func:`random_feeds`.
     """
-    return {spec.name: _sample(spec, _generator(seed, spec.name, index), distribution) for spec in specs}
+    return {
+        spec.name: _valid(spec.name, _sample(spec, _generator(seed, spec.name, index), distribution)) for spec in specs
+    }
+
+
+def _valid(name: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Boxes on a page (left, top, right, bottom) end right of and below where they begin: models look sizes up."""
+    if name != "bbox" or values.shape[-1:] != (4,):
+        return values
+    corners = np.sort(values.reshape(*values.shape[:-1], 2, 2), axis=-2)
+    return corners.reshape(values.shape)
 
 
 def _generator(seed: str, name: str, index: int) -> np.random.Generator:

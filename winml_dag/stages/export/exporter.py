@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export.architectures import DYNAMO
+from winml_dag.stages.export.interpolation import constants_interpolated
 from winml_dag.stages.export.outputs import OutputChoice
 from winml_dag.stages.export.reason import logged_reason
 from winml_dag.stages.export.weights import attach_weights, weights_aside
@@ -64,7 +66,9 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
         StageError: when the exporter cannot take the model.
     """
     try:
-        with warnings.catch_warnings(), weights_aside() as aside:
+        fixed = options.exporter != DYNAMO and not any(options.dynamic_axes.values())
+        constants = constants_interpolated(len(example)) if fixed else contextlib.nullcontext()
+        with warnings.catch_warnings(), constants, weights_aside() as aside:
             # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
             warnings.filterwarnings(
                 "ignore", message="You are using the legacy TorchScript", category=DeprecationWarning
