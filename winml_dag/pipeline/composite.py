@@ -27,6 +27,8 @@ S = TypeVar("S", Quant, Compile)
 _OF_TENSORS = ("input_tensors", "dynamic_axes")
 # What decides the types of a quantized model; a component that says it is not for the recipe's precision.
 _OF_PRECISION = ("mode", "weight_type", "activation_type")
+# Sources that the common export reads.
+_OF_EXPORT = ("model", "script")
 _NOTHING = Recipe()
 _SECTIONS = ("export", "optim", "quant", "compile", "validate", "skip_optimize")
 
@@ -134,7 +136,6 @@ def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]
             notices=tuple(_notices(named)),
             components=precisions,
         ),
-        model=first.inputs.model,
         export=ComponentsConfig(
             loader=replace(first.export.loader, task=task, model_class=None),
             components={
@@ -195,7 +196,7 @@ def _part(name: str, build: Build) -> Build:
     sources: dict[str, Any] = {
         field.name: replace(source, name=f"{name} {source.name}")
         for field in fields(Inputs)
-        if field.name != "model" and isinstance(source := getattr(inputs, field.name), Source)
+        if field.name not in _OF_EXPORT and isinstance(source := getattr(inputs, field.name), Source)
     }
     finalize = build.finalize
     assert isinstance(finalize, FinalizeConfig)

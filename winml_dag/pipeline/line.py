@@ -106,7 +106,7 @@ class Line:
     def nodes(self) -> Iterator[Node]:
         build = self._build
         if config := chosen(build.export):
-            yield self._after(self._node("export", EXPORT, config_json(config), model=build.inputs.model))
+            yield self._after(self.export(EXPORT, config_json(config)))
         reference, reference_kind = self._model, self._kind
         yield from self._rounds()
         ranges = None if build.inputs.ranges is None else build.inputs.ranges.name
@@ -190,6 +190,10 @@ class Line:
                 asked = number == search.rounds and search.refuses_unsupported
                 yield replace(node, check=CHECK) if asked else node
                 flags = node.output("flags")
+
+    def export(self, stage: Stage, config: JsonObject) -> Node:
+        """The export as *stage* declares it, which may be of more than this line goes on with."""
+        return self._node("export", stage, config, model=self._build.inputs.model)
 
     def _compile(self, config: CompileConfig) -> Node:
         build = self._build

@@ -19,14 +19,14 @@ from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source
 from winml_dag.ep.registry import environments_behind
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
-from winml_dag.pipeline.epplace import HERE, configuration
+from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
 from winml_dag.pipeline.line import OURS, Line, Start, id_of
 from winml_dag.pipeline.userplan import UserPlan, plan_stages
 from winml_dag.pipeline.userstages import Declared, Ours
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.findings import Findings
-from winml_dag.stages.export import EXPORT, export_stage
+from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints
 
@@ -62,17 +62,12 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
 
 def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints) -> BuildGraph:
     """One export, and behind it a line for each component."""
-    model = build.model
-    export = Node(
-        id="export",
-        stage=export_stage(build.parts),
-        config=config_json(build.export),
-        inputs={} if model is None else {"model": model.name},
-        toolchain=HERE.toolchain(EXPORT.packages),
+    export = Line(next(iter(build.parts.values())), fingerprints, {}).export(
+        export_stage(build.parts), config_json(build.export)
     )
     nodes, steps = [export], [Step(export.id, export.stage.name)]
     looked_at, absent = list[Path](), list[Path]()
-    sources = {} if model is None else {model.name: model}
+    sources: dict[str, Source] = {}
     for name, part in build.parts.items():
         prefix, slot = f"{name}.", prefixed("model", name)
         line = Line(part, fingerprints, {}, prefix=prefix, start=Start(export.output(slot), export.kind(slot)))

@@ -102,12 +102,11 @@ class Build:
 
 @dataclass(frozen=True)
 class CompositeBuild:
-    """A model in several components, which are exported together from ``model`` (None: random weights). ``parts`` are,
-    by name, their builds from there on; ``summary`` is about all.
+    """A model in several components, which are exported together. ``parts`` are, by name, their builds from there on,
+    whose inputs have what the export reads; ``summary`` is about all.
     """
 
     summary: BuildSummary
-    model: Source | None
     export: ComponentsConfig
     parts: Mapping[str, Build]
 
