@@ -1,0 +1,163 @@
+"""The search for capabilities as a plan: which rounds there are, what each reads, and what of that is in no key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from onnx import TensorProto, helper, save
+
+from winml_dag.engine.keys import cache_key, ingredients_of
+from winml_dag.engine.stage import Node
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.resolve import build_of
+from winml_dag.store import changetime
+from winml_dag.store.local import LocalStore
+
+RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}
+
+NOTHING = Overrides()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setenv("WINML_DAG_SUPPORT_DIR", str(tmp_path / "tables"))
+    return LocalStore(tmp_path / "cache")
+
+
+def planned(store: LocalStore, overrides: Overrides = NOTHING, **recipe: Any) -> BuildGraph:
+    Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, **recipe}), encoding="utf-8")
+    request = Request(Path("recipe.yaml"), overrides, Path("out"))
+    build = build_of(request, store.folder, download=False, needs_folder=False)
+    return plan_build(build, store.fingerprints)
+
+
+def searching(planned: BuildGraph) -> list[Node]:
+    return [node for node in planned.graph.nodes if node.stage.name in ("optimize", "analyze")]
+
+
+def key(planned: BuildGraph, node_id: str) -> str:
+    """The key of a node, whatever the exported model will be."""
+    node = planned.graph.node(node_id)
+    digests = {slot: planned.sources[name].digest if name in planned.sources else name
+               for slot, name in node.inputs.items()}  # fmt: skip
+    return cache_key(ingredients_of(node, digests))
+
+
+def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_it(store: LocalStore) -> None:
+    graph = planned(store, ep="cpu", precision="w8a8")
+    assert [node.id for node in searching(graph)] == [
+        *("optimize.0", "analyze.0", "optimize.1", "analyze.1"),
+        *("optimize.2", "analyze.2", "optimize.3", "analyze.3"),
+    ]
+    nodes = {node.id: node for node in graph.graph.nodes}
+    for number in range(1, 4):
+        optimize, analyze = nodes[f"optimize.{number}"], nodes[f"analyze.{number}"]
+        assert optimize.config == nodes["optimize.0"].config
+        assert optimize.inputs["model"] == nodes["optimize.0"].inputs["model"] == "export.model"
+        assert optimize.inputs["flags"] == analyze.inputs["flags"] == f"analyze.{number - 1}.flags"
+        assert analyze.inputs["model"] == f"optimize.{number}.model"
+    assert nodes["calibrate"].inputs["model"] == "optimize.3.model"
+    assert [node.id for node in graph.graph.nodes if node.check] == ["analyze.3"]
+
+
+def test_a_search_changes_no_key_of_what_it_begins_with(store: LocalStore) -> None:
+    """Nor does the target: builds for several share the first optimize, and all when nothing is discovered."""
+    first = key(planned(store, ep="cpu"), "optimize.0")
+    assert key(planned(store, Overrides(analyze=False), ep="cpu"), "optimize.0") == first
+    assert key(planned(store, ep="cpu", auto=False), "optimize.0") == first
+    assert key(planned(store, ep="cpu", max_optim_iterations=1), "optimize.0") == first
+    assert key(planned(store, ep="qnn", precision="w8a16"), "optimize.0") == first
+    assert key(planned(store, ep="openvino", device="gpu"), "optimize.0") == first
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "ids", "proposes"),
+    [
+        ({}, Overrides(max_optim_iterations=1), ["optimize.0", "analyze.0", "optimize.1", "analyze.1"], True),
+        ({"max_optim_iterations": 0}, Overrides(), ["optimize.0", "analyze.0"], False),
+        ({"skip_optimize": True}, Overrides(), ["analyze.0"], False),
+        ({}, Overrides(optimize=False), ["analyze.0"], False),
+        ({"auto": False}, Overrides(), ["optimize.0"], None),
+        ({}, Overrides(analyze=False), ["optimize.0"], None),
+        ({"auto": False}, Overrides(analyze=True, max_optim_iterations=0), ["optimize.0", "analyze.0"], False),
+    ],
+)
+def test_what_switches_rounds_off(
+    store: LocalStore, recipe: dict[str, Any], overrides: Overrides, ids: list[str], proposes: bool | None
+) -> None:
+    graph = planned(store, overrides, **recipe)
+    nodes = searching(graph)
+    assert [node.id for node in nodes] == ids
+    asked = [node.config["analyze"]["propose"] for node in nodes if node.stage.name == "analyze"]  # type: ignore[index,call-overload]
+    assert set(asked) == ({proposes} if proposes is not None else set())
+    assert ("no capabilities" in graph.sources) is (ids != [])
+
+
+def test_a_model_that_is_quantized_already_is_judged_once(store: LocalStore) -> None:
+    value, result = (helper.make_tensor_value_info(name, TensorProto.UINT8, [1]) for name in "xy")
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s"], ["f"]),
+        helper.make_node("QuantizeLinear", ["f", "s"], ["y"]),
+    ]
+    scale = helper.make_tensor("s", TensorProto.FLOAT, [], [1.0])
+    save(helper.make_model(helper.make_graph(nodes, "g", [value], [result], [scale])), "qdq.onnx")
+    graph = planned(store, Overrides(onnx=Path("qdq.onnx")))
+    assert [node.id for node in searching(graph)] == ["analyze.0"]
+    assert graph.graph.node("analyze.0").inputs["model"] == "qdq.onnx"
+
+
+def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: LocalStore) -> None:
+    quant = {"weight_type": "int8", "activation_type": "uint16", "nodes_to_exclude": ["/head/*"], "per_channel": False}
+    (node,) = searching(planned(store, Overrides(optimize=False), ep="qnn", quant=quant))
+    assert node.config["quant"] == {
+        "activation_type": "uint16",
+        "weight_type": "int8",
+        "per_channel": False,
+        "op_types": None,
+        "excluded": ["/head/*"],
+    }
+    assert node.config["target"] == {
+        "execution_provider": "QNNExecutionProvider",
+        "device": "npu",
+        "standard_domain_only": False,
+    }
+
+
+@pytest.mark.parametrize(("precision", "types"), [("fp16", "float16"), ("w4a16", "float16"), ("w4a32", None)])
+def test_floats_of_16_bits_are_judged_so_and_weights_of_4_alone_are_not(
+    store: LocalStore, precision: str, types: str | None
+) -> None:
+    (node,) = searching(planned(store, Overrides(optimize=False), ep="cpu", precision=precision))
+    quant = node.config["quant"]
+    assert (quant["activation_type"] if isinstance(quant, dict) else quant) == types
+
+
+def test_a_target_that_nothing_is_known_of_is_told(store: LocalStore) -> None:
+    (told,) = (notice for notice in planned(store, ep="migraphx", device="gpu").summary.notices if "table" in notice)
+    assert told.startswith("There is no table of what MIGraphXExecutionProvider (gpu) takes")
+    assert not any("table" in notice for notice in planned(store, ep="migraphx", auto=False).summary.notices)
+
+
+def test_a_table_of_the_users_own_counts_and_comes_first(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it comes after a plan was made."""
+    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
+    request = Request(Path("recipe.yaml"), Overrides(), Path("out"))
+    assert "operator support" not in plan_request(request, store, download=False).sources
+    table = Path("tables", "migraphx_gpu.support")
+    table.write_bytes(b"table")
+    graph = plan_request(request, store, download=False)
+    assert graph.graph.sources["operator support"].files[0].path == Path.cwd() / table
+    assert [file.name for file in graph.sources["operator support"].files] == ["0_migraphx_gpu.support"]
+    assert graph.graph.node("analyze.0").inputs["support"] == "operator support"
+    table.write_bytes(b"another")
+    other = plan_request(request, store, download=False)
+    assert other.sources["operator support"] != graph.sources["operator support"]
