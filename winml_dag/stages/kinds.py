@@ -23,6 +23,7 @@ COMPILED_MODELS = "compiled onnx models"  # several that share one binary
 RANGES = "activation ranges"
 OPTIMIZATIONS = "optimizations"  # one file optimizations.json: {capability: true} for all that analyze discovered
 SUPPORT = "operator support"  # tables of what execution providers do with operators
+PROBE = "probe result"
 ANALYSIS = "analysis"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"

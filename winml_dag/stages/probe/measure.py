@@ -87,7 +87,8 @@ def read_rows(rows: Path) -> Iterator[tuple[Case, Outcome]]:
         case = cases.get(row["number"])
         if "outcome" in row and case is not None and case not in seen:
             seen.add(case)
-            yield case, Outcome(*row["outcome"], words=row.get("words", ""))
+            compiled, ran, agrees = row["outcome"]
+            yield case, Outcome(compiled, ran, agrees, row.get("words", ""))
 
 
 def _complete_lines(rows: Path) -> list[str]:

@@ -131,17 +131,17 @@ class _Writer:
             return name
         if number not in self.of.constants:
             scale, point = _encoding(quantized.activations, *_range(array))
-            self.scales[number] = np.float32(scale)
+            self.scales[number] = np.asarray(scale, np.float32)
             return self._converted(name, f"{name}_in", quantized.activations, scale, point, self.nodes)
         if number == bias_of(op_type) and {0, 1} <= self.scales.keys():
-            scale = np.asarray(self.scales[0] * self.scales[1], np.float32).reshape(-1)
+            both = np.asarray(self.scales[0] * self.scales[1], np.float32).reshape(-1)
             # One for each channel, unless channels of several groups share theirs.
-            scale = scale if scale.size == array.size > 1 else np.asarray(scale.max(), np.float32)
-            return self._constant(name, np.round(array / scale).astype(np.int32), scale, np.zeros_like(scale, np.int32))
+            both = both if both.size == array.size > 1 else np.asarray(both.max(), np.float32)
+            return self._constant(name, np.round(array / both).astype(np.int32), both, np.zeros_like(both, np.int32))
         if number in weights_of(op_type):
             return self._weights(name, number, array, quantized)
         scale, point = _encoding(quantized.activations, *_range(array))
-        self.scales[number] = np.float32(scale)
+        self.scales[number] = np.asarray(scale, np.float32)
         integers = _integers(array, scale, point, quantized.activations)
         return self._constant(name, integers, np.float32(scale), np.asarray(point, quantized.activations))
 
@@ -151,7 +151,7 @@ class _Writer:
         if axis is None:
             scale: Any
             scale, point = _encoding(kind, *_range(array), symmetric=kind != "uint8")
-            self.scales[number] = np.float32(scale)
+            self.scales[number] = np.asarray(scale, np.float32)
             integers = _integers(array, scale, point, kind)
             return self._constant(name, integers, np.float32(scale), np.asarray(point), kind)
         others = tuple(each for each in range(array.ndim) if each != axis)
@@ -202,7 +202,7 @@ class _Writer:
     ) -> None:
         standard = 17 if self.of.domain else self.of.opset
         foreign = kind not in ("uint8", "int8", "int32") and standard < _SIXTEEN_BITS_FROM
-        given = {} if axis is None else {"axis": axis}
+        given: dict[str, Any] = {} if axis is None else {"axis": axis}
         domain = "com.microsoft" if foreign else ""
         names = [source, f"{prefix}_scale", f"{prefix}_point"]
         to.append(helper.make_node(op_type, names, [result], name=f"{result}_node", domain=domain, **given))
@@ -233,7 +233,7 @@ def _encoding(kind: str, low: float, high: float, *, symmetric: bool = False) ->
 
 def _integers(array: Array, scale: Any, point: int, kind: str) -> Array:
     found = np.clip(np.round(array / scale) + point, *_limits(kind))
-    return found.astype(kind if kind in _LEVELS else np.int8)
+    return np.asarray(found, kind if kind in _LEVELS else np.int8)
 
 
 def _tensor(name: str, values: Array, kind: str) -> TensorProto:

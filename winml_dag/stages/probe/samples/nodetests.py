@@ -36,7 +36,7 @@ def node_tests() -> tuple[NodeTest, ...]:
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        tests = collect_testcases(None)  # type: ignore[arg-type]
+        tests = collect_testcases(None)
     found = (_node_test(test) for test in sorted(tests, key=lambda test: str(test.name)))
     return tuple(test for test in found if test is not None)
 

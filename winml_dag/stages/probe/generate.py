@@ -1,0 +1,100 @@
+"""Making a table of support: ``python -m winml_dag.stages.probe.generate --ep qnn``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from winml_dag.engine.toolchain import installed_distributions, normalised
+from winml_dag.ep.emulator import is_emulated
+from winml_dag.ep.options import complete_options
+from winml_dag.ep.registry import CPU, Target, find_ep, package_of
+from winml_dag.ep.support.case import AttributeValue, Case
+from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.ep.support.tables import table_name
+from winml_dag.ep.support.verdict import Outcome
+from winml_dag.stages.probe.measure import Measurements, measure, read_rows
+
+# Options that decide how fast a compiled model is, and nothing of what is taken.
+_OF_SPEED = frozenset({"htp_graph_finalization_optimization_mode", "htp_performance_mode"})
+
+
+def table_of(about: About, rows: Iterable[tuple[Case, Outcome]]) -> bytes:
+    """The file of the table that *rows* come to."""
+    by_operator: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
+    for case, outcome in rows:
+        by_operator.setdefault((case.domain, case.op_type), []).append((case, outcome))
+    return table_bytes(about, {key: evidence_of(found, attribute_defaults(*key)) for key, found in by_operator.items()})
+
+
+def about_target(target: Target, cases: int) -> About:
+    """What is installed here for *target*."""
+    import onnx
+    import onnxruntime
+
+    from winml_dag.stages.devices import sdk_version
+
+    package = package_of(target.ep, None)
+    version = "" if package is None else installed_distributions(None).get(normalised(package.distribution), "")
+    return About(
+        ep=target.ep.name,
+        device=target.device,
+        ep_version=version,
+        sdk_version="" if target.ep == CPU else sdk_version(target.ep),
+        onnxruntime=onnxruntime.__version__,
+        onnx=onnx.__version__,
+        options={name: value for name, value in complete_options(target, {}).items() if name not in _OF_SPEED},
+        emulated=is_emulated(target),
+        cases=cases,
+    )
+
+
+def attribute_defaults(domain: str, op_type: str) -> Mapping[str, AttributeValue]:
+    """What attributes of an operator are when they are left out, as far as all opsets agree on it."""
+    import onnx
+
+    found: dict[str, set[AttributeValue]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if (schema.domain, schema.name) != (domain, op_type):
+            continue
+        for name, attribute in schema.attributes.items():
+            default = attribute.default_value
+            if default.type:
+                value = onnx.helper.get_attribute_value(default)
+                plain = value.decode() if isinstance(value, bytes) else tuple(value) if _is_list(value) else value
+                found.setdefault(name, set()).add(plain)
+    return {name: values.pop() for name, values in sorted(found.items()) if len(values) == 1}
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Measure what an execution provider does with operators, and write a table of it."
+    )
+    parser.add_argument("--ep", required=True, help="such as qnn")
+    parser.add_argument("--device", help="by default the provider's first")
+    parser.add_argument("--output", type=Path, help="the table; by default such as qnn_npu.support in this folder")
+    parser.add_argument("--samples", type=int, default=16000, help="how many uses of operators are tried")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    given = parser.parse_args()
+    ep = find_ep(given.ep)
+    target = Target(ep, given.device or ep.devices[0])
+    output = given.output or Path(table_name(target))
+    rows = output.with_suffix(".rows.jsonl")
+    measure(Measurements(target, given.seed, 0, given.samples - 1), rows, _tell)
+    found = list(read_rows(rows))
+    output.write_bytes(table_of(about_target(target, len(found)), found))
+    print(f"{output}: {len(found)} cases. What was measured stays in {rows}, and is not measured again.")
+
+
+def _tell(done: int, total: int) -> None:
+    print(f"{done} of {total}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
