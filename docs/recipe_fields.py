@@ -143,6 +143,11 @@ FIELDS: dict[str, Meaning] = {
         "Write the module of each node into the model and into `export_htp_metadata.json`."
     ),
     "export.hierarchy_tag_format": Meaning("How a module is written there."),
+    "export.shape_config": _ours(
+        "Sizes by the name of the dimension: `{sequence_length: 64}`, `{height: 384, width: 384}`. They come before the "
+        "sizes in `input_tensors`; an axis that has a name there stays open. A dimension that no input has changes "
+        "nothing."
+    ),
     "export.compatibility": Meaning("See below."),
     "export.compatibility.transformers_attention": Meaning("Attention is always exported as `eager`."),
     "quant.mode": Meaning("static: QDQ with calibration. dynamic: integer weights only. rtn: weights in blocks. "

@@ -56,9 +56,10 @@ _OPTIONS = (
 def request_options(function: F) -> F:
     """Add the options; the command gets them as ``**options``."""
     # Imported here and below: the groups have their types from this module.
+    from winml_dag.cli.exporting import input_options
     from winml_dag.cli.settings import COMPILE, VALIDATION
 
-    for option in reversed((*_OPTIONS, COMPILE, VALIDATION)):
+    for option in reversed((*_OPTIONS, input_options, COMPILE, VALIDATION)):
         function = option(function)
     return function
 
@@ -74,9 +75,11 @@ def format_option(function: F) -> F:
 
 def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
     """The request and the cache folder that *options* mean."""
+    from winml_dag.cli.exporting import taken_inputs
     from winml_dag.cli.settings import COMPILE, VALIDATION
 
-    compiling, validating = COMPILE.taken(options), VALIDATION.taken(options)
+    sections = {"export": taken_inputs(options), "validate": VALIDATION.taken(options)}
+    compiling = COMPILE.taken(options)
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     request = Request(
         recipe=options.pop("recipe"),
@@ -85,7 +88,7 @@ def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
         overrides=Overrides(
             **options,
             compile_settings=compiling or None,
-            settings={"validate": validating} if validating else None,
+            settings={name: given for name, given in sections.items() if given} or None,
         ),
     )
     return request, cache_dir

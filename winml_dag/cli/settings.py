@@ -122,7 +122,6 @@ CALIBRATION = Settings(
 
 EXPORT = Settings(
     (
-        click.option("--batch-size", type=click.IntRange(min=1), help="The first dimension of every input [1]."),
         click.option("--dynamo/--no-dynamo", default=None, help="PyTorch's newer exporter, or the older one."),
         click.option("--opset", type=click.IntRange(min=1), help="The version of the ONNX operators [21]."),
         click.option(
@@ -132,7 +131,6 @@ EXPORT = Settings(
         ),
     ),
     {
-        "batch_size": "batch_size",
         "dynamo": "dynamo",
         "opset_version": "opset",
         "enable_hierarchy_tags": "hierarchy",

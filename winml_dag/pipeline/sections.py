@@ -70,9 +70,10 @@ def _export_fields(export: Export) -> ExportFields:
     inputs = export.input_tensors
     outputs = export.output_tensors
     axes = export.dynamic_axes
+    sizes: dict[str, int] = {**(export.shape_config or {})}
     return ExportFields(
         opset_version=export.opset_version or DEFAULT_OPSET,
-        batch_size=export.batch_size,
+        batch_size=sizes.pop("batch_size", export.batch_size),
         dynamo=export.dynamo,
         export_params=export.export_params,
         do_constant_folding=export.do_constant_folding,
@@ -93,6 +94,7 @@ def _export_fields(export: Export) -> ExportFields:
         if not axes
         else {name: {str(axis): label for axis, label in by_axis.items()} for name, by_axis in axes.items()},
         module_arguments=export.module_arguments or None,
+        shape_config=sizes or None,
     )
 
 

@@ -117,6 +117,11 @@ Chip = Annotated[int | str, BeforeValidator(_number_or_name("the number of a chi
 Axis = Annotated[str, AfterValidator(_check_axis)]
 ModelPath = Annotated[str | Mapping[str, str], BeforeValidator(_check_model_path)]
 
+# The names that winml-cli has for the dimensions of inputs.
+InputDimension = Literal[
+    "batch_size", "sequence_length", "num_choices", "num_channels", "height", "width", "num_frames",
+    "audio_sequence_length", "nb_max_frames", "feature_size", "point_batch_size", "nb_points_per_image",
+]  # fmt: skip
 Device = Literal["auto", "cpu", "gpu", "npu"]
 IntegerType = Literal["uint8", "int8", "uint16", "int16"]
 WeightType = Literal["uint4", "int4", "uint8", "int8", "uint16", "int16"]

@@ -60,7 +60,7 @@ def _location(details: ErrorDetails) -> tuple[Location, bool]:
 
 
 def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -> str:
-    kind, value = details["type"], details["input"]
+    kind, value, is_value = details["type"], details["input"], details["loc"][-1:] != (_KEY,)
     if kind == "recipe":
         return details["msg"]
     if kind == "extra_forbidden":
@@ -68,7 +68,7 @@ def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -
     if kind == "missing":
         return "is required"
     if kind == "literal_error":
-        choices = _choices(location, root)
+        choices = _choices(location if is_value else location[:-1], root, keys=not is_value)
         return f"{_shown(value)} is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
     if kind == "string_type" and isinstance(value, int | float):
         return f"expected text, got {_shown(value)}; put it in quotes"
@@ -88,8 +88,12 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     return f"unknown key{did_you_mean(word, fields)}"
 
 
-def _choices(location: Location, root: type[BaseModel]) -> list[str]:
-    found = [choice for kind in _types_at(location, root) if get_origin(kind) is Literal for choice in get_args(kind)]
+def _choices(location: Location, root: type[BaseModel], *, keys: bool) -> list[str]:
+    """What may stand at *location*, or as a key in it."""
+    types = _types_at(location, root)
+    if keys:
+        types = [get_args(kind)[0] for kind in types if get_origin(kind) is Mapping]
+    found = [choice for kind in types if get_origin(kind) is Literal for choice in get_args(kind)]
     return [str(choice) for choice in found]
 
 

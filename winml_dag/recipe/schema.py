@@ -20,6 +20,7 @@ from winml_dag.recipe.fields import (
     Count,
     Device,
     Dimension,
+    InputDimension,
     IntegerType,
     ListOf,
     MapOf,
@@ -84,7 +85,8 @@ class Export(Section):
     """How the PyTorch model becomes ONNX.
 
     ``opset_version`` None: what suits the target (17 in winml-cli). ``dynamo`` None: the exporter that works best for
-    the architecture (false in winml-cli). Ours: ``module_arguments``, what a module is called with besides tensors.
+    the architecture (false in winml-cli). Ours: ``module_arguments``, what a module is called with besides tensors;
+    ``shape_config``, sizes of dimensions by name, of inputs that ``input_tensors`` does not give a shape.
     """
 
     opset_version: Count | None = None
@@ -101,6 +103,7 @@ class Export(Section):
     hierarchy_tag_format: Literal["full", "module_only"] = "full"
     compatibility: OrEmpty[Compatibility] = Field(default_factory=Compatibility.model_construct)
     module_arguments: MapOf[JsonValue] | None = None
+    shape_config: Mapping[InputDimension, Count] | None = None
 
 
 def _current_mode(value: object) -> object:

@@ -49,6 +49,7 @@ class InputTensor:
 class ExportFields:
     """``dynamo`` None means: the exporter that works best for the architecture. ``clean_onnx``: the model's nodes have
     no tags. ``module_arguments``: what a module is called with besides tensors.
+    ``shape_config``: sizes by the names in recipes: ``sequence_length``, ``height``.
     """
 
     opset_version: int = 21
@@ -63,6 +64,7 @@ class ExportFields:
     output_tensors: tuple[str, ...] | None = None
     dynamic_axes: Mapping[str, Mapping[str, str]] | None = None
     module_arguments: Mapping[str, JsonValue] | None = None
+    shape_config: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
