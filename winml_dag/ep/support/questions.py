@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import log2
 
 from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature
@@ -115,7 +116,7 @@ def _splits(rows: Sequence[tuple[Features, str]], name: str) -> Iterator[tuple[F
         yield text, by_value[text]
     numbers = sorted(value for value in by_value if not isinstance(value, str))
     below: Counter[str] = Counter()
-    for number, after in zip(numbers, [*numbers[1:], None], strict=True):
+    for number, after in zip_longest(numbers, numbers[1:]):
         below = below + by_value[number]
         if after is not None or ABSENT in by_value:
             # In the middle: what lies between two measured values belongs to the nearer one.
