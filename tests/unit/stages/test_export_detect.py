@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from winml_dag.stages.export.detect import model_type_of, task_of
+from winml_dag.canonical import JsonValue
+from winml_dag.stages.export.detect import _BY_TYPE, _GENERATES, _TASK_BY_HEAD, model_type_of, task_of
+from winml_dag.stages.export.tasks import TASKS
 
 
 @pytest.mark.parametrize(
@@ -21,12 +23,53 @@ from winml_dag.stages.export.detect import model_type_of, task_of
         ("BertModel", "feature-extraction"),
         ("CLIPTextModelWithProjection", "feature-extraction"),
         ("CLIPVisionModelWithProjection", "image-feature-extraction"),
-        ("GPT2LMHeadModel", None),
-        ("WhisperForConditionalGeneration", None),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("SegformerForSemanticSegmentation", "image-segmentation"),
+        ("VitPoseForPoseEstimation", "keypoint-detection"),
+        ("DPTForDepthEstimation", "depth-estimation"),
+        ("Wav2Vec2ForCTC", "automatic-speech-recognition"),
+        ("ASTForAudioClassification", "audio-classification"),
+        ("MarianMTModel", "translation"),
+        ("VisionEncoderDecoderModel", "image-to-text"),
+        ("SomethingForConditionalGeneration", None),
+        ("BertForPreTraining", None),
     ],
 )
 def test_the_task_follows_from_the_class_that_was_trained(architecture: str, task: str | None) -> None:
     assert task_of({"architectures": [architecture]}) == task
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({"model_type": "owlvit", "architectures": ["OwlViTForObjectDetection"]}, "zero-shot-object-detection"),
+        ({"model_type": "detr", "architectures": ["DetrForObjectDetection"]}, "object-detection"),
+        (
+            {"model_type": "wav2vec2", "conv_dim": [8], "architectures": ["Wav2Vec2ForSequenceClassification"]},
+            "audio-classification",
+        ),
+        (
+            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+            "automatic-speech-recognition",
+        ),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "text2text-generation"),
+        ({"model_type": "tapas", "architectures": ["TapasForQuestionAnswering"]}, "table-question-answering"),
+        (
+            {"model_type": "unlimited-ocr", "architectures": ["UnlimitedOCRForConditionalGeneration"]},
+            "feature-extraction",
+        ),
+        (
+            {"model_type": "clip", "architectures": ["CLIPModel"], "text_config": {}, "vision_config": {}},
+            "zero-shot-image-classification",
+        ),
+    ],
+)
+def test_the_architecture_tells_heads_of_one_name_apart(config: dict[str, JsonValue], task: str) -> None:
+    assert task_of(config) == task
+
+
+def test_every_task_that_is_detected_can_be_exported() -> None:
+    assert {*_TASK_BY_HEAD.values(), *_BY_TYPE.values(), *_GENERATES.values()} <= set(TASKS)
 
 
 def test_a_bare_model_of_images_gives_image_features() -> None:
@@ -35,7 +78,7 @@ def test_a_bare_model_of_images_gives_image_features() -> None:
 
 
 def test_nothing_is_guessed_about_a_model_of_two_towers() -> None:
-    assert task_of({"architectures": ["CLIPModel"], "text_config": {}, "vision_config": {}}) is None
+    assert task_of({"architectures": ["LxmertModel"], "text_config": {}, "vision_config": {}}) is None
 
 
 @pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": []}, {"architectures": "BertModel"}])

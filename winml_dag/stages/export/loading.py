@@ -281,6 +281,8 @@ def _own_class(loader: LoaderFields, config: PreTrainedConfig, task: Task) -> An
     it brings the parts that it is made from.
     """
     kind = same_spelling(loader.model_type or config.model_type)
+    if kind == "wav2vec2" and "Wav2Vec2ForSpeechClassification" in (config.architectures or ()):
+        kind = EMOTION  # as its checkpoints name the class, which comes from a script beside them
     if loader.model_class == "EmotionModel" or (kind == EMOTION and loader.model_class is None):
         from winml_dag.stages.export.ownmodels import EmotionModel
 
