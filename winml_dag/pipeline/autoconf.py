@@ -19,7 +19,7 @@ from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
 from winml_dag.stages import discovered, kinds
-from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 
@@ -62,7 +62,7 @@ def analyze_config(
     return AnalyzeConfig(
         analyze=AnalyzeFields(propose=proposes),
         target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=compiles and proposes),
-        optim=dict(sorted(asked.recipe.optim.items())) if proposes else {},
+        optim={name: asked.recipe.optim[name] for name in ASKED_ABOUT if name in asked.recipe.optim},
         quant=None if isinstance(quantize, Skip) else _quantized_to(quantize[-1]),
     )
 

@@ -16,6 +16,8 @@ from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
+from winml_dag.stages.analyze import ASKED_ABOUT
+from winml_dag.stages.analyze.fusions import FUSIONS
 from winml_dag.store import changetime
 from winml_dag.store.local import LocalStore
 
@@ -138,6 +140,13 @@ def test_floats_of_16_bits_are_judged_so_and_weights_of_4_alone_are_not(
     (node,) = searching(planned(store, Overrides(optimize=False), ep="cpu", precision=precision))
     quant = node.config["quant"]
     assert (quant["activation_type"] if isinstance(quant, dict) else quant) == types
+
+
+def test_a_recipe_reaches_analyze_with_what_it_says_of_capabilities_that_can_be_proposed(store: LocalStore) -> None:
+    optim = {"gelu_fusion": False, "bias_softmax_fusion": True, "clamp_constant_values": True}
+    (_, node) = searching(planned(store, Overrides(max_optim_iterations=0), optim=optim))
+    assert node.config["optim"] == {"clamp_constant_values": True, "gelu_fusion": False}
+    assert {fusion.capability for fusion in FUSIONS} <= {*ASKED_ABOUT}
 
 
 def test_a_target_that_nothing_is_known_of_is_told(store: LocalStore) -> None:

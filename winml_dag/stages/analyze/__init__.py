@@ -15,6 +15,15 @@ from winml_dag.stages import kinds
 
 RESULT_FILE = "analyze_result.json"
 
+# The capabilities that a recipe's word on makes a difference: those that can be proposed, and what lint looks for.
+ASKED_ABOUT = (
+    "clamp_constant_values",
+    "gelu_fusion",
+    "layer_norm_fusion",
+    "matmul_add_fusion",
+    "reshape_mergedreshape",
+)
+
 
 @dataclass(frozen=True)
 class AnalyzeFields:
