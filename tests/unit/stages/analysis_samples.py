@@ -1,0 +1,91 @@
+"""Tables of support as a generator would write them, and how to analyze a model as the engine would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.ep.support.verdict import Outcome
+from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.stages import discovered
+from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
+from winml_dag.stages.analyze.work import run
+from winml_dag.stages.probe.cases import Scope, case_of
+
+TAKEN = Outcome(compiled=True, ran=True)
+LEFT = Outcome(compiled=False, ran=True)
+FAILS = Outcome(compiled=False, ran=False)
+
+ABOUT = About("QNNExecutionProvider", "npu", "2.0", "2.51", "1.31", "1.19", {}, emulated=True)
+
+
+def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
+    """The table that measuring *rows* would give."""
+    by_operator: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
+    for case, outcome in rows:
+        by_operator.setdefault((case.domain, case.op_type), []).append((case, outcome))
+    return table_bytes(ABOUT, {name: evidence_of(measured, {}) for name, measured in by_operator.items()})
+
+
+def cases_of(model: onnx.ModelProto, scratch: Path) -> list[Case]:
+    """The case of every node of *model*, with the shapes that follow."""
+    onnx.save(onnx.shape_inference.infer_shapes(model), scratch)
+    read = read_model(scratch, values=True)
+    scope = Scope.of(read)
+    return [case_of(node, scope) for node in read.graph.nodes]
+
+
+def table_of(model: onnx.ModelProto, scratch: Path, outcomes: Mapping[str, Outcome]) -> bytes:
+    """A table in which every operator of *model* is taken but for what *outcomes* says of it."""
+    return table((case, outcomes.get(case.op_type, TAKEN)) for case in cases_of(model, scratch))
+
+
+@dataclass(frozen=True)
+class Analyzed:
+    """What came out: the metrics, the result, and the discovered capabilities as bytes."""
+
+    metrics: Any
+    result: Any
+    flags: bytes
+
+
+def analyze(
+    folder: Path, model: onnx.ModelProto | Path, config: AnalyzeConfig, *tables: bytes, flags: bytes | None = None
+) -> Analyzed:
+    """Run the stage in *folder*, as a process of its own would."""
+    shutil.rmtree(folder, ignore_errors=True)
+    inputs, outputs = {"model": Path("model")}, {slot: Path("out") / slot for slot in ("result", "flags")}
+    for path in (*inputs.values(), *outputs.values()):
+        (folder / path).mkdir(parents=True)
+    if isinstance(model, Path):
+        for file in model.parent.glob(f"{model.name}*"):
+            shutil.copy(file, folder / "model" / file.name)
+    else:
+        onnx.save(model, folder / "model" / "model.onnx")
+    if tables:
+        inputs["support"] = Path("support")
+        (folder / "support").mkdir()
+        for place, content in enumerate(tables):
+            (folder / "support" / f"{place}_qnn_npu.support").write_bytes(content)
+    if flags is not None:
+        inputs["flags"] = Path("flags")
+        (folder / "flags").mkdir()
+        (folder / "flags" / discovered.FILE).write_bytes(flags)
+    with contextlib.chdir(folder):
+        metrics = run(config, Workspace(inputs, outputs))
+    out = folder / "out"
+    return Analyzed(
+        metrics,
+        json.loads((out / "result" / RESULT_FILE).read_text(encoding="utf-8")),
+        (out / "flags" / discovered.FILE).read_bytes(),
+    )

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from analysis_samples import ABOUT, FAILS, LEFT, TAKEN, Analyzed, analyze, cases_of, table, table_of
+from onnx import TensorProto, helper
+from optimize_samples import graph, optimize
+
+from winml_dag.canonical import canonical_json
+from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.verdict import Outcome
+from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze.judging import case_key
+from winml_dag.stages.probe.cases import as_quantized
+
+QNN = AnalyzeConfig(target=AnalyzeTarget("QNNExecutionProvider", "npu", standard_domain_only=True))
+NOTHING = b"{}"
+
+# By tanh: onnxruntime's basic level fuses the exact form by itself from opset 20 on.
+GELU = (
+    "g (float[2, 4] x) => (float[2, 4] y) <float three = {3}, float bend = {0.044715}, float steep = {0.7978846}, "
+    "float one = {1}, float half = {0.5}> "
+    "{ p = Pow(x, three) q = Mul(p, bend) s = Add(x, q) t = Mul(s, steep) f = Tanh(t) a = Add(f, one) h = Mul(x, half) "
+    "y = Mul(h, a) }"
+)
+
+
+def _gelu_case(model: onnx.ModelProto, scratch: Path) -> Case:
+    mul = cases_of(model, scratch)[-1]
+    return replace(mul, op_type="Gelu", inputs=mul.inputs[:1], attributes=(("approximate", "tanh"),))
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    return tmp_path / "scratch.onnx"
+
+
+@pytest.fixture
+def gelu() -> onnx.ModelProto:
+    return graph(GELU, 20)
+
+
+@pytest.fixture
+def helps(gelu: onnx.ModelProto, scratch: Path) -> bytes:
+    """A table in which Tanh is left to the CPU and Gelu is taken."""
+    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
+    return table([*rows, (_gelu_case(gelu, scratch), TAKEN)])
+
+
+def _only(analyzed: Analyzed, about: str) -> Any:
+    (found,) = [each for each in analyzed.result["results"][0]["information"] if each["pattern_id"] == about]
+    return found
+
+
+def test_without_a_table_everything_is_unknown_and_nothing_proposed(tmp_path: Path, gelu: onnx.ModelProto) -> None:
+    found = analyze(tmp_path / "a", gelu, QNN)
+    assert found.metrics["nodes"] == {"supported": 0, "partial": 0, "unsupported": 0, "unknown": 8}
+    assert found.result["results"][0]["classification"]["unknown"] == [
+        "OP/ai.onnx/Pow",
+        "OP/ai.onnx/Mul",
+        "OP/ai.onnx/Add",
+        "OP/ai.onnx/Tanh",
+    ]
+    assert found.flags == NOTHING
+    assert found.metrics["table"] == ""
+
+
+def test_the_result_has_the_fields_that_are_read_elsewhere(tmp_path: Path, gelu: onnx.ModelProto, helps: bytes) -> None:
+    result = analyze(tmp_path / "a", gelu, QNN, helps).result
+    assert result["analysis_timestamp"] is None
+    assert result["metadata"] == {
+        "model_path": "model.onnx",
+        "opset_version": 20,
+        "producer_name": "",
+        "producer_version": "",
+        "total_operators": 8,
+        "operator_counts": {"Pow": 1, "Mul": 4, "Add": 2, "Tanh": 1},
+        "unique_operator_types": 4,
+        "detected_pattern_count": {"QNNExecutionProvider": {"SUBGRAPH/GeluPattern": 1}},
+    }
+    (target,) = result["results"]
+    assert {name: target[name] for name in target if name not in ("information", "classification")} == {
+        "ihv_type": "QC",
+        "ep_type": "QNNExecutionProvider",
+        "device_type": "npu",
+        "ep_version": ABOUT.ep_version,
+        "driver_version": None,
+        "runtime_support": False,
+        "has_errors": False,
+        "has_warnings": True,
+    }
+    assert target["classification"]["partial"] == ["OP/ai.onnx/Tanh"]
+    assert target["classification"]["unknown"] == []
+    assert result["lint"]["passed"] is True
+
+
+def test_an_operator_is_as_good_as_its_worst_node(tmp_path: Path, scratch: Path) -> None:
+    model = graph("g (float[2, 4] x, int64[2] i) => (float[2, 4] y, int64[2] z) { y = Neg(x) z = Neg(i) }")
+    plain, whole = cases_of(model, scratch)
+    for outcome, verdict in ((LEFT, "partial"), (FAILS, "unsupported"), (TAKEN, "supported")):
+        found = analyze(tmp_path / "a", model, QNN, table([(plain, TAKEN), (whole, outcome)]))
+        assert found.result["results"][0]["classification"][verdict] == ["OP/ai.onnx/Neg"]
+        assert found.result["results"][0]["has_errors"] == (verdict == "unsupported")
+    half = analyze(tmp_path / "a", model, QNN, table([(plain, TAKEN)]))
+    assert half.metrics["nodes"]["supported"] == half.metrics["nodes"]["unknown"] == 1
+    assert half.result["results"][0]["classification"]["unknown"] == ["OP/ai.onnx/Neg"]
+
+
+def test_what_the_target_takes_better_is_proposed_and_helps(
+    tmp_path: Path, gelu: onnx.ModelProto, helps: bytes
+) -> None:
+    found = analyze(tmp_path / "a", gelu, QNN, helps, flags=NOTHING)
+    assert found.metrics["proposed"].keys() == {"gelu_fusion"}
+    assert found.flags == canonical_json({"gelu_fusion": True, "standard_domain_only": True}).encode()
+    (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+    assert (action["level"], action["status"], action["enabled"]) == ("optional", "supported", True)
+    assert (action["pattern_from_id"], action["pattern_to_id"]) == ("SUBGRAPH/GeluPattern", "OP/ai.onnx/Gelu")
+    assert action["action_items"] == [{"type": "optimize", "optimization_options": {"gelu_fusion": True}}]
+    better = optimize(tmp_path / "o", gelu, *found.metrics["proposed"], standard_domain_only=True)
+    again = analyze(tmp_path / "a", better.model, QNN, helps, flags=found.flags)
+    assert again.metrics["nodes"] == {"supported": 1, "partial": 0, "unsupported": 0, "unknown": 0}
+    assert again.flags == found.flags
+
+
+def test_a_pattern_that_does_not_run_at_all_makes_its_capability_required(
+    tmp_path: Path, gelu: onnx.ModelProto, scratch: Path
+) -> None:
+    rows = [(case, FAILS if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
+    found = analyze(tmp_path / "a", gelu, QNN, table([*rows, (_gelu_case(gelu, scratch), LEFT)]))
+    (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+    assert (action["level"], action["status"]) == ("required", "partial")
+
+
+@pytest.mark.parametrize(
+    ("now", "fused"), [(TAKEN, TAKEN), (TAKEN, None), (LEFT, LEFT), (LEFT, FAILS), (FAILS, None), (FAILS, FAILS)]
+)
+def test_what_is_no_better_or_not_known_to_be_is_not_proposed(
+    tmp_path: Path, gelu: onnx.ModelProto, scratch: Path, now: Outcome, fused: Outcome | None
+) -> None:
+    rows = [(case, now if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
+    if fused is not None:
+        rows.append((_gelu_case(gelu, scratch), fused))
+    found = analyze(tmp_path / "a", gelu, QNN, table(rows), flags=NOTHING)
+    assert found.metrics["proposed"] == {}
+    assert found.flags == NOTHING
+
+
+def test_what_nobody_measured_as_it_is_makes_no_proposal(tmp_path: Path, gelu: onnx.ModelProto, scratch: Path) -> None:
+    found = analyze(tmp_path / "a", gelu, QNN, table([(_gelu_case(gelu, scratch), TAKEN)]))
+    assert found.metrics["proposed"] == {}
+
+
+def test_a_recipes_word_and_earlier_rounds_are_heeded(tmp_path: Path, gelu: onnx.ModelProto, helps: bytes) -> None:
+    for said in (True, False):
+        found = analyze(tmp_path / "a", gelu, replace(QNN, optim={"gelu_fusion": said}), helps, flags=NOTHING)
+        (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+        assert action["enabled"] is False
+        assert found.flags == NOTHING
+    before = b'{"reshape_mergedreshape":true}'
+    grown = analyze(tmp_path / "a", gelu, QNN, helps, flags=before)
+    assert set(grown.metrics["discovered"]) == {"gelu_fusion", "reshape_mergedreshape"}
+    silent = analyze(tmp_path / "a", gelu, replace(QNN, analyze=AnalyzeFields(propose=False)), helps, flags=before)
+    assert silent.flags == before
+    assert silent.metrics["proposed"] == {}
+
+
+def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal(tmp_path: Path, scratch: Path) -> None:
+    old = graph(GELU, 17)
+    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(old, scratch)]
+    fused = replace(_gelu_case(old, scratch), opset=20)
+    found = analyze(tmp_path / "a", old, QNN, table([*rows, (fused, TAKEN)]), flags=NOTHING)
+    assert found.flags == NOTHING
+    (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+    assert (action["level"], action["enabled"]) == ("warning", False)
+    assert "export.opset_version 20" in action["details"]
+
+
+def test_nodes_are_judged_as_quantize_will_make_them(tmp_path: Path, scratch: Path) -> None:
+    model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Softmax(x) y = Relu(n) }")
+    softmax, relu = cases_of(model, scratch)
+    quant = QuantizedTo("uint16", "uint8")
+    integers = [(as_quantized(case, "uint16", "uint8"), TAKEN) for case in (softmax, relu)]
+    both = table([(softmax, LEFT), (relu, LEFT), *integers])
+    assert analyze(tmp_path / "a", model, QNN, both).metrics["nodes"]["partial"] == 2
+    assert analyze(tmp_path / "a", model, replace(QNN, quant=quant), both).metrics["nodes"]["supported"] == 2
+    some = replace(QNN, quant=replace(quant, op_types=("Relu",)))
+    assert [each["operator"] for each in analyze(tmp_path / "a", model, some, both).metrics["partial"]] == [
+        "OP/ai.onnx/Softmax"
+    ]
+    named = replace(QNN, quant=replace(quant, excluded=("*elu",)))
+    onnx_model = onnx.ModelProto.FromString(model.SerializeToString())
+    onnx_model.graph.node[1].name = "my_relu"
+    assert [each["nodes"] for each in analyze(tmp_path / "a", onnx_model, named, both).metrics["partial"]] == [
+        ["my_relu"]
+    ]
+
+
+def test_shapes_that_a_file_does_not_tell_are_inferred(tmp_path: Path, scratch: Path) -> None:
+    model = graph("g (float[2, 4] x) => (float[8] y) <int64[1] all = {-1}> { n = Neg(x) y = Reshape(n, all) }")
+    known = table_of(model, scratch, {})
+    found = analyze(tmp_path / "a", model, QNN, known)
+    assert found.metrics["nodes"]["supported"] == 2
+    assert [each["check"] for each in found.result["lint"]["warnings"]] == ["shape_inference"]
+
+
+def test_what_was_learnt_fills_what_the_table_leaves_open(tmp_path: Path, scratch: Path) -> None:
+    model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Neg(x) y = Relu(n) }")
+    neg, relu = cases_of(model, scratch)
+    learned = {case_key(neg): "partial", case_key(relu): "unsupported"}
+    config = replace(QNN, analyze=AnalyzeFields(learned=learned, lists_cases=True))
+    found = analyze(tmp_path / "a", model, config, table([(relu, TAKEN)]))
+    assert found.metrics["nodes"] == {"supported": 1, "partial": 1, "unsupported": 0, "unknown": 0}
+    (left,) = found.metrics["cases"]
+    assert (left["key"], left["verdict"], left["case"]["op"]) == (case_key(neg), "partial", "Neg")
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        ("QNNExecutionProvider", "supported"),
+        ("QNN", "supported"),
+        ("OpenVINOExecutionProvider", "unsupported"),
+        ("", "unknown"),
+    ],
+)
+def test_a_compiled_model_runs_on_the_provider_that_made_it(tmp_path: Path, source: str, verdict: str) -> None:
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", embed_mode=1, ep_cache_context=b"x")
+    if source:
+        node.attribute.append(helper.make_attribute("source", source))
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    made = helper.make_graph([node], "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    found = analyze(tmp_path / "a", helper.make_model(made, opset_imports=opsets, ir_version=10), QNN)
+    assert found.metrics["nodes"][verdict] == 1
+
+
+def test_the_same_model_gives_the_same_bytes_wherever_it_lies(
+    tmp_path: Path, gelu: onnx.ModelProto, helps: bytes
+) -> None:
+    for name in ("one", "two"):
+        analyze(tmp_path / name, gelu, QNN, helps)
+    one, two = ((tmp_path / name / "out/result/analyze_result.json").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert str(tmp_path).encode() not in one
+
+
+def test_a_model_that_tells_its_shapes_is_analyzed_without_onnx(tmp_path: Path, gelu: onnx.ModelProto) -> None:
+    folder = tmp_path / "a"
+    analyze(folder, onnx.shape_inference.infer_shapes(gelu), QNN)
+    script = (
+        "import sys; from pathlib import Path; from winml_dag.engine.stage import Workspace\n"
+        "from winml_dag.stages.analyze import AnalyzeConfig; from winml_dag.stages.analyze.work import run\n"
+        "run(AnalyzeConfig(), Workspace({'model': Path('model')}, {s: Path('out') / s for s in ('result', 'flags')}))\n"
+        "print([name for name in ('onnx', 'numpy', 'onnxruntime', 'torch', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def _lint(analyzed: Analyzed, severity: str) -> dict[str, int]:
+    return {each["check"]: each["count"] for each in analyzed.result["lint"][severity]}
+
+
+def test_lint_says_what_to_look_at_and_what_to_do(tmp_path: Path) -> None:
+    model = graph(
+        "g (float[N, 4] x) => (float[N, 4] y) <float huge = {-3.4e38}, float two = {2}, float spare = {1}> "
+        "{ t = Mul(two, two) n = Add(x, huge) y = Mul(n, t) }",
+        17,
+    )
+    for node in model.graph.node:
+        node.name = "same"
+    found = analyze(tmp_path / "a", model, replace(QNN, quant=QuantizedTo("uint8", "uint8")))
+    assert _lint(found, "errors").keys() == {"dynamic_inputs"}
+    assert _lint(found, "warnings") == {"constant_folding": 1, "shape_inference": 2, "duplicate_names": 1}
+    assert _lint(found, "info") == {"infinite_constants": 1, "unused_initializers": 1}
+    assert found.result["lint"]["passed"] is False
+    assert found.metrics["lint"]["error_patterns"] == ["dynamic_inputs"]
+    told = [each for severity in ("errors", "warnings", "info") for each in found.result["lint"][severity]]
+    assert all(each["message"].endswith(".") and each["advice"].endswith(".") for each in told)
+    on_the_cpu = analyze(tmp_path / "a", model, AnalyzeConfig())
+    assert on_the_cpu.result["lint"]["passed"] is True
+
+
+@pytest.mark.parametrize(
+    ("opset", "quant", "severity"),
+    [
+        (9, None, "warnings"),
+        (12, QuantizedTo("uint8", "uint8", per_channel=True), "errors"),
+        (12, QuantizedTo("uint8", "uint8"), ""),
+        (17, None, ""),
+    ],
+)
+def test_an_opset_that_is_too_old_is_told(tmp_path: Path, opset: int, quant: QuantizedTo | None, severity: str) -> None:
+    model = graph("g (float[2, 4] x) => (float[2, 4] y) { y = Relu(x) }", opset)
+    found = analyze(tmp_path / "a", model, replace(QNN, quant=quant))
+    assert [name for name in ("errors", "warnings", "info") if "opset" in _lint(found, name)] == [severity] * bool(
+        severity
+    )
+
+
+def test_a_model_with_nonsense_scales_is_an_error(tmp_path: Path) -> None:
+    model = graph(
+        "g (float[2] x) => (float[2] y) <float scale = {0}, uint8 zero = {0}> "
+        "{ q = QuantizeLinear(x, scale, zero) y = DequantizeLinear(q, scale, zero) }",
+        17,
+    )
+    assert _lint(analyze(tmp_path / "a", model, QNN), "errors").keys() == {"soundness"}
+
+
+def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
+    model = graph(
+        "g (float[2, 64] x) => (float[2, 64] y) { m = MatMul(x, w) y = Relu(m) }", w=np.ones((64, 64), np.float32)
+    )
+    path = tmp_path / "large.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="large.onnx.data", size_threshold=0)
+    (tmp_path / "large.onnx.data").write_bytes(b"")  # whoever read it would fail
+    found = analyze(tmp_path / "a", path, QNN)
+    assert found.metrics["nodes"]["unknown"] == 2
