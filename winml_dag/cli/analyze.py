@@ -56,7 +56,7 @@ def command(**options: Any) -> int:
     cache_dir: Path = how.cache_dir or default_cache_dir()
     with errors_as_object(how):
         request = _request_of(options)
-        subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+        subject = subject_of(options, how, cache_dir)
         return _analyze(subject, request, options, how, cache_dir)
 
 

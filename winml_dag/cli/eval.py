@@ -138,7 +138,7 @@ def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Ev
     request = request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
-    subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+    subject = subject_of(options, how, cache_dir)
     store = LocalStore(cache_dir)
     plan = plan_evaluation(subject, request, store.fingerprints)
     return plan, measured(

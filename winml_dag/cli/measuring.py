@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from winml_dag.cli.parameters import FILE
+from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def subject_options(function: F) -> F:
     """Add what the command is about: PATH, the same as ``-m``, or a recipe."""
+    component = "One component, where PATH or the recipe has a model for each of several."
+    function = click.option("--submodel", type=TEXT, help=component)(function)
     recipe = "A recipe, which is built first; its result is meant."
     function = click.option("-c", "--config", "recipe", type=FILE, help=recipe)(function)
     model = "The same as PATH: an ONNX model, or the output folder of a build."
@@ -35,8 +37,9 @@ def stage_timeout_option(function: F) -> F:
     return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
 
 
-def subject_of(path: Path | None, model: Path | None, recipe: Path | None, how: How, cache_dir: Path) -> Subject:
-    """The model that the options of a call mean; a recipe is built, if need be.
+def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject:
+    """The model that the *options* of a call mean, by the names of :func:`subject_options`; a recipe is built, if need
+    be.
 
     Raises:
         UsageError: when none is given, or more than one.
@@ -45,14 +48,15 @@ def subject_of(path: Path | None, model: Path | None, recipe: Path | None, how: 
     """
     from winml_dag.pipeline.subject import find_subject
 
-    given = [one for one in dict.fromkeys((path, model, recipe)) if one is not None]
+    recipe: Path | None = options["recipe"]
+    given = [one for one in dict.fromkeys((options["path"], options["model"], recipe)) if one is not None]
     if len(given) != 1:
         what = " and ".join(map(str, given))
         raise UsageError(
             f"{what} are {len(given)} models." if given else "No model is given.",
             advice="Give an .onnx file or the output folder of a build, or a recipe with -c.",
         )
-    return find_subject(given[0] if recipe is None else _built(recipe, how, cache_dir))
+    return find_subject(given[0] if recipe is None else _built(recipe, how, cache_dir), options["submodel"])
 
 
 def _built(recipe: Path, how: How, cache_dir: Path) -> Path:

@@ -100,7 +100,7 @@ def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Per
     from winml_dag.store.local import LocalStore
 
     request = request_of(options)
-    subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+    subject = subject_of(options, how, cache_dir)
     store = LocalStore(cache_dir)
     plan = plan_perf(subject, request, this_host(), store.fingerprints)
     return plan, measured(

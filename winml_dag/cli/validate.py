@@ -63,7 +63,7 @@ def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Va
     from winml_dag.store.local import LocalStore
 
     request = request_of(options)
-    subject = subject_of(options["path"], options["model"], options["recipe"], how, cache_dir)
+    subject = subject_of(options, how, cache_dir)
     store = LocalStore(cache_dir)
     plan = plan_validation(subject, request, store.fingerprints)
     return plan, measured(plan.measurement, store, how, folder=options["output_dir"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.layout import MANIFEST, MODEL
+from winml_dag.pipeline.layout import MANIFEST, MODEL, prefixed
 
 GIVE = "Give an .onnx file or the output folder of a build."
 
@@ -37,7 +37,7 @@ def _model_in(folder: Path, advice: str) -> Path:
     if found:
         names = ", ".join(file.name for file in found)
         if finals := _components(folder):
-            advice = f"Give one of them, such as {folder / finals[0]}."
+            advice = f"Give one of them, such as {folder / finals[0]}, or name a component with --submodel."
             raise InputError(f"{folder} has a model for each component: {', '.join(finals)}.", advice=advice)
         raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
     if (folder / MANIFEST).is_file():
@@ -48,6 +48,22 @@ def _model_in(folder: Path, advice: str) -> Path:
             advice=f"Build it first: winml-dag build -m {folder} -o OUT.",
         )
     raise InputError(f"{folder} has no ONNX model.", advice=advice)
+
+
+def component_file(folder: Path, component: str) -> Path:
+    """The model of *component* in the output *folder* of a build.
+
+    Raises:
+        InputError: when there is none.
+    """
+    file = folder / prefixed(MODEL, component)
+    if file.name in _components(folder):
+        return file
+    finals = ", ".join(_components(folder))
+    raise InputError(
+        f"{folder} has no model of a component {component!r}.",
+        advice=f"It has: {finals}." if finals else "Give the output folder of a build of several components.",
+    )
 
 
 def _components(folder: Path) -> tuple[str, ...]:

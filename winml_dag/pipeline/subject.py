@@ -20,7 +20,7 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED, prefixed
 from winml_dag.pipeline.manifest import Manifest, component_in, read_manifest, told_of
-from winml_dag.pipeline.modelfile import GIVE, model_file
+from winml_dag.pipeline.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.load import load_recipe
@@ -78,8 +78,9 @@ class Subject:
         return value if isinstance(value, str) else None
 
 
-def find_subject(path: Path) -> Subject:
-    """The model that *path* means: an .onnx file, an output folder of ours, or a folder with a single .onnx file.
+def find_subject(path: Path, component: str | None = None) -> Subject:
+    """The model that *path* means: an .onnx file, an output folder of ours, or a folder with a single .onnx file; of a
+    folder with a model for each component, that of *component*.
 
     Raises:
         InputError: when there is none, or it is damaged.
@@ -87,7 +88,7 @@ def find_subject(path: Path) -> Subject:
     """
     if path.is_file() and path.suffix.casefold() in _RECIPE_SUFFIXES:
         raise UsageError(f"{path} is no model.", advice=f"If it is a recipe, give it with -c {path}.")
-    file = model_file(path, advice=_GIVE)
+    file = model_file(path, advice=_GIVE) if component is None else component_file(path, component)
     manifest = read_manifest(file.parent)
     if manifest is not None and file.name not in {entry.name for entry in manifest.files}:
         manifest = None
