@@ -38,8 +38,9 @@ class OnnxArguments(TypedDict, total=False):
 
 
 class HfArguments(OnnxArguments, total=False):
-    """What a build from PyTorch takes as well."""
+    """What a build from PyTorch takes as well. ``submodel``: one component of a composite model alone."""
 
+    submodel: str | None
     random_weights: bool
     trust_remote_code: bool
 

@@ -29,7 +29,7 @@ _HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "observer")
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
     """Build a PyTorch model (a hub id or a folder; None takes the recipe's) into *output_dir*.
 
-    Returns what became of every stage.
+    Returns what became of every stage; of a composite model also by component, in ``components``.
 
     Raises:
         StageError: when a stage failed.
@@ -88,16 +88,24 @@ def export_model(
     task: str | None = None,
     config: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
+    submodel: str | None = None,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Export a PyTorch *model* (a hub id or a folder) into the ONNX file *output*. *config*: fields of ``export``.
+
+    The components of a composite model have a file each, named after *output* and the component: the first is the
+    result's ``output_path``, the others its ``also_paths``. *submodel* is one component alone.
 
     Raises:
         StageError: when a stage failed.
         RecipeError, UsageError, InputError, StoreError: as their names say.
     """
     overrides = Overrides(
-        model=str(model), task=task, settings={"export": config or {}}, trust_remote_code=trust_remote_code
+        model=str(model),
+        task=task,
+        settings={"export": config or {}},
+        trust_remote_code=trust_remote_code,
+        submodel=submodel,
     )
     return _command(Request(None, overrides, command="export", output_file=Path(output)), arguments)
 
