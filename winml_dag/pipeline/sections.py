@@ -19,8 +19,9 @@ from winml_dag.recipe.schema import Export, Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
+from winml_dag.stages.export.dimensions import BATCH, sized
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
-from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.stages.optimize.selection import select
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
 from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
 from winml_dag.stages.validate import ValidateConfig
@@ -71,9 +72,10 @@ def _export_fields(export: Export) -> ExportFields:
     outputs = export.output_tensors
     axes = export.dynamic_axes
     sizes: dict[str, int] = {**(export.shape_config or {})}
+    batch_size = sizes.pop(BATCH, export.batch_size)
     return ExportFields(
         opset_version=export.opset_version or DEFAULT_OPSET,
-        batch_size=sizes.pop("batch_size", export.batch_size),
+        batch_size=batch_size,
         dynamo=export.dynamo,
         export_params=export.export_params,
         do_constant_folding=export.do_constant_folding,
@@ -85,7 +87,10 @@ def _export_fields(export: Export) -> ExportFields:
         if not inputs
         else tuple(
             InputTensor(
-                tensor.name, tensor.dtype, None if tensor.shape is None else tuple(tensor.shape), tensor.value_range
+                tensor.name,
+                tensor.dtype,
+                None if tensor.shape is None else sized(tensor.name, tuple(tensor.shape), sizes, batch_size),
+                tensor.value_range,
             )
             for tensor in inputs
         ),
@@ -98,7 +103,12 @@ def _export_fields(export: Export) -> ExportFields:
     )
 
 
-def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> OptimizeConfig | Skip:
+def optimize_config(asked: Asked, onnx: OnnxFile | None, *, standard_only: bool) -> OptimizeConfig | Skip:
+    """*standard_only*: the target takes operators of the ONNX standard only.
+
+    Raises:
+        RecipeError: for capabilities that contradict each other.
+    """
     recipe, wanted = asked.recipe, asked.overrides.optimize
     if wanted is False:
         return Skip("--no-optimize was given")
@@ -106,10 +116,10 @@ def optimize_config(asked: Asked, onnx: OnnxFile | None, *, compiles: bool) -> O
         return Skip("skip_optimize is set in the recipe")
     if wanted is None and onnx is not None and onnx.kind in kinds.INTEGER_MODELS:
         return Skip(f"{onnx.path.name} is quantized already, and optimizing would break its QDQ pairs")
-    flags = {name: True for name, enabled in sorted(recipe.optim.items()) if enabled and not CATALOG[name].always_on}
-    # Only where a flag's form depends on it: otherwise builds for different targets share this stage.
-    matters = any(CATALOG[name].form_depends_on_domain for name in flags)
-    return OptimizeConfig(flags, OptimizeTarget(standard_domain_only=compiles and matters))
+    selection = select(recipe.optim)
+    # Only where the form of one depends on it: otherwise builds for different targets share this stage.
+    target = OptimizeTarget(standard_domain_only=standard_only and selection.form_depends_on_domain)
+    return OptimizeConfig(dict(sorted(selection.essential().items())), target)
 
 
 def calibrate_config(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor
 from winml_dag.stages.export.architectures import did_you_mean
+from winml_dag.stages.export.dimensions import sized
 from winml_dag.stages.export.makers import ModelInput, Shape, usual_inputs
 from winml_dag.stages.export.subject import Subject
 
@@ -24,7 +25,7 @@ def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ..
         StageError: for a name that the model does not take, a tensor of which too little is known, or an axis that does
             not exist or has two names.
     """
-    usual = usual_inputs(subject, fields.batch_size)
+    usual = {name: _sized(each, fields) for name, each in usual_inputs(subject, fields.batch_size).items()}
     takes = subject.takes
     inputs = _asked_inputs(fields.input_tensors, usual, takes) if fields.input_tensors else tuple(usual.values())
     if not inputs:
@@ -34,6 +35,13 @@ def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ..
         )
     axes = fields.dynamic_axes or {}
     return tuple(dataclasses.replace(each, shape=named_axes(each.name, each.shape, axes)) for each in inputs)
+
+
+def _sized(each: ModelInput, fields: ExportFields) -> ModelInput:
+    sizes = fields.shape_config or {}
+    shape = sized(each.name, each.shape, sizes, fields.batch_size)
+    usual = sized(each.name, each.sizes, sizes, fields.batch_size)
+    return dataclasses.replace(each, shape=shape, sizes=tuple(size for size in usual if isinstance(size, int)))
 
 
 def named_axes(tensor: str, shape: Shape, dynamic_axes: Mapping[str, Mapping[str, str]]) -> Shape:
