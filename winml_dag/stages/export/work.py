@@ -6,7 +6,7 @@ import gc
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -78,7 +78,8 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
         parent = parent_loader(config.loader, script)
         loaded = load_pytorch_model(parent, folder, script, None)
         loaded, subject = module_subject(loaded, config.loader, parent, config.export)
-        fields = config.export
+        # What a language model needs dynamo for is how it makes its mask: a module is given one.
+        fields = replace(config.export, dynamo=bool(config.export.dynamo))
     else:
         loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
         subject = chosen_subject(loaded, config.loader, folder)

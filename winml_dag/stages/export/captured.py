@@ -1,0 +1,236 @@
+"""The work of capture: the model is called once with its usual inputs, and each module of the class tells with what.
+
+What a module is called with is told so that :mod:`winml_dag.stages.export.module` can call it in the same way: tensors
+by name, and all else as constants.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
+from winml_dag.stages.capture import MODEL, SCRIPT, CaptureConfig
+from winml_dag.stages.export.axes import shape_at, sizes_by_run
+from winml_dag.stages.export.components import chosen_components
+from winml_dag.stages.export.inputs import model_inputs
+from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
+from winml_dag.stages.export.module import assembled, named_outputs
+from winml_dag.stages.export.outputs import call_model
+from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
+
+# What masks add to what is not to be seen. Random numbers up to there would hide all but one value.
+_HIDDEN = 1e30
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class _Told:
+    """One call of a module."""
+
+    arguments: Mapping[str, Any]
+    result: Any
+
+
+@dataclass
+class _Arguments:
+    """What a call has: tensors by name, constants by name, and the names of what is neither."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    constants: dict[str, JsonValue] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+
+def run(config: CaptureConfig, workspace: Workspace) -> JsonObject:
+    """``modules``: path, input tensors, arguments and outputs of each module of the class; ``left_out``: by path, why
+    others are not among them.
+
+    Raises:
+        StageError: when there is none of the class, or none that can be called alone.
+    """
+    folder, script = (Path(named) if (named := workspace.surroundings.get(name)) else None for name in (MODEL, SCRIPT))
+    loaded = load_pytorch_model(config.loader, folder, script, config.export.input_tensors)
+    modules = _of_class(loaded.model, config.module_class)
+    calls: dict[str, _Told] = {}
+    hooks = [
+        module.register_forward_hook(_noting(path, module, calls), with_kwargs=True) for path, module in modules.items()
+    ]
+    for subject in _subjects(loaded, config, folder):
+        with torch.no_grad():
+            call_model(subject.module, {**_usual(subject, config), **subject.constants})
+    for hook in hooks:
+        hook.remove()
+    told = {path: _described(path, modules[path], calls[path]) for path in calls}
+    described = [each for each in told.values() if not isinstance(each, str)]
+    left_out = {path: each for path, each in told.items() if isinstance(each, str)}
+    left_out |= dict.fromkeys([path for path in modules if path not in calls], "the model does not call it")
+    if not described:
+        path, why = next(iter(left_out.items()))
+        raise StageError(
+            f"No {config.module_class} can be called alone: of {path}, {why}.",
+            advice="Choose the modules inside of it, or one around it.",
+        )
+    return {"modules": described, "left_out": left_out}
+
+
+def _of_class(model: Module, name: str) -> dict[str, Module]:
+    found = {path: module for path, module in model.named_modules() if type(module).__name__ == name and path}
+    if not found:
+        classes = sorted({type(module).__name__ for path, module in model.named_modules() if path})
+        near = difflib.get_close_matches(name, classes, n=3) or classes[:_MOST_NAMED]
+        raise StageError(
+            f"{type(model).__name__} has no module of the class {name!r}.",
+            advice=f"It has, among others: {', '.join(near)}.",
+        )
+    return found
+
+
+def _subjects(loaded: LoadedModel, config: CaptureConfig, folder: Path | None) -> Iterator[Subject]:
+    loader = config.loader
+    components = chosen_components(loaded.model.config.model_type, loader.task, loader.model_class)
+    if loaded.whole or not components:
+        yield whole_subject(loaded, loader.task, folder)
+    else:
+        yield from (component_subject(loaded, component, folder) for component in components)
+
+
+def _usual(subject: Subject, config: CaptureConfig) -> dict[str, Tensor]:
+    """Random inputs of which nothing is masked: what a mask is made into would say nothing of other inputs."""
+    inputs = model_inputs(subject, config.export)
+    sizes = sizes_by_run(inputs)[0]
+    specs = [InputSpec(each.name, each.dtype, shape_at(each.shape, sizes), each.value_range) for each in inputs]
+    feed = next(random_feeds(specs, 0, 1))
+    tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
+    return {name: torch.ones_like(tensor) if name.endswith("mask") else tensor for name, tensor in tensors.items()}
+
+
+def _noting(path: str, module: Module, calls: dict[str, _Told]) -> Any:
+    signature = inspect.signature(module.forward)
+
+    def note(_module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if path not in calls:
+            # Copies: what comes later may write into the very tensors.
+            arguments = {name: _copied(value) for name, value in _by_name(signature, args, kwargs).items()}
+            calls[path] = _Told(arguments, _copied(result))
+
+    return note
+
+
+def _by_name(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module was called with, without what it would have taken anyway."""
+    bound = signature.bind(*args, **kwargs).arguments
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= {inner: each for inner, each in value.items() if each is not None}
+        elif not _is_same(value, parameter.default):
+            found[name] = value
+    return found
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {name: _copied(each) for name, each in value.items()}
+    return value
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, bool | int | float | str) and bool(value == default))
+
+
+def _described(path: str, module: Module, told: _Told) -> JsonObject | str:
+    """What there is to say of a module, or why it cannot be called alone."""
+    arguments = _Arguments()
+    for name, value in told.arguments.items():
+        _sort(name, value, arguments)
+    if not _gives_the_same(module, told, arguments):
+        others = ", ".join(arguments.others) or "what changes while it runs"
+        return f"it is called with {others}, which is neither tensors nor plain values"
+    for name in dict.fromkeys(each.partition(".")[0] for each in arguments.tensors):
+        fewer = {each: tensor for each, tensor in arguments.tensors.items() if each.partition(".")[0] != name}
+        without = replace(arguments, tensors=fewer)
+        if fewer and _gives_the_same(module, told, without):
+            arguments = without  # what a module does not use is no input of the exported one
+    return {
+        "path": path,
+        "input_tensors": [_tensor(name, tensor) for name, tensor in arguments.tensors.items()],
+        "arguments": arguments.constants,
+        "outputs": [name for name, _ in named_outputs(told.result, arguments.tensors)],
+    }
+
+
+def _gives_the_same(module: Module, told: _Told, arguments: _Arguments) -> bool:
+    """Whether the module gives with *arguments* alone what it gave."""
+    try:
+        with torch.no_grad():
+            result = module(**assembled(arguments.tensors), **arguments.constants)
+    except Exception:  # whatever it raises: it needs something else
+        return False
+    before, now = (dict(named_outputs(each, {})) for each in (told.result, result))
+    return before.keys() == now.keys() and all(
+        before[name].shape == now[name].shape and torch.allclose(before[name], now[name], equal_nan=True)
+        for name in before
+    )
+
+
+def _sort(name: str, value: Any, into: _Arguments) -> None:
+    if isinstance(value, Tensor):
+        into.tensors[name] = value
+    elif isinstance(value, bool | int | float | str) or value is None:
+        into.constants[name] = value
+    elif isinstance(value, Mapping | list | tuple) and _has_only_tensors(value):
+        inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for part, each in inner:
+            _sort(f"{name}.{part}", each, into)
+    elif isinstance(value, list | tuple) and all(isinstance(each, bool | int | float | str) for each in value):
+        into.constants[name] = list(value)
+    else:
+        into.others.append(name)
+
+
+def _has_only_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(_has_only_tensors(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return bool(value) and all(_has_only_tensors(each) for each in value)
+    return isinstance(value, Tensor)
+
+
+def _tensor(name: str, tensor: Tensor) -> JsonObject:
+    """As ``export.input_tensors`` has it, with the range of the values that were seen."""
+    return {
+        "name": name,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "value_range": list(_range(tensor)),
+    }
+
+
+def _range(tensor: Tensor) -> tuple[float, float]:
+    """From the least value up to, not including, the second; of a mask that is added, what lets all be seen."""
+    low, high = (float(each) for each in (tensor.min(), tensor.max())) if tensor.numel() else (0.0, 0.0)
+    if not tensor.is_floating_point():
+        return low, high + 1
+    if not (abs(low) < _HIDDEN and abs(high) < _HIDDEN):
+        return 0.0, 0.0
+    return _short(low), _short(high)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
