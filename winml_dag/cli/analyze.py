@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ _TRIES = 3  # as often as builds: a result that is damaged again is no matter of
 @click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu, all or auto; an execution provider's name works too.")
 @click.option("-p", "--precision", type=TEXT, help="Judge the model as it will be in this precision, such as w8a16.")
 @click.option("--no-information", is_flag=True, help="Only look for what is wrong with the model, for no target.")
+@click.option("--run-unknown-op", is_flag=True, help="Try on the target what no table knows, and remember it.")
 @click.option("-o", "--output", type=FILE, help="Where analyze_result.json goes, under any name [nowhere].")
 @click.option("--optim-config", type=FILE, help="Where the capabilities that would help go, for -c of other commands.")
 @click.option(
@@ -64,7 +66,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     from winml_dag.pipeline.analysis import AnalysisRequest
 
     lint_only = options["no_information"]
-    for name in ("save_node", "optim_config", "precision"):
+    for name in ("run_unknown_op", "save_node", "optim_config", "precision"):
         if lint_only and options[name]:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"--no-information leaves out what {option} is about.", advice="Give one of them.")
@@ -73,6 +75,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
         options["device"],
         options["precision"],
         lint_only=lint_only,
+        needs_table=not options["run_unknown_op"],
     )
 
 
@@ -86,6 +89,8 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
         raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
     store = LocalStore(cache_dir)
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
+    if options["run_unknown_op"]:
+        plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])
     result = merged(found, done.made_at)
     put: dict[str, Path] = {}
     if options["output"] is not None:
@@ -119,6 +124,23 @@ def _look(
         "The analysis is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",
     )
+
+
+def _look_again(
+    subject: Subject,
+    request: AnalysisRequest,
+    found: list[TargetAnalysis],
+    store: LocalStore,
+    how: How,
+    timeout: float | None,
+) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
+    """Once more, with what the target does with all that was unknown."""
+    from winml_dag.cli.progress import progress
+    from winml_dag.pipeline.analysis import try_unknown
+
+    with progress(quiet=not how.verbose, to_stderr=True, stages=0) as observer:
+        learned = try_unknown(found, store, observer)
+    return _look(subject, replace(request, learned=learned), store, how, timeout)
 
 
 def _save_nodes(subject: Subject, found: list[TargetAnalysis], options: Mapping[str, Any]) -> list[Path]:

@@ -13,18 +13,21 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
-from winml_dag.engine.events import StageResult
+from winml_dag.engine.events import Observer, StageResult
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import versions
 from winml_dag.ep.registry import EXECUTION_PROVIDERS, Target, find_ep, resolve_target
+from winml_dag.ep.support.case import case_of_json
 from winml_dag.ep.support.tables import table_files
+from winml_dag.ep.support.verdict import Level
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.autoconf import support_of
 from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, plan_measurement
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
+from winml_dag.pipeline.probing import probe
 from winml_dag.pipeline.subject import Subject
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 
@@ -41,7 +44,7 @@ class AnalysisRequest:
         precision: what it will be quantized to before it runs; None where it runs as it is.
         lint_only: no target is asked for; only the model is looked at.
         needs_table: whether a target that nobody has measured is refused.
-        learned: by case, what trials have told.
+        learned: by target, what trials have told.
     """
 
     ep: str | None = None
@@ -49,7 +52,7 @@ class AnalysisRequest:
     precision: str | None = None
     lint_only: bool = False
     needs_table: bool = True
-    learned: Mapping[str, str] = field(default_factory=dict)
+    learned: Mapping[Target, tuple[Learned, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def _config(request: AnalysisRequest, target: Target) -> AnalyzeConfig:
     # As in builds: what is compiled ahead gets operators of the standard only.
     standard = quant is not None or not target.ep.takes_onnx
     return AnalyzeConfig(
-        analyze=AnalyzeFields(learned=dict(sorted(request.learned.items())), lists_cases=True),
+        analyze=AnalyzeFields(learned=request.learned.get(target, ()), lists_cases=True),
         target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard),
         quant=quant,
     )
@@ -185,6 +188,26 @@ def _read(target: Target, result: StageResult, store: LocalStore) -> TargetAnaly
         store.fetch(result.record.outputs["result"], Path(folder))
         (path,) = Path(folder).iterdir()
         return TargetAnalysis(target, result.record.metrics, json.loads(path.read_text(encoding="utf-8")))
+
+
+def try_unknown(
+    analyses: Sequence[TargetAnalysis], store: LocalStore, observer: Observer | None
+) -> dict[Target, tuple[Learned, ...]]:
+    """Try on each target what *analyses* do not know of it; what was tried before is known.
+
+    Raises:
+        UsageError: when a target is not installed.
+    """
+    return {each.target: tuple(_tried(each, store, observer)) for each in analyses}
+
+
+def _tried(analysis: TargetAnalysis, store: LocalStore, observer: Observer | None) -> Iterator[Learned]:
+    listed = analysis.metrics["cases"]
+    assert isinstance(listed, list)
+    unknown = {each["key"]: case_of_json(each["case"]) for each in listed if each["verdict"] == Level.UNKNOWN}
+    verdicts = probe(unknown.values(), analysis.target, store, observer=observer).verdicts
+    for key, case in unknown.items():
+        yield Learned(key, verdicts[case].level.value, verdicts[case].reason)
 
 
 def merged(analyses: Sequence[TargetAnalysis], made_at: str | None) -> JsonObject:

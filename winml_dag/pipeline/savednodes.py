@@ -32,7 +32,7 @@ def nodes_to_save(cases: Sequence[object], verdicts: Set[str]) -> Iterator[Saved
         if number == MOST:
             return
         assert isinstance(case, dict)
-        if case["verdict"] in verdicts:
+        if case["verdict"] in verdicts and case["nodes"]:
             number += 1
             op_type = _SAFE.sub("_", str(case["case"]["op"]))
             yield SavedNode(case["nodes"][0], f"{number:03}_{case['verdict']}_{op_type}")

@@ -16,7 +16,8 @@ from optimize_samples import graph, optimize
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.support.case import Case
 from winml_dag.ep.support.verdict import Outcome
-from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
+from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
+from winml_dag.stages.analyze.fusions import FUSIONS
 from winml_dag.stages.analyze.judging import case_key
 from winml_dag.stages.probe.cases import as_quantized
 
@@ -182,6 +183,11 @@ def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal(tmp_path: Path, s
     assert "export.opset_version 20" in action["details"]
 
 
+def test_a_recipe_is_asked_about_all_that_can_be_proposed_and_nothing_else() -> None:
+    # What is not asked about is in no key of analyze, and its word would be ignored.
+    assert {fusion.capability for fusion in FUSIONS} | {"clamp_constant_values"} == set(ASKED_ABOUT)
+
+
 def test_nodes_are_judged_as_quantize_will_make_them(tmp_path: Path, scratch: Path) -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Softmax(x) y = Relu(n) }")
     softmax, relu = cases_of(model, scratch)
@@ -213,7 +219,7 @@ def test_shapes_that_a_file_does_not_tell_are_inferred(tmp_path: Path, scratch: 
 def test_what_was_learnt_fills_what_the_table_leaves_open(tmp_path: Path, scratch: Path) -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Neg(x) y = Relu(n) }")
     neg, relu = cases_of(model, scratch)
-    learned = {case_key(neg): "partial", case_key(relu): "unsupported"}
+    learned = (Learned(case_key(neg), "partial", "tried"), Learned(case_key(relu), "unsupported", "tried"))
     config = replace(QNN, analyze=AnalyzeFields(learned=learned, lists_cases=True))
     found = analyze(tmp_path / "a", model, config, table([(relu, TAKEN)]))
     assert found.metrics["nodes"] == {"supported": 1, "partial": 1, "unsupported": 0, "unknown": 0}

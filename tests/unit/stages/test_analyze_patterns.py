@@ -143,10 +143,10 @@ def test_attention_is_found_with_and_without_scale_mask_and_guard(
 
 def test_matmul_and_add_need_constants_of_the_right_rank(scratch: Path) -> None:
     text = "g (float[2, 3, 4] x, float[4, 4] z) => (float[2, 3, 4] y) {{ m = MatMul(x, {0}) y = Add(m, {1}) }}"
-    weights = {"w": np.ones((4, 4), np.float32), "b": np.ones(4, np.float32), "c": np.ones((3, 4), np.float32)}
-    assert _count(scratch, graph(text.format("w", "b"), **weights)) == {"MatMulAddPattern": 1}
-    assert _count(scratch, graph(text.format("z", "b"), **weights)) == {}
-    assert _count(scratch, graph(text.format("w", "c"), **weights)) == {}
+    w, b, c = (np.ones(dims, np.float32) for dims in ((4, 4), (4,), (3, 4)))
+    assert _count(scratch, graph(text.format("w", "b"), w=w, b=b)) == {"MatMulAddPattern": 1}
+    assert _count(scratch, graph(text.format("z", "b"), b=b)) == {}
+    assert _count(scratch, graph(text.format("w", "c"), w=w, c=c)) == {}
 
 
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -165,11 +165,11 @@ def test_a_chain_counts_once_however_long_it_is(scratch: Path, lengths: list[int
 
 
 def test_reshapes_through_many_dimensions_are_found(scratch: Path) -> None:
-    shapes = {"up": np.array([1, 2, 4, 2, 4, 3]), "flat": np.array([4, 16, 3])}
+    up, flat = np.array([1, 2, 4, 2, 4, 3]), np.array([4, 16, 3])
     text = (
         "g (float[1, 8, 8, 3] x) => (float[4, 16, 3] y) { r = Reshape(x, up) "
         "t = Transpose <perm = [0, 1, 3, 2, 4, 5]> (r) y = Reshape(t, flat) }"
     )
-    found = _find(scratch, onnx.shape_inference.infer_shapes(graph(text, **shapes)))
+    found = _find(scratch, onnx.shape_inference.infer_shapes(graph(text, up=up, flat=flat)))
     assert [match.pattern for match in found] == ["ReshapeTransposeReshapeOverlyHighDim"]
     assert [node.op_type for node in found[0].nodes] == ["Reshape", "Transpose", "Reshape"]

@@ -26,18 +26,26 @@ ASKED_ABOUT = (
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What a trial on the target has told of a case, which is known by ``key``: its verdict, and why that is so."""
+
+    key: str
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class AnalyzeFields:
     """How a model is looked at.
 
     Attributes:
         propose: whether capabilities are proposed.
-        learned: by case what a trial on the target has told, in the words of a verdict; it fills what the tables leave
-            open.
+        learned: fills what the tables leave open.
         lists_cases: whether the metrics have the cases that the target does not simply run, for whoever tries them.
     """
 
     propose: bool = True
-    learned: Mapping[str, str] = field(default_factory=dict)
+    learned: tuple[Learned, ...] = ()
     lists_cases: bool = False
 
 

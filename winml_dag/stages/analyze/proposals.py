@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from winml_dag.canonical import JsonObject
+from winml_dag.ep.support.case import Case
 from winml_dag.ep.support.verdict import Level, Verdict
 from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation
@@ -78,7 +79,7 @@ class Information:
 
 
 class Adviser:
-    """Compares what patterns are with what they could be."""
+    """Compares what patterns are with what they could be. ``open``: what they could be, and nobody has measured."""
 
     def __init__(self, judge: Judge, judged: Sequence[Judged], situation: Situation, before: Discovered) -> None:
         self._judge = judge
@@ -86,6 +87,7 @@ class Adviser:
         self._judged = judged
         self._situation = situation
         self._before = before
+        self.open: dict[Case, None] = {}
 
     def information(self, matches: Sequence[Match]) -> list[Information]:
         """About every pattern that was found, and then about every operator that the target does not simply run."""
@@ -166,7 +168,11 @@ class Adviser:
     def _fused(self, fusion: Fusion, match: Match, situation: Situation) -> Verdict | None:
         """What the target makes of what *match* would become; None where it would become nothing else."""
         cases = fusion.cases(match, situation)
-        verdicts = [self._judge.verdict(self._judge.as_it_will_be(case)) for case in cases]
+        verdicts = []
+        for case in map(self._judge.as_it_will_be, cases):
+            verdicts.append(self._judge.verdict(case))
+            if verdicts[-1].level is Level.UNKNOWN:
+                self.open[case] = None
         if not verdicts:
             return None
         level = worst(verdict.level for verdict in verdicts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
-from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig
+from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig, Learned
 from winml_dag.stages.analyze.fusions import Situation
 from winml_dag.stages.analyze.judging import Judge, case_key
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of
@@ -51,7 +51,8 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
     situation = Situation.of(flow, standard_domain_only=config.target.standard_domain_only)
     matches = find_all(flow)
-    information = Adviser(judge, judged, situation, before).information(matches)
+    adviser = Adviser(judge, judged, situation, before)
+    information = adviser.information(matches)
     lint = findings(path, Dataflow(as_read), config)
     counts = Counter(match.pattern for match in matches)
     patterns = {pattern.id: counts[pattern.name] for pattern in PATTERNS if counts[pattern.name]}
@@ -81,7 +82,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
         "discovered": sorted(after.capabilities),
         "lint": lint_counts(lint),
         "table": str(tables[0].about) if tables else "",
-        **({"cases": _cases(judged)} if config.analyze.lists_cases else {}),
+        **({"cases": _cases(judged, adviser.open)} if config.analyze.lists_cases else {}),
     }
 
 
@@ -98,8 +99,8 @@ def _tables(workspace: Workspace) -> list[SupportTable]:
     ) else []  # fmt: skip
 
 
-def _learned(levels: Mapping[str, str]) -> dict[str, Verdict]:
-    return {key: Verdict(Level(level), "tried on the target") for key, level in levels.items()}
+def _learned(told: Sequence[Learned]) -> dict[str, Verdict]:
+    return {each.key: Verdict(Level(each.verdict), each.reason) for each in told}
 
 
 def _told(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
@@ -118,16 +119,20 @@ def _told(judged: Sequence[Judged], level: Level) -> list[JsonObject]:
     ]
 
 
-def _cases(judged: Sequence[Judged]) -> list[JsonObject]:
-    """What the target does not simply run, each case once with the nodes that it is."""
+def _cases(judged: Sequence[Judged], could_be: Iterable[Case]) -> list[JsonObject]:
+    """What the target does not simply run, each case once with the nodes that it is; and with no nodes, what it is not
+    known to run, and patterns *could_be*.
+    """
     by_case: dict[Case, list[Judged]] = {}
     for each in judged:
         if each.case is not None and each.verdict is not Level.SUPPORTED:
             by_case.setdefault(each.case, []).append(each)
+    for case in could_be:
+        by_case.setdefault(case, [])
     return [
         {
             "key": case_key(case),
-            "verdict": nodes[0].verdict.value,
+            "verdict": (nodes[0].verdict if nodes else Level.UNKNOWN).value,
             "nodes": [name_of(each.node) for each in nodes],
             "case": case_json(case),
         }
