@@ -110,8 +110,14 @@ FIELDS: dict[str, Meaning] = {
     "loader.task": Meaning("What the model is for, such as `fill-mask`; read from `config.json` when left out."),
     "loader.model_class": Meaning("A class of transformers in place of the one that the task stands for."),
     "loader.model_type": Meaning("Architecture in transformers' words, such as `bert`."),
-    "loader.module_path": _refused("winml-cli's module mode."),
-    "loader.user_script": _refused("A Python file that makes the model."),
+    "loader.module_path": Meaning(
+        "Build this one module of the model, such as `bert.encoder.layer.0`: "
+        "[one module](../how-to/build-one-module.md). Then `model_class` may be the class of the module."
+    ),
+    "loader.user_script": Meaning(
+        "A Python file, relative to the recipe, with the class or function that `model_class` names: "
+        "[a model of your own](../how-to/export-a-model.md#a-model-of-your-own)."
+    ),
     "loader.trust_remote_code": Meaning("Run Python code that comes with the model. The code is part of the key."),
     "loader.path": _ours("Model folder, relative to the recipe; wins over `model`."),
     "loader.revision": _ours("Branch, tag or commit of a model on the hub; `main` when left out."),
@@ -127,6 +133,9 @@ FIELDS: dict[str, Meaning] = {
     "export.input_tensors.value_range": Meaning("Range of random data, its end not included."),
     "export.output_tensors": Meaning("Outputs to export; those that the task is about when left out."),
     "export.output_tensors.name": Meaning("Name of an output of the PyTorch model."),
+    "export.module_arguments": _ours(
+        "What the module of `loader.module_path` is called with besides tensors: `{input_dimensions: [8, 8]}`."
+    ),
     "export.dynamic_axes": Meaning("Name of a dynamic axis by tensor and axis number: `{input_ids: {0: batch}}`."),
     "export.export_params": Meaning("`false` fails: a model without weights can be neither checked nor compiled."),
     "export.do_constant_folding": Meaning("Let the exporter compute what depends on constants only."),
