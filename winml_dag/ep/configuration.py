@@ -11,8 +11,16 @@ from pathlib import Path
 CONFIG_VARIABLE = "WINML_DAG_CONFIG"
 ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
 SUPPORT_VARIABLE = "WINML_DAG_SUPPORT_DIR"  # the user's own tables of what providers take
+RULES_VARIABLE = "WINMLCLI_RULES_DIR"  # tables of an installed winml-cli, which reads this variable too
 # All that say where the configuration is, on one system or another.
-CONFIGURATION_VARIABLES = (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, SUPPORT_VARIABLE, "XDG_CONFIG_HOME", "LOCALAPPDATA")
+CONFIGURATION_VARIABLES = (
+    CONFIG_VARIABLE,
+    ENVIRONMENTS_VARIABLE,
+    SUPPORT_VARIABLE,
+    RULES_VARIABLE,
+    "XDG_CONFIG_HOME",
+    "LOCALAPPDATA",
+)
 
 _CONFIG_FILE = "config.toml"
 

@@ -10,10 +10,14 @@ from typing import Protocol
 from winml_dag.ep.configuration import SUPPORT_VARIABLE, config_file, expanded
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.table import SupportTable, read_table
 from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.ep.support.winmlcli import SUFFIX as RULES_SUFFIX
+from winml_dag.ep.support.winmlcli import WinmlCliRules, rule_files
 from winml_dag.errors import UsageError
 
 _SHIPPED = Path(__file__).parent / "shipped"
+_SUFFIX = ".support"
 _FOLDER = "support"  # beside the user's configuration file
 
 
@@ -42,7 +46,7 @@ class Support:
 
 def table_name(target: Target) -> str:
     """The name of the file that has the table of *target*, such as ``qnn_npu.support``."""
-    return f"{target.ep.alias}_{target.device}.support"
+    return f"{target.ep.alias}_{target.device}{_SUFFIX}"
 
 
 def table_files(target: Target) -> tuple[Path, ...]:
@@ -51,12 +55,24 @@ def table_files(target: Target) -> tuple[Path, ...]:
 
 
 def table_places(target: Target) -> tuple[Path, ...]:
-    """Where tables of *target* are looked for, the user's own first.
+    """Where tables of *target* are looked for, the user's own first, those of winml-cli last.
 
     Raises:
-        UsageError: when WINML_DAG_SUPPORT_DIR names no folder.
+        UsageError: when WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR names no folder.
     """
-    return tuple(folder / table_name(target) for folder in (_own_folder(), _SHIPPED))
+    own = tuple(folder / table_name(target) for folder in (_own_folder(), _SHIPPED))
+    return (*own, *rule_files(target))
+
+
+def read_support(folder: Path) -> tuple[list[SupportTable], Support]:
+    """The tables in *folder*, in the order of their names, and these and winml-cli's asked as one.
+
+    Raises:
+        InputError: when a table is damaged or of another format.
+    """
+    tables = [read_table(path) for path in sorted(folder.rglob(f"*{_SUFFIX}"))]
+    files = list(folder.rglob(f"*{RULES_SUFFIX}"))
+    return tables, Support([*tables, *([WinmlCliRules(files)] if files else [])])
 
 
 def _own_folder() -> Path:

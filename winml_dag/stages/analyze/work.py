@@ -11,8 +11,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.support.case import Case, case_json
-from winml_dag.ep.support.table import SupportTable, read_table
-from winml_dag.ep.support.tables import Support
+from winml_dag.ep.support.tables import Support, read_support
 from winml_dag.ep.support.verdict import Level, Verdict
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import Model
@@ -28,7 +27,6 @@ from winml_dag.stages.analyze.result import LEVELS, Judged, classification, meta
 from winml_dag.stages.analyze.types import inferred
 from winml_dag.stages.discovered import Discovered
 
-_TABLES = "*.support"
 _MOST_NAMES = 5
 
 
@@ -45,8 +43,8 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     as_read = read_model(path, values=True)
     model = _with_values(path, as_read)
     flow = Dataflow(model)
-    tables = _tables(workspace)
-    judge = Judge(config, Support(tables), _learned(config.analyze.learned))
+    tables, support = read_support(workspace.inputs["support"]) if workspace.has("support") else ([], Support([]))
+    judge = Judge(config, support, _learned(config.analyze.learned))
     judged = judge.nodes(model, ())
     before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
     situation = Situation.of(flow, standard_domain_only=config.target.standard_domain_only)
@@ -90,13 +88,6 @@ def _with_values(path: Path, model: Model) -> Model:
     """*model* with what can be inferred about values that its file says nothing of."""
     values = inferred(path, model)
     return replace(model, graph=replace(model.graph, values=values)) if values else model
-
-
-def _tables(workspace: Workspace) -> list[SupportTable]:
-    """In the order of their names: the first that knows a case counts."""
-    return [read_table(path) for path in sorted(workspace.inputs["support"].rglob(_TABLES))] if workspace.has(
-        "support"
-    ) else []  # fmt: skip
 
 
 def _learned(told: Sequence[Learned]) -> dict[str, Verdict]:

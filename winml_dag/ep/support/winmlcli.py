@@ -1,0 +1,202 @@
+"""Tables of an installed winml-cli, as one more source: parquet files, one for each operator, opset and form.
+
+A row has conditions and what came of compiling and running. A condition that this program knows nothing of is left
+open: where the rows that fit all others agree, they count, and else nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from winml_dag.ep.configuration import RULES_VARIABLE, expanded
+from winml_dag.ep.registry import Target
+from winml_dag.ep.support.case import AttributeValue, Case, Operand
+from winml_dag.ep.support.verdict import Level, Outcome, Verdict
+from winml_dag.errors import StageError, UsageError
+
+SUFFIX = ".parquet"
+_STANDARD = "ai.onnx"
+# A copy among the inputs of a stage has the number of its place in front.
+_NAME = re.compile(r"(?:\d+_)?(\w+?)_\w+Provider_[A-Z]+_([\w.]*?)_opset(\d+)(_qdq)?")
+# The columns that are no conditions.
+_RESULT = "compile_run_success"
+_NO_CONDITIONS = frozenset({_RESULT, "compile_reason", "run_reason", "rule_row_count", "case_indices", "case_index",
+                            "rule_index", "has_not_run_placeholder_reason"})  # fmt: skip
+# ONNX's names for types in these files.
+_TYPES = {"float32": "FLOAT", "float64": "DOUBLE"}
+_NOT_KNOWN = object()
+
+
+def rule_files(target: Target) -> tuple[Path, ...]:
+    """The files for *target* in the folder that WINMLCLI_RULES_DIR names; none without that variable.
+
+    Raises:
+        UsageError: when it names no folder.
+    """
+    named = os.environ.get(RULES_VARIABLE)
+    if not named:
+        return ()
+    folder = expanded(named)
+    if not folder.is_dir():
+        raise UsageError(f"{RULES_VARIABLE} names {folder}, which is no folder.", advice="Correct the variable.")
+    inner = folder / f"{target.ep.name}_{target.device.upper()}"
+    return tuple(sorted(inner.glob(f"*{SUFFIX}"))) if inner.is_dir() else ()
+
+
+class WinmlCliRules:
+    """What the files of one target say. Those of an operator are read when it is asked for."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._files: dict[tuple[str, str, bool], dict[int, Path]] = {}
+        self._rows: dict[Path, tuple[Mapping[str, object], ...]] = {}
+        for path in files:
+            if (key := _key(path)) is not None:
+                domain, op_type, is_quantized, opset = key
+                self._files.setdefault((domain, op_type, is_quantized), {})[opset] = path
+
+    def verdict(self, case: Case) -> Verdict:
+        """What they say of *case*.
+
+        Raises:
+            StageError: when pyarrow is not installed, or a file is none that it reads.
+        """
+        found = self._files.get((case.domain or _STANDARD, case.op_type, case.quantized is not None), {})
+        opsets = [opset for opset in found if opset <= (case.opset or opset)]
+        if not opsets:
+            return Verdict(Level.UNKNOWN, f"the tables of winml-cli have nothing on {case}")
+        path = found[max(opsets)]
+        outcomes = {_outcome(row) for row in self._read(path) if _fits(row, case, _names(case))}
+        if len(outcomes) != 1:
+            said = "different things" if outcomes else "nothing"
+            return Verdict(Level.UNKNOWN, f"{path.name} says {said} of {case} as it is here")
+        (outcome,) = outcomes
+        return Verdict(outcome.level, f"by winml-cli's {path.name}", outcome.compiled, outcome.ran)
+
+    def _read(self, path: Path) -> tuple[Mapping[str, object], ...]:
+        if path not in self._rows:
+            self._rows[path] = tuple(_rows(path))
+        return self._rows[path]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How ONNX calls the inputs of an operator, and the letter of the type of each."""
+
+    inputs: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+def _key(path: Path) -> tuple[str, str, bool, int] | None:
+    """Domain, operator, whether quantized, and opset, from ``<Op>_<EP>_<DEV>_<domain>_opset<N>[_qdq].parquet``."""
+    found = _NAME.fullmatch(path.stem)
+    return None if found is None else (found[2] or _STANDARD, found[1], bool(found[4]), int(found[3]))
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, object]]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise StageError(
+            f"{RULES_VARIABLE} names tables of winml-cli, which take pyarrow to read.",
+            advice="Install it with: pip install winml_dag[datasets], or take the variable away.",
+        ) from None
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (OSError, ArrowInvalid) as error:
+        raise StageError(f"{path.name} is no table of winml-cli that can be read: {error}.") from error
+    for row in rows:
+        if row.get(_RESULT) is not None:
+            yield {name: value if name in _NO_CONDITIONS else _decoded(value) for name, value in row.items()}
+
+
+def _decoded(cell: object) -> object:
+    """A cell is JSON with the type of its value beside it; ``_NOT_KNOWN`` for what has another form."""
+    if cell is None or isinstance(cell, bool | int):
+        return cell
+    try:
+        return _plain(json.loads(str(cell)))
+    except (ValueError, KeyError, TypeError):
+        return _NOT_KNOWN
+
+
+def _plain(tagged: Mapping[str, Any]) -> object:
+    kind, value = tagged["t"], tagged.get("v")
+    if kind in ("tuple", "list"):
+        return tuple(_plain(each) for each in value or ())
+    if kind in ("bool", "int", "str"):
+        return value
+    # Floats are left out of these tables: all have the same stand-in.
+    return None if value is None and kind.lower().startswith("n") else _NOT_KNOWN
+
+
+def _outcome(row: Mapping[str, object]) -> Outcome:
+    result = row[_RESULT]
+    pair = _decoded(result) if isinstance(result, str) else result
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise StageError(f"A table of winml-cli has {result!r} where it should say what came of a trial.")
+    return Outcome(bool(pair[0]), bool(pair[1]))
+
+
+def _names(case: Case) -> _Names:
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(case.op_type, case.opset or onnx.defs.onnx_opset_version(), case.domain)
+    except onnx.defs.SchemaError:
+        return _Names((), ())
+    return _Names(tuple(each.name for each in schema.inputs), tuple(each.type_str for each in schema.inputs))
+
+
+def _fits(row: Mapping[str, object], case: Case, names: _Names) -> bool:
+    """Whether nothing that is known of *case* speaks against *row*."""
+    for column, wanted in row.items():
+        if column not in _NO_CONDITIONS and wanted is not _NOT_KNOWN:
+            has = _condition(column, case, names)
+            if has is not _NOT_KNOWN and has != wanted:
+                return False
+    return True
+
+
+def _condition(column: str, case: Case, names: _Names) -> object:
+    """What *case* has for *column*."""
+    if column.startswith("attr_"):
+        return _attribute(column.removeprefix("attr_"), dict(case.attributes))
+    for at, name in enumerate(names.inputs):
+        if column.startswith(f"{name}_"):
+            operand = case.inputs[at] if at < len(case.inputs) else None
+            return _of_input(column.removeprefix(f"{name}_"), operand)
+    letter = column.removesuffix(f"_{case.op_type}")
+    if letter in names.types:
+        at = names.types.index(letter)
+        operand = case.inputs[at] if at < len(case.inputs) else None
+        if operand is not None and operand.dtype:
+            return _TYPES.get(operand.dtype, operand.dtype.upper())
+    return _NOT_KNOWN
+
+
+def _of_input(what: str, operand: Operand | None) -> object:
+    if what == "is_none":
+        return operand is None
+    if operand is None:
+        return {"is_constant": True, "is_fixed_shape": True, "dynamic_axes": (), "dim": None}.get(what, _NOT_KNOWN)
+    if what == "is_constant":
+        return operand.constant
+    if operand.dims is None:
+        return _NOT_KNOWN
+    axes = tuple(axis for axis, size in enumerate(operand.dims) if size is None)
+    return {"is_fixed_shape": not axes, "dynamic_axes": axes, "dim": len(operand.dims)}.get(what, _NOT_KNOWN)
+
+
+def _attribute(name: str, attributes: Mapping[str, AttributeValue]) -> object:
+    if name.endswith("_is_none"):
+        return name.removesuffix("_is_none") not in attributes
+    value: object = attributes.get(name)
+    if isinstance(value, float) or (isinstance(value, Sequence) and any(isinstance(each, float) for each in value)):
+        return _NOT_KNOWN
+    return value
