@@ -152,7 +152,6 @@ EDITS: tuple[Edit, ...] = (
     ("export.do_constant_folding", "static", False, "export"),
     ("export.verbose", "static", True, NOTHING),
     ("export.dynamo", "static", True, "export"),
-    ("export.module_arguments", "static", {"causal": True}, REFUSED),
     ("export.module_arguments", "module", {"causal": True}, "export"),
     ("export.clean_onnx", "static", True, "export"),
     ("export.clean_onnx", "no tags", True, NOTHING),
@@ -379,6 +378,8 @@ OPTIONS: tuple[Edit, ...] = (
     ("validate", "static", True, NOTHING),
     ("validate", "static", False, "validate finalize"),
     ("validate", "text", False, "calibrate validate finalize"),
+    # Of composite models alone.
+    ("submodel", "static", "encoder", NOTHING),
     # Of `quantize` alone.
     ("sensitivity", "static", True, NOTHING),
     ("random_weights", "static", True, NOTHING),

@@ -20,6 +20,7 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "loader.task": _TASKS,
     "loader.path": ((None, "model", "same"),),
     "export.dynamic_axes": ((None, {}),),
+    "export.module_arguments": ((None, {}),),
     "export.shape_config": ((None, {}, {"batch_size": 1}),),
     "quant.model_type": ((None, *(word for word in WORDS if word != "qwen3")),),
     "quant.weight_type": ((None, "uint8"),),
