@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,10 @@ def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray
     return model
 
 
-def optimize(folder: Path, model: onnx.ModelProto, *flags: str, standard_domain_only: bool = False) -> Optimized:
-    """Run the stage in *folder*, as a process of its own would."""
+def optimize(
+    folder: Path, model: onnx.ModelProto, *names: str, off: Sequence[str] = (), standard_domain_only: bool = False
+) -> Optimized:
+    """Run the stage in *folder*, as a process of its own would, with the capabilities *names* on and others *off*."""
     shutil.rmtree(folder, ignore_errors=True)
     workspace = Workspace({"model": Path("in")}, {"model": Path("out")})
     for name in ("in", "out"):
@@ -59,7 +62,8 @@ def optimize(folder: Path, model: onnx.ModelProto, *flags: str, standard_domain_
     before = Path.cwd()
     os.chdir(folder)
     try:
-        config = OptimizeConfig(dict.fromkeys(flags, True), OptimizeTarget(standard_domain_only))
+        optim = {**dict.fromkeys(names, True), **dict.fromkeys(off, False)}
+        config = OptimizeConfig(optim, OptimizeTarget(standard_domain_only))
         metrics = run(config, workspace)
     finally:
         os.chdir(before)

@@ -9,17 +9,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from capability_samples import TOGETHER
 from onnx import TensorProto, helper
 from optimize_samples import assert_same_results, feeds, graph, optimize, outputs
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
-from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.stages.optimize import OptimizeConfig
-from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.work import run
 
-EVERY = tuple(CATALOG)
 BLOCK = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
     <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
      float outer = {0.79788456}, float half = {0.5}> {
@@ -56,24 +54,23 @@ def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> 
     assert_same_results(result)
 
 
-def test_all_flags_together_compute_the_same(tmp_path: Path) -> None:
-    result = optimize(tmp_path, _block(), *EVERY, standard_domain_only=True)
+def test_all_capabilities_together_compute_the_same(tmp_path: Path) -> None:
+    result = optimize(tmp_path, _block(), *TOGETHER, standard_domain_only=True)
     applied = {flag for flag, changes in result.metrics["applied"].items() if changes}
     assert applied >= {"clamp_constant_values", "gelu_fusion"}
     assert {node.domain for node in result.model.graph.node} == {""}
     assert_same_results(result)
 
 
-def test_flags_without_a_place_to_apply_give_the_bytes_of_none(tmp_path: Path) -> None:
+def test_capabilities_without_a_place_to_apply_give_the_bytes_of_none(tmp_path: Path) -> None:
     model = graph("agraph (float[2, 4] x) => (float[2, 4] y) <float[4] a = {1, 2, 3, 4}> { y = Mul(x, a) }")
     plain = optimize(tmp_path, model)
-    for flag in CATALOG:
-        result = optimize(tmp_path, model, flag)
-        assert (flag, result.content, result.metrics["applied"]) == (flag, plain.content, {flag: 0})
-    assert optimize(tmp_path, model, *CATALOG).content == plain.content
+    together = optimize(tmp_path, model, *TOGETHER)
+    assert together.content == plain.content
+    assert not any(together.metrics["applied"].values())
 
 
-def test_a_flag_without_a_place_adds_nothing_to_one_that_has_some(tmp_path: Path) -> None:
+def test_a_capability_without_a_place_adds_nothing_to_one_that_has_some(tmp_path: Path) -> None:
     alone = optimize(tmp_path, _block(), "clamp_constant_values")
     both = optimize(tmp_path, _block(), "clamp_constant_values", "layer_norm_fusion", "remove_isnan_in_attention_mask")
     assert both.content == alone.content
@@ -84,6 +81,7 @@ def test_the_same_bytes_in_any_folder_process_and_hash_seed(tmp_path: Path) -> N
 import sys, pathlib
 sys.path.insert(0, sys.argv[1])
 import onnx
+from capability_samples import TOGETHER
 from optimize_samples import optimize
 sys.stdout.buffer.write(optimize(pathlib.Path(sys.argv[2]), onnx.load(sys.argv[3]), *sys.argv[4:]).content)
 """
@@ -96,9 +94,9 @@ sys.stdout.buffer.write(optimize(pathlib.Path(sys.argv[2]), onnx.load(sys.argv[3
             check=True,
             capture_output=True,
         ).stdout
-        for folder, seed, flags in (("a", "1", EVERY), ("some/where/else", "2", tuple(reversed(EVERY))))
+        for folder, seed, flags in (("a", "1", TOGETHER), ("some/where/else", "2", tuple(reversed(TOGETHER))))
     }
-    assert made == {optimize(tmp_path / "here", _block(), *EVERY).content}
+    assert made == {optimize(tmp_path / "here", _block(), *TOGETHER).content}
 
 
 def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_a_shape_that_the_graph_does_not_confirm_is_not_passed_on(tmp_path: Path
     assert not any(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-@pytest.mark.parametrize("flags", [(), EVERY])
+@pytest.mark.parametrize("flags", [(), TOGETHER])
 def test_every_value_has_its_shape(tmp_path: Path, flags: tuple[str, ...]) -> None:
     made = optimize(tmp_path, _block(), *flags).model.graph
     known = {value.name for value in (*made.value_info, *made.output)}
@@ -148,7 +146,7 @@ def test_operators_outside_the_standard_do_not_hide_the_shapes_after_them(tmp_pa
     assert {value.name for value in (*made.value_info, *made.output)} == {name for n in made.node for name in n.output}
 
 
-def test_the_order_in_which_flags_are_written_does_not_matter(tmp_path: Path) -> None:
+def test_the_order_in_which_capabilities_are_written_does_not_matter(tmp_path: Path) -> None:
     model = graph(
         """agraph (float[n, 6, 8] x) => (float[n, 3, 16] y) <int64[3] shape = {-1, 3, 16}>
         { p = MatMul(x, q) a = Add(p, bias) y = Reshape(a, shape) }""",
@@ -234,17 +232,11 @@ def test_an_optimization_that_leaves_the_standard_is_noticed(tmp_path: Path, mon
         optimize(tmp_path, _block())
 
 
-def test_an_unknown_flag_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_capability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="gelu_fusionn"):
         optimize(tmp_path, _block(), "gelu_fusionn")
 
 
-def test_recipes_and_the_stage_know_the_same_flags() -> None:
-    from winml_dag.stages.optimize.rewrites import REWRITES
-
-    assert set(CATALOG) == set(CAPABILITIES) == set(REWRITES)
-
-
-def test_asking_what_flags_there_are_imports_no_onnx() -> None:
-    code = "import sys, winml_dag.stages.optimize.capabilities; print([m for m in ('onnx', 'numpy') if m in sys.modules])"
+def test_asking_what_capabilities_there_are_imports_no_onnx() -> None:
+    code = "import sys, winml_dag.stages.optimize.selection; print([m for m in ('onnx', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

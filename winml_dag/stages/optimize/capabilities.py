@@ -1,6 +1,8 @@
-"""The capabilities (named optimizations) that the optimize stage knows: what each does, told without importing onnx.
+"""The capabilities (named optimizations) that the optimize stage knows, by winml-cli's names in Python.
 
-The work behind a capability is in :mod:`winml_dag.stages.optimize.rewrites`.
+Told without importing onnx, since plans and ``--list-capabilities`` need it; the work behind the names is in
+:mod:`winml_dag.stages.optimize.rewrites`. What a choice of them comes to is in
+:mod:`winml_dag.stages.optimize.selection`.
 """
 
 from __future__ import annotations
@@ -8,6 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final, Literal
+
+By = Literal["onnxruntime", "onnxscript", "nobody"]
+
+ORT: Final = "onnxruntime"
+# The rewriter is onnxscript's; where it has no fitting rule, the rule is ours.
+REWRITER: Final = "onnxscript"
+NOBODY: Final = "nobody"
 
 
 @dataclass(frozen=True)
@@ -16,41 +26,295 @@ class Capability:
 
     Attributes:
         description: what it does, for people.
-        form_depends_on_domain: what it makes depends on ``OptimizeTarget.standard_domain_only``.
-        always_on: setting it changes nothing.
+        by: who does it.
+        default: whether it is on when nobody says anything.
+        makes: operators outside the ONNX standard that it may put in. Where the target takes none, it gives a standard
+            form (``has_standard_form``) or leaves the model as it is.
+        has_standard_form: what it makes depends on the opset and the target.
+        needs: capabilities that are switched on with it.
+        excludes: capabilities that would undo it.
+        same_as: the capability that this is another name of.
+        portable: onnxruntime's transformers of the portable level that do it or a part of it; ``false`` takes them out.
+        extended: onnxruntime's transformer beyond that level.
+        into: the operator that it puts in, or takes out, once for each place.
+        waits: transformers of the portable level that would take away what it looks for, and so come after it.
+        left: why nothing is done.
     """
 
     description: str
-    form_depends_on_domain: bool = False
-    always_on: bool = False
+    by: By = REWRITER
+    default: bool = False
+    makes: tuple[str, ...] = ()
+    has_standard_form: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    same_as: str = ""
+    portable: tuple[str, ...] = ()
+    extended: str = ""
+    into: str = ""
+    waits: tuple[str, ...] = ()
+    left: str = ""
+
+    @property
+    def form_depends_on_domain(self) -> bool:
+        """Whether what it makes depends on ``OptimizeTarget.standard_domain_only``."""
+        return bool(self.makes)
+
+    @property
+    def always_on(self) -> bool:
+        """Whether ``true`` changes nothing."""
+        return self.default
+
+    @property
+    def domain(self) -> str:
+        """The domain of what it makes, for people."""
+        if not self.makes:
+            return "standard"
+        return "standard or com.microsoft" if self.has_standard_form else "com.microsoft"
 
 
-# In the order in which they are applied: the value clean-ups first, and the merging of reshapes after everything that
-# inserts some.
+_GEMM = ("MatMulAddFusion",)
+
+
+def _portable(description: str, *transformers: str) -> Capability:
+    return Capability(description, by=ORT, default=True, portable=transformers)
+
+
+def _extended(
+    description: str, transformer: str, into: str, *, needs: tuple[str, ...] = (), waits: tuple[str, ...] = ()
+) -> Capability:
+    makes = () if into in ("Split", "Slice") else (into,)
+    return Capability(description, by=ORT, extended=transformer, into=into, makes=makes, needs=needs, waits=waits)
+
+
+def _left(description: str, why: str) -> Capability:
+    return Capability(description, by=NOBODY, left=why)
+
+
+def _alias(name: str) -> Capability:
+    return Capability(f"Another name of {name}.", same_as=name)
+
+
+# In the order in which they are applied: the value clean-ups first; then what brings a model closer to the standard's
+# own operators, each before what it might take a node from; onnxruntime's own operators last, since nothing of ours
+# looks for them.
 CATALOG: Mapping[str, Capability] = MappingProxyType(
     {
-        "constant_folding": Capability(
-            "Compute what depends on constants only. Always on; setting it changes nothing.", always_on=True
+        "ort_graph_optimization": Capability(
+            "onnxruntime's portable level as a whole: removes what has no effect and fuses within the ONNX standard. "
+            "Off, only the capabilities that are switched on by name are done, and constant_folding.",
+            by=ORT,
+            default=True,
         ),
+        "constant_folding": _portable("Compute what depends on constants only.", "ConstantFolding"),
+        "cgc_constant_folding": _alias("constant_folding"),
+        "slice_elimination": _portable("Remove a Slice that takes everything.", "EliminateSlice"),
+        "expand_elimination": _portable("Remove an Expand to the shape that there is.", "ExpandElimination"),
+        "unsqueeze_elimination": _portable(
+            "Take an Unsqueeze into the constant before it. From opset 13 on constant_folding does it.",
+            "UnsqueezeElimination",
+        ),
+        "not_where_fusion": _portable("Swap the branches of a Where instead of a Not before it.", "NotWhereFusion"),
+        "pad_fusion": _portable("Take a Pad of zeros into the Conv or pooling after it.", "Pad_Fusion"),
+        "conv_add_fusion": _portable("Take an Add of a constant into the Conv before it, as bias.", "ConvAddFusion"),
+        "conv_mul_fusion": _portable("Take a Mul by a constant into the Conv before it.", "ConvMulFusion"),
+        "conv_bn_fusion": _portable("Take a BatchNormalization into the Conv before it.", "ConvBNFusion"),
+        "matmul_bn_fusion": _portable(
+            "Take a BatchNormalization into the MatMul before it.", "MatMul_BatchNormalization_Fusion"
+        ),
+        "gemm_sum_fusion": _portable("Take a Sum into the Gemm before it.", "GemmSumFusion"),
+        "gemm_transpose_fusion": _portable("Take a Transpose into the Gemm beside it.", "GemmTransposeFusion"),
+        "transpose_optimizer": _portable(
+            "Move Transpose nodes through the graph until they cancel out.", "TransposeOptimizer"
+        ),
+        "deduplicate_opset_imports": _portable("State every opset once. Always done."),
         "clamp_constant_values": Capability(
             "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50."
         ),
         "remove_isnan_in_attention_mask": Capability("Remove the guards that replace NaN by 0 after a Softmax."),
-        "layer_norm_fusion": Capability("Fuse a layer normalization that is spelled out into LayerNormalization."),
+        "omit_empty_resize_inputs": Capability("Leave out the empty roi and scales of a Resize."),
+        "resize_tf_half_pixel_for_nn_to_asymmetric": Capability(
+            "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same."
+        ),
+        "approximate_cubic_resize_with_linear": Capability(
+            "Make a cubic Resize linear. The values change: the picture becomes softer."
+        ),
+        "prelu_to_relu": Capability("Spell a PRelu with constant slope out: Relu(x) - slope * Relu(-x)."),
+        "gathernd_to_reshape": Capability("Make a GatherND that takes everything in order a Reshape."),
+        "dft_to_matmul": Capability("Compute a DFT of fixed length by products with constant matrices."),
+        "static_split_to_slice": Capability(
+            "Make a Split with known sizes one Slice for each part.", excludes=("gather_slice_to_split_fusion",)
+        ),
+        "concat_slice_elimination": Capability("Take a part of a Concat itself, where a Slice takes it out again."),
+        "exp_positive_scale_folding": Capability(
+            "Take a positive constant factor after Exp into the constant that is added before it."
+        ),
+        "attention_expandedattention": Capability(
+            "Spell the standard's Attention (opset 23) out with MatMul and Softmax, the scale on both factors."
+        ),
+        "conv_channel_affine_folding": Capability(
+            "Take what is multiplied or added by channel, or as one number, into the Conv before it."
+        ),
+        "conv_add_batch_normalization_folding": Capability(
+            "Take a BatchNormalization behind a Conv and an Add into the Conv, its scale onto the other summand.",
+            waits=("ConvAddFusion",),
+        ),
+        "add_conv_batch_normalization_folding": _alias("conv_add_batch_normalization_folding"),
+        "layer_norm_fusion": Capability(
+            "Fuse a layer normalization that is spelled out into LayerNormalization.", portable=("LayerNormFusionL1",)
+        ),
+        "layernormalization_singlelayernorm": Capability(
+            "Fuse a layer normalization over one axis that is not the last into LayerNormalization and two Transpose.",
+            needs=("layer_norm_fusion",),
+        ),
+        "layernormpow_singlelayernorm": _alias("layernormalization_singlelayernorm"),
+        "layernormmul_singlelayernorm": _alias("layernormalization_singlelayernorm"),
+        "fuse_rmsnorm": Capability(
+            "Fuse a root mean square normalization that is spelled out: below opset 23 into LpNormalization, which has "
+            "no epsilon, else into RMSNormalization.",
+            excludes=("simplified_layer_norm_fusion",),
+        ),
         "gelu_fusion": Capability(
             "Fuse a GELU that is spelled out, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
             "operators, where the target allows those.",
-            form_depends_on_domain=True,
+            makes=("com.microsoft/Gelu", "com.microsoft/FastGelu"),
+            has_standard_form=True,
+            portable=("GeluFusionL1",),
         ),
+        "fast_gelu_fusion": Capability(
+            "As gelu_fusion, of the form with tanh only.", makes=("com.microsoft/FastGelu",), has_standard_form=True
+        ),
+        "gelu_singlegelu": Capability("As gelu_fusion, of the exact form only, and into the standard's Gelu only."),
+        "gelu1_singlegelu": _alias("gelu_singlegelu"),
+        "gelu2_singlegelu": _alias("gelu_singlegelu"),
+        "gelu3_singlegelu": _alias("gelu_singlegelu"),
+        "gelu4_singlegelu": _alias("gelu_singlegelu"),
+        "matmuladd_conv2d4d": Capability("Turn MatMul and Add of four dimensions into a Conv of 1x1.", waits=_GEMM),
+        "matmuladd_conv2d3d": Capability("Turn MatMul and Add of three dimensions into a Conv of 1x1.", waits=_GEMM),
+        "matmuladd_conv2d2d": Capability("Turn MatMul and Add of two dimensions into a Conv of 1x1.", waits=_GEMM),
         "matmul_add_fusion": Capability(
-            "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions."
+            "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.",
+            portable=_GEMM,
+        ),
+        "matmuladd_reshapegemm": _alias("matmul_add_fusion"),
+        "highdimRTR_lowdimRTR": Capability(
+            "Merge axes that stay together, where a Reshape to five dimensions or more, a Transpose and a Reshape "
+            "follow each other."
         ),
         "reshape_mergedreshape": Capability(
             "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape."
         ),
+        "gather_slice_to_split_fusion": _extended(
+            "Make several Gather or Slice that share an axis one Split.", "GatherSliceToSplitFusion", "Split"
+        ),
+        "gather_to_slice_fusion": _extended("Make a Gather of a Range a Slice.", "GatherToSliceFusion", "Slice"),
+        "attention_fusion": _extended(
+            "Fuse an attention block into com.microsoft Attention.",
+            "AttentionFusion",
+            "com.microsoft/Attention",
+            waits=_GEMM,
+        ),
+        "embed_layer_norm_fusion": _extended(
+            "Fuse the sum of embeddings and its layer normalization into com.microsoft EmbedLayerNormalization.",
+            "EmbedLayerNormFusion",
+            "com.microsoft/EmbedLayerNormalization",
+            needs=("layer_norm_fusion",),
+        ),
+        "skip_layer_norm_fusion": _extended(
+            "Fuse a residual Add and the layer normalization after it into com.microsoft SkipLayerNormalization.",
+            "SkipLayerNormFusion",
+            "com.microsoft/SkipLayerNormalization",
+            needs=("layer_norm_fusion",),
+        ),
+        "bias_skip_layer_norm_fusion": _extended(
+            "As skip_layer_norm_fusion, with the bias of the MatMul before it.",
+            "BiasSkipLayerNormFusion",
+            "com.microsoft/SkipLayerNormalization",
+            needs=("skip_layer_norm_fusion",),
+            waits=_GEMM,
+        ),
+        "simplified_layer_norm_fusion": _extended(
+            "Fuse a root mean square normalization that is spelled out into SimplifiedLayerNormalization.",
+            "SimplifiedLayerNormFusion",
+            "SimplifiedLayerNormalization",
+        ),
+        "bias_gelu_fusion": _extended(
+            "Fuse the Add of a bias and a GELU into com.microsoft BiasGelu.",
+            "BiasGeluFusion",
+            "com.microsoft/BiasGelu",
+            needs=("gelu_fusion",),
+            waits=_GEMM,
+        ),
+        "quick_gelu_fusion": _extended(
+            "Fuse x * Sigmoid(1.702 x) into com.microsoft QuickGelu.", "QuickGeluFusion", "com.microsoft/QuickGelu"
+        ),
+        "gelu_approximation": Capability(
+            "Compute GELU with tanh, which differs by up to 5e-4: the standard's Gelu says so, com.microsoft's become "
+            "FastGelu.",
+            makes=("com.microsoft/FastGelu",),
+            has_standard_form=True,
+            needs=("gelu_fusion",),
+        ),
+        "gemm_activation_fusion": _extended(
+            "Fuse a Gemm and the activation after it into com.microsoft FusedGemm.",
+            "GemmActivationFusion",
+            "com.microsoft/FusedGemm",
+        ),
+        "conv_activation_fusion": _extended(
+            "Fuse a Conv and the activation after it into com.microsoft FusedConv.",
+            "ConvActivationFusion",
+            "com.microsoft/FusedConv",
+        ),
+        "matmul_transpose_fusion": _extended(
+            "Take a Transpose into the MatMul after it: com.microsoft FusedMatMul.",
+            "MatmulTransposeFusion",
+            "com.microsoft/FusedMatMul",
+        ),
+        "matmul_scale_fusion": _extended(
+            "Take a constant factor into the MatMul beside it: com.microsoft FusedMatMul.",
+            "MatMulScaleFusion",
+            "com.microsoft/FusedMatMul",
+        ),
         "bias_softmax_fusion": Capability(
             "Fuse Add and Softmax into com.microsoft BiasSoftmax. Left to GPU providers, which do it when they load a "
-            "model: no other could run the result."
+            "model: no other could run the result.",
+            by=NOBODY,
+        ),
+        "matmul_activation_fusion": _left(
+            "Fuse a MatMul and the activation after it.",
+            "onnxruntime fuses these for DirectML only, when it loads a model",
+        ),
+        "conv_add_activation_fusion": _left(
+            "Fuse a Conv, an Add and the activation after it.",
+            "onnxruntime fuses these when it loads a model, in a layout of its own; use conv_activation_fusion",
+        ),
+        "nhwc_transformer": _left(
+            "Put channels last.", "onnxruntime does it when it loads a model, and only where the processor gains by it"
+        ),
+        "nchwc_transformer": _left(
+            "Put channels into blocks.", "onnxruntime does it when it loads a model, for the processor that it runs on"
+        ),
+        "bias_dropout_fusion": _left("Fuse Add and Dropout.", "a model that is run has no Dropout"),
+        "dynamic_quantize_matmul_fusion": _left(
+            "Fuse dynamic quantization and MatMulInteger.", "what is optimized here is a float model, without any"
+        ),
+        "double_qdq_pairs_remover": _left(
+            "Remove a pair of QuantizeLinear and DequantizeLinear after another.",
+            "what is optimized here is a float model, without any",
+        ),
+        "normalize_int32_dq": _left(
+            "Leave out the zero point of an int32 DequantizeLinear.",
+            "what is optimized here is a float model, without any",
+        ),
+        "trim_split_grouped_conv": _left(
+            "Trim and split a grouped Conv that is quantized.", "what is optimized here is a float model, without any"
+        ),
+        "untie_constant_batched_matmul": _left(
+            "Make the constant of a batched MatMul look like a value.",
+            "a way around one driver of OpenVINO for GPUs, which constant folding would undo",
+        ),
+        "gridsample_to_gather": _left(
+            "Spell a GridSample out with GatherND.", "GridSample stays: onnxruntime runs it as it is"
         ),
     }
 )

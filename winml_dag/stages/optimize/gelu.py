@@ -1,4 +1,4 @@
-"""gelu_fusion: a GELU that is spelled out, exact (Erf) or approximated (Tanh), becomes one operator.
+"""gelu_fusion and its kin: a GELU that is spelled out, exact (Erf) or approximated (Tanh), becomes one operator.
 
 From opset 20 on onnxruntime's basic level fuses the usual Erf forms itself; this adds the others and the tanh form.
 onnxscript has such rules, but only towards com.microsoft.
@@ -7,6 +7,7 @@ onnxscript has such rules, but only towards com.microsoft.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnxscript.rewriter import MatchContext, RewriterContext
@@ -67,22 +68,57 @@ class _Gelu(RewriteRuleClassBase):  # type: ignore[misc]
         return op.FastGelu(x, _domain="com.microsoft")
 
 
-def _rules(standard: bool) -> list[RewriteRule]:
+_FORMS = ("none", "tanh")  # exact, and approximated
+
+
+def _rules(forms: Sequence[str], standard: bool) -> list[RewriteRule]:
     return [
         _Gelu.rule(approximate, half, swapped, standard)
-        for approximate in ("none", "tanh")
+        for approximate in forms
         for half in ("x", "f", "product")
         for swapped in (False, True)
     ]
 
 
-def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:
-    """Fuse into the standard's Gelu; below opset 20 into com.microsoft's, or not at all if *target* forbids that."""
+def _fused(model: ir.Model, forms: Sequence[str], *, standard_only: bool) -> Outcome:
     opset = standard_opset(model)
-    rules = _rules(standard=opset >= STANDARD_SINCE)
-    if opset < STANDARD_SINCE and target.standard_domain_only:
+    rules = _rules(forms, standard=opset >= STANDARD_SINCE)
+    if opset < STANDARD_SINCE and standard_only:
         sites = count_sites(model, rules)
         return Outcome(
             0, f"{sites} GELU stay: the standard has Gelu since opset 20, the model has {opset}" if sites else ""
         )
     return Outcome(apply_rules(model, rules))
+
+
+def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:
+    """Fuse into the standard's Gelu; below opset 20 into com.microsoft's, or not at all if *target* forbids that."""
+    return _fused(model, _FORMS, standard_only=target.standard_domain_only)
+
+
+def fuse_approximated(model: ir.Model, target: OptimizeTarget) -> Outcome:
+    """As :func:`apply`, of the form with tanh only."""
+    return _fused(model, ("tanh",), standard_only=target.standard_domain_only)
+
+
+def fuse_exact(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
+    """As :func:`apply`, of the form with Erf only, and never into another operator than the standard's."""
+    return _fused(model, ("none",), standard_only=True)
+
+
+def approximate(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
+    """Compute with tanh what is computed with Erf now; an operator stays in its domain."""
+    changes = 0
+    for graph in model.graphs():
+        for node in graph:
+            if (
+                node.op_type == "Gelu"
+                and not node.domain
+                and node.attributes.get_string("approximate", "none") == "none"
+            ):
+                node.attributes["approximate"] = ir.AttrString("approximate", "tanh")
+                changes += 1
+            elif node.domain == "com.microsoft" and node.op_type in ("Gelu", "BiasGelu"):
+                node.op_type = "FastGelu"
+                changes += 1
+    return Outcome(changes)

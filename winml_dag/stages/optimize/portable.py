@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 
 import onnx
@@ -20,19 +21,22 @@ _INSERTED_CAST = "InsertedPrecisionFreeCast_"
 _INLINE_BELOW_BYTES = 1024
 
 
-def to_portable_level(source: Path, destination: Path, *, keep_shapes: bool = False) -> None:
+def to_portable_level(
+    source: Path, destination: Path, *, keep_shapes: bool = False, without: Set[str] = frozenset()
+) -> None:
     """Write the model *source*, optimized, as *destination*, its large weights beside it in ``<name>.data``.
 
     Fuses only within the ONNX standard, folds constants, removes what has no effect. The weights are always apart, so
     that what comes after handles a small graph, whatever the model's size. All shapes are inferred anew, since
     exporters leave some of another version of the graph behind; with *keep_shapes*, what inference does not find stays
-    as *source* says. Peak of memory: the weights once; much less for weights in files of their own, which are mapped.
+    as *source* says. *without* names transformers of onnxruntime's that are not to run. Peak of memory: the weights
+    once; much less for weights in files of their own, which are mapped.
 
     Raises:
         StageError: when onnxruntime cannot load the model or has to convert float16, or the stated shapes contradict
             each other.
     """
-    _optimize(source, destination)
+    optimize_in_session(source, destination, _LEVEL, without)
     model = onnx.load(destination, load_external_data=False)
     _refuse_half_precision(model)
     _order_initializers(model.graph)
@@ -47,9 +51,14 @@ def to_portable_level(source: Path, destination: Path, *, keep_shapes: bool = Fa
     onnx.save(model, destination)
 
 
-def _optimize(source: Path, destination: Path) -> None:
+def optimize_in_session(source: Path, destination: Path, level: ort.GraphOptimizationLevel, without: Set[str]) -> None:
+    """Write *source* as onnxruntime has it at *level*, but for the transformers *without*; large weights are apart.
+
+    Raises:
+        StageError: when onnxruntime cannot load the model.
+    """
     options = ort.SessionOptions()
-    options.graph_optimization_level = _LEVEL
+    options.graph_optimization_level = level
     options.optimized_model_filepath = str(destination)
     options.log_severity_level = 3
     # A folded sum must not depend on the number of cores.
@@ -62,7 +71,9 @@ def _optimize(source: Path, destination: Path) -> None:
     }.items():
         options.add_session_config_entry(name, value)
     try:
-        ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(
+            str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=sorted(without)
+        )
     except Exception as error:  # onnxruntime's errors have no base class of their own
         raise StageError(
             f"onnxruntime cannot load the model to optimize it: {reason(error)}",

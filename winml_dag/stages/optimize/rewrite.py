@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnxscript.rewriter import RewriterContext
 from onnxscript.rewriter.pattern import OrValue, RewriteRule, RewriteRuleSet, Var
 
@@ -67,3 +69,35 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
 def shape_constant(op: RewriterContext, shape: tuple[int, ...] | None) -> ir.Value:
     """*shape* as a new constant of the graph: a node and not an initializer, whose name might be taken already."""
     return op.Constant(value=ir.tensor(shape, dtype=ir.DataType.INT64))
+
+
+def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
+    """All nodes of one operator of the standard, in subgraphs too; a list, since the caller changes the graph."""
+    return [node for graph in model.graphs() for node in graph if node.op_type == op_type and not node.domain]
+
+
+def replace_node(node: ir.Node, tape: ir.tape.Tape, values: Sequence[ir.Value]) -> None:
+    """Put the nodes of *tape* in the place of *node*, whose outputs become *values*, name by name."""
+    graph = node.graph
+    assert graph is not None
+    ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, values)
+
+
+def constant(tape: ir.tape.Tape, values: object, dtype: ir.DataType) -> ir.Value:
+    """*values* as a new constant of the graph; a node, as with :func:`shape_constant`."""
+    return tape.op("Constant", [], {"value": ir.tensor(np.asarray(values, dtype.numpy()))})
+
+
+def known_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape where all of it is known."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        return None
+    return tuple(int(dim) for dim in value.shape)
+
+
+def numbers(value: ir.Value | None) -> NDArray[Any] | None:
+    """The numbers of a constant, which are read from its file; None for anything else."""
+    if value is None or not is_constant(value) or value.const_value is None:
+        return None
+    found: NDArray[Any] = value.const_value.numpy()
+    return found

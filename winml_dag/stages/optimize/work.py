@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
-from winml_dag.errors import StageError
+from winml_dag.errors import RecipeError, StageError
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.tags import carry_tags
 from winml_dag.stages.discovered import Discovered
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
+from winml_dag.stages.optimize.applying import apply_capabilities
 from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.portable import to_portable_level
+from winml_dag.stages.optimize.selection import Selection, select
 
 OPTIMIZED_FILE = "optimized.onnx"
 
-_CONTRIB = "com.microsoft"
 _PORTABLE_FILE = Path("portable.onnx")
-_REWRITTEN_FILE = Path("rewritten.onnx")
 _FINISHED_FILE = Path("finished.onnx")
 
 
@@ -41,20 +41,20 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     Peak of memory: about the size of the weights; 0.6 GB for 2.5 GB of weights in a file of their own.
 
     Raises:
-        StageError: for a compiled, quantized or half precision model, an unknown capability, or a model that
-            onnxruntime cannot load.
+        StageError: for a compiled, quantized or half precision model, capabilities that are unknown or contradict each
+            other, or a model that onnxruntime cannot load.
     """
     discovered = _discovered(workspace)
-    names = _enabled(config, discovered)
+    chosen = _chosen(config, discovered)
     target = OptimizeTarget(config.target.standard_domain_only or discovered.standard_domain_only)
     source = workspace.input_file("model", ".onnx")
     before = inspect_model(source)
     _refuse(source, before)
-    to_portable_level(source, _PORTABLE_FILE)
-    _check_domains(before, inspect_model(_PORTABLE_FILE), frozenset())
-    rewritten = _rewrite(names, target)
+    to_portable_level(source, _PORTABLE_FILE, without=chosen.without | chosen.waiting)
+    _check_operators(before, inspect_model(_PORTABLE_FILE), ())
+    rewritten = _rewrite(source, chosen, target)
     after = inspect_model(rewritten.path)
-    _check_domains(before, after, frozenset() if target.standard_domain_only else frozenset({_CONTRIB}))
+    _check_operators(before, after, () if target.standard_domain_only else chosen.on)
     _check_interface(before, after)
     tagged = _save(rewritten.path, source, before, after, workspace.outputs["model"] / OPTIMIZED_FILE)
     return {
@@ -66,16 +66,20 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def _enabled(config: OptimizeConfig, discovered: Discovered) -> tuple[str, ...]:
-    """The capabilities that are on, in the order of :data:`CATALOG` and not of the config, which must not matter."""
-    wanted = {**dict.fromkeys(discovered.capabilities, True), **config.optim}
-    if unknown := sorted(set(wanted) - set(CATALOG)):
-        raise StageError(f"Unknown capabilities: {', '.join(unknown)}.", advice=f"Known are: {', '.join(CATALOG)}.")
-    return tuple(name for name in CATALOG if wanted.get(name))
+def _chosen(config: OptimizeConfig, discovered: Discovered) -> Selection:
+    """What the recipe says wins over what was discovered, and over what that needs."""
+    off = {name for name, on in config.optim.items() if not on}
+    found = {name: True for name in discovered.capabilities if not off.intersection((name, *CATALOG[name].needs))}
+    try:
+        return select({**found, **config.optim})
+    except RecipeError as error:
+        raise StageError(str(error), advice=f"Known are: {', '.join(CATALOG)}.") from error
 
 
 def _discovered(workspace: Workspace) -> Discovered:
-    return Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
+    if not workspace.has("flags"):
+        return Discovered()
+    return Discovered.read(workspace.input_file("flags", ".json"))
 
 
 def _refuse(source: Path, model: ModelSummary) -> None:
@@ -93,37 +97,31 @@ def _refuse(source: Path, model: ModelSummary) -> None:
         )
 
 
-def _rewrite(names: tuple[str, ...], target: OptimizeTarget) -> _Rewritten:
-    """Apply *names* to the portable model. With no change at all it is the very file that comes back."""
-    if not names:
-        return _Rewritten(_PORTABLE_FILE, {}, {})
-    import onnx_ir as ir
-
-    from winml_dag.stages.optimize.rewrites import REWRITES
-
-    model = ir.load(_PORTABLE_FILE)
-    outcomes = {name: REWRITES[name](model, target) for name in names}
-    applied = {name: outcome.changes for name, outcome in outcomes.items()}
-    left = {name: outcome.left for name, outcome in outcomes.items() if outcome.left}
-    if not any(applied.values()):
-        return _Rewritten(_PORTABLE_FILE, applied, left)
-    # The untouched weights stay where they are, in the portable model's data file.
-    ir.save(model, _REWRITTEN_FILE)
-    # Inference knows nothing of operators outside the standard, and these shapes are fresh.
-    to_portable_level(_REWRITTEN_FILE, _FINISHED_FILE, keep_shapes=True)
-    return _Rewritten(_FINISHED_FILE, applied, left)
+def _rewrite(source: Path, chosen: Selection, target: OptimizeTarget) -> _Rewritten:
+    """Do what is *chosen* to the portable model. With no change at all it is the portable level's file that comes
+    back.
+    """
+    made = apply_capabilities(_PORTABLE_FILE, chosen, target)
+    if any(made.applied.values()):
+        # Inference knows nothing of operators outside the standard, and these shapes are fresh.
+        to_portable_level(made.path, _FINISHED_FILE, keep_shapes=True, without=chosen.without)
+        return _Rewritten(_FINISHED_FILE, made.applied, made.left)
+    if chosen.waiting:
+        to_portable_level(source, _PORTABLE_FILE, without=chosen.without)
+    return _Rewritten(_PORTABLE_FILE, made.applied, made.left)
 
 
 def _domains(model: ModelSummary) -> set[str]:
     return {name.rpartition("/")[0] for name in model.op_counts}
 
 
-def _check_domains(before: ModelSummary, after: ModelSummary, allowed: frozenset[str]) -> None:
-    """Operators from outside the standard may come only from *before*, or by a capability from an *allowed* domain."""
-    foreign = _domains(after) - _domains(before) - {""} - allowed
+def _check_operators(before: ModelSummary, after: ModelSummary, names: Sequence[str]) -> None:
+    """Operators from outside the standard may come only from *before*, or by the capabilities *names*."""
+    allowed = {operator for name in names for operator in CATALOG[name].makes}
+    foreign = {name for name in after.op_counts if "/" in name} - set(before.op_counts) - allowed
     if foreign:
         raise StageError(
-            f"Optimizing put in operators of {', '.join(sorted(foreign))}, which not every execution provider takes.",
+            f"Optimizing put in {', '.join(sorted(foreign))}, which not every execution provider takes.",
             advice="Report this with the model; until it is solved, set skip_optimize.",
         )
 

@@ -1,0 +1,245 @@
+"""Each capability: what it makes, that the result computes the same, and what a choice of several comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from capability_samples import PORTABLE, SAMPLES, Sample
+from hypothesis import given
+from hypothesis import strategies as st
+from optimize_samples import assert_same_results, graph, optimize, outputs
+
+from winml_dag.errors import RecipeError
+from winml_dag.recipe.optim import CAPABILITIES
+from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.stages.optimize.high_rank_transpose import merged
+from winml_dag.stages.optimize.rewrites import REWRITES
+from winml_dag.stages.optimize.selection import WHOLE, select
+
+# Which of onnxruntime's own passes on the portable level undoes them, or does them as well, is told in their places.
+_TESTED_ELSEWHERE = {
+    "clamp_constant_values",
+    "remove_isnan_in_attention_mask",
+    "reshape_mergedreshape",
+    "bias_softmax_fusion",
+    "attention_fusion",
+    "embed_layer_norm_fusion",
+    "unsqueeze_elimination",
+}
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES.items(), ids=SAMPLES)
+def test_it_makes_what_it_says_and_the_model_computes_the_same(tmp_path: Path, name: str, sample: Sample) -> None:
+    plain = optimize(tmp_path, sample.model)
+    result = optimize(tmp_path, sample.model, name)
+    assert result.ops == sample.made
+    assert result.content != plain.content
+    assert sum(result.metrics["applied"].values()) > 0
+    assert_same_results(result, tolerance=sample.tolerance)
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES.items(), ids=SAMPLES)
+def test_a_target_that_takes_the_standard_only_gets_nothing_else(tmp_path: Path, name: str, sample: Sample) -> None:
+    result = optimize(tmp_path, sample.model, name, standard_domain_only=True)
+    assert all("/" not in operator for operator in result.ops)
+    assert (result.ops == sample.made) is sample.standard
+    assert sample.standard or "standard" in result.metrics["left"][name]
+
+
+@pytest.mark.parametrize(("name", "sample"), PORTABLE.items(), ids=PORTABLE)
+def test_what_is_always_done_can_be_switched_off(tmp_path: Path, name: str, sample: Sample) -> None:
+    usual = optimize(tmp_path, sample.model)
+    without = optimize(tmp_path, sample.model, off=[name])
+    assert without.ops == sample.made != usual.ops
+    assert_same_results(usual)
+    assert_same_results(without)
+
+
+@pytest.mark.parametrize(("name", "sample"), PORTABLE.items(), ids=PORTABLE)
+def test_one_alone_can_be_done_of_the_portable_level(tmp_path: Path, name: str, sample: Sample) -> None:
+    off = {"ort_graph_optimization", "constant_folding"} - {name}
+    assert optimize(tmp_path, sample.model, off=sorted(off)).ops == (
+        sample.made if name != "constant_folding" else optimize(tmp_path, sample.model).ops
+    )
+    assert optimize(tmp_path, sample.model, name, off=sorted(off)).ops == optimize(tmp_path, sample.model).ops
+
+
+def test_recipes_and_the_stage_know_the_same_names() -> None:
+    assert set(CATALOG) == set(CAPABILITIES)
+    done = {name for name, entry in CATALOG.items() if not (entry.portable or entry.extended or entry.left)}
+    assert {name for name in done if not CATALOG[name].same_as and not CATALOG[name].default} == set(REWRITES) - {
+        name for name, entry in CATALOG.items() if entry.portable
+    }
+
+
+def test_every_capability_that_does_something_has_a_model_here() -> None:
+    nothing = {name for name, entry in CATALOG.items() if entry.left or entry.same_as}
+    always = {WHOLE, "deduplicate_opset_imports"}
+    assert set(CATALOG) - nothing - always - _TESTED_ELSEWHERE == {*SAMPLES, *PORTABLE}
+
+
+def test_an_unsqueeze_of_a_constant_goes_without_constant_folding_below_opset_13(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (float[1, 4] x) => (float[1, 4] y) <float[4] w = {1, 2, 3, 4}>
+        { u = Unsqueeze<axes = [0]>(w) y = Add(x, u) }""",
+        11,
+    )
+    assert optimize(tmp_path, model, off=["constant_folding"]).ops == {"Add": 1}
+    assert optimize(tmp_path, model, off=["constant_folding", "unsqueeze_elimination"]).ops == {
+        "Unsqueeze": 1,
+        "Add": 1,
+    }
+
+
+class TestWhatIsNotItsPlace:
+    """Models that look like the ones above, in which nothing may change."""
+
+    @pytest.mark.parametrize(
+        ("name", "body", "constants"),
+        [
+            ("static_split_to_slice", "(float[2, 8] x, int64[2] s) => (float[2, n] y, float[2, m] z) "
+             "{ y, z = Split<axis = 1>(x, s) }", {}),
+            ("exp_positive_scale_folding", "(float[2] x) => (float[2] y) { a = Add(x, b) e = Exp(a) y = Mul(e, s) }",
+             {"b": np.ones(2, np.float32), "s": np.array(-2, np.float32)}),
+            ("conv_channel_affine_folding", "(float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y, float[1, 2, 4, 4] c) "
+             "{ c = Conv(x, w) y = Mul(s, c) }",
+             {"w": np.ones((2, 2, 1, 1), np.float32), "s": np.ones((2, 1, 1), np.float32)}),
+            ("conv_channel_affine_folding", "(float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) "
+             "{ c = Conv(x, w) y = Mul(s, c) }",
+             {"w": np.ones((2, 2, 1, 1), np.float32), "s": np.ones((4, 1), np.float32)}),
+            ("fuse_rmsnorm", "(float[2, 8] x) => (float[2, 8] y) { q = Mul(x, x) v = ReduceMean<axes = [-1]>(q) "
+             "z = Add(v, e) r = Sqrt(z) n = Div(x, r) y = Mul(n, s) }",
+             {"e": np.array(0.5, np.float32), "s": np.ones(8, np.float32)}),
+            ("gathernd_to_reshape", "(float[2, 3] x) => (float[2, 3] y) { y = GatherND(x, p) }",
+             {"p": np.array([[1], [0]], np.int64)}),
+            ("prelu_to_relu", "(float[2, 3] x, float[3] s) => (float[2, 3] y) { y = PRelu(x, s) }", {}),
+            ("concat_slice_elimination", "(float[2] a, float[2] b) => (float[2] y) { c = Concat<axis = 0>(a, b) "
+             "d = Slice(c, s, e, z) y = Relu(d) }",
+             {"s": np.array([1]), "e": np.array([3]), "z": np.array([0])}),
+            ("highdimRTR_lowdimRTR", "(float[2, 3, 4] x) => (float[4, 6] y) { s = Reshape(x, a) "
+             "t = Transpose<perm = [2, 1, 0]>(s) y = Reshape(t, b) }",
+             {"a": np.array([2, 3, 4]), "b": np.array([4, 6])}),
+            ("matmuladd_conv2d3d", "(float[2, 5, 8] x) => (float[2, 5, 4] y) { p = MatMul(x, w) y = Add(p, b) }",
+             {"w": np.ones((8, 4), np.float32), "b": np.ones((5, 1), np.float32)}),
+        ],
+    )  # fmt: skip
+    def test_it_stays(self, tmp_path: Path, name: str, body: str, constants: dict[str, np.ndarray]) -> None:
+        model = graph(f"agraph {body}", 17, **constants)
+        result = optimize(tmp_path, model, name)
+        assert result.content == optimize(tmp_path, model).content
+        assert not any(result.metrics["applied"].values())
+
+
+class TestHighRankTranspose:
+    @given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=7))
+    def test_merged_axes_move_everything_to_the_same_place(self, data: st.DataObject, sizes: list[int]) -> None:
+        order = tuple(data.draw(st.permutations(range(len(sizes)))))
+        fewer, merged_order = merged(tuple(sizes), order)
+        numbers = np.arange(np.prod(sizes))
+        moved = numbers.reshape(sizes).transpose(order)
+        assert len(fewer) <= len(sizes)
+        np.testing.assert_array_equal(numbers.reshape(fewer).transpose(merged_order).ravel(), moved.ravel())
+
+
+class TestDft:
+    @pytest.mark.parametrize("inverse", [0, 1])
+    @pytest.mark.parametrize("parts", [1, 2])
+    def test_every_direction(self, tmp_path: Path, inverse: int, parts: int) -> None:
+        model = graph(
+            f"""agraph (float[2, 5, 3, {parts}] x) => (float[2, 5, 3, 2] y)
+            {{ y = DFT<axis = 1, inverse = {inverse}>(x) }}""",
+            17,
+        )
+        result = optimize(tmp_path, model, "dft_to_matmul")
+        assert result.metrics["applied"] == {"dft_to_matmul": 1}
+        assert_same_results(result)
+
+    def test_a_length_that_is_not_the_signals_stays(self, tmp_path: Path) -> None:
+        model = graph("agraph (float[2, 8, 1] x) => (float[2, n, 2] y) <int64 length = {4}> { y = DFT(x, length) }", 17)
+        assert "1 DFT stay" in optimize(tmp_path, model, "dft_to_matmul").metrics["left"]["dft_to_matmul"]
+
+
+class TestExpandedAttention:
+    @pytest.mark.parametrize("mask", ["", ", bool[3, 5] mask", ", float[1, 1, 3, 5] mask"])
+    def test_with_any_mask(self, tmp_path: Path, mask: str) -> None:
+        model = graph(
+            f"""agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v{mask}) => (float[1, 2, 3, 4] y)
+            {{ y = Attention<scale = 0.3>(q, k, v{", mask" if mask else ""}) }}""",
+            23,
+        )
+        result = optimize(tmp_path, model, "attention_expandedattention")
+        assert "Attention" not in result.ops
+        assert_same_results(result)
+
+    def test_a_causal_one_stays(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v) => (float[1, 2, 3, 4] y)
+            { y = Attention<is_causal = 1>(q, k, v) }""",
+            23,
+        )
+        assert "1 Attention stay" in str(optimize(tmp_path, model, "attention_expandedattention").metrics["left"])
+
+
+def test_a_row_of_zeros_is_normalized_as_before(tmp_path: Path) -> None:
+    sample = SAMPLES["fuse_rmsnorm"]
+    result = optimize(tmp_path, sample.model, "fuse_rmsnorm")
+    [found] = outputs(result.model, {"x": np.zeros((2, 4, 8), np.float32)})
+    assert not found.any()
+
+
+def test_from_opset_23_on_the_standard_has_rms_normalization(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (float[2, 8] x) => (float[2, 8] y) <int64[1] axes = {-1}, float e = {0.000001},
+        float[8] s = {1, 2, 3, 4, 5, 6, 7, 8}>
+        { q = Mul(x, x) v = ReduceMean(q, axes) z = Add(v, e) r = Sqrt(z) n = Div(x, r) y = Mul(s, n) }""",
+        23,
+    )
+    result = optimize(tmp_path, model, "fuse_rmsnorm")
+    assert result.ops == {"RMSNormalization": 1}
+    assert_same_results(result)
+
+
+class TestSelection:
+    def test_what_is_needed_is_switched_on_with_it(self) -> None:
+        assert select({"bias_skip_layer_norm_fusion": True}).on == (
+            "layer_norm_fusion",
+            "skip_layer_norm_fusion",
+            "bias_skip_layer_norm_fusion",
+        )
+
+    def test_two_ways_to_say_the_same_have_the_same_essence(self) -> None:
+        assert select({"bias_gelu_fusion": True}).essential() == {"gelu_fusion": True, "bias_gelu_fusion": True}
+        assert select({"matmuladd_reshapegemm": True}) == select({"matmul_add_fusion": True})
+        assert select({"constant_folding": True, "pad_fusion": True, "quick_gelu_fusion": False}).essential() == {}
+
+    def test_what_is_always_done_counts_where_it_is_switched_off(self) -> None:
+        assert select({"pad_fusion": False}).essential() == {"pad_fusion": False}
+        assert select({"ort_graph_optimization": False, "pad_fusion": True}).essential() == {
+            "ort_graph_optimization": False,
+            "pad_fusion": True,
+        }
+
+    @pytest.mark.parametrize(
+        ("wanted", "said"),
+        [
+            ({"bias_gelu_fusion": True, "gelu_fusion": False}, "needs gelu_fusion, which is switched off"),
+            ({"static_split_to_slice": True, "gather_slice_to_split_fusion": True}, "Keep one of the two"),
+            ({"cgc_constant_folding": True, "constant_folding": False}, "another name of constant_folding"),
+        ],
+    )
+    def test_contradictions_are_told(self, wanted: dict[str, bool], said: str) -> None:
+        with pytest.raises(RecipeError, match=said):
+            select(wanted)
+
+    @given(st.dictionaries(st.sampled_from(CAPABILITIES), st.booleans(), max_size=6))
+    def test_the_essence_of_a_choice_is_a_choice_of_the_same_essence(self, wanted: dict[str, bool]) -> None:
+        try:
+            chosen = select(wanted)
+        except RecipeError:
+            return
+        again = select(chosen.essential())
+        assert again.essential() == chosen.essential()
+        assert again.without == chosen.without
+        assert again.waiting == chosen.waiting

@@ -1,0 +1,127 @@
+"""What a choice of capabilities comes to: aliases resolved, what others need added, contradictions told.
+
+Light, since a plan needs it too: two recipes that come to the same have the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from winml_dag.errors import RecipeError
+from winml_dag.stages.optimize.capabilities import CATALOG
+
+WHOLE = "ort_graph_optimization"
+# Transformers of the portable level that have no capability of their own; a name that onnxruntime does not know is
+# nothing to it. ConstantFolding has one, which is separate from the level as a whole.
+_NAMELESS = frozenset(
+    {
+        "CastChainElimination",
+        "CastElimination",
+        "CommonSubexpressionElimination",
+        "ConstantSharing",
+        "DivMulFusion",
+        "DoubleQDQPairsRemover",
+        "EliminateDropout",
+        "EliminateIdentity",
+        "FuseReluClip",
+        "LabelEncoderFusion",
+        "NoopElimination",
+        "PreShapeNodeElimination",
+        "QDQPropagationTransformer",
+        "ReshapeFusion",
+        "SliceConcatToSpaceToDepthFusion",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``on`` and ``off``: capabilities that somebody switched, by their first names and in the order of the catalog;
+    ``on`` with all that they need.
+    """
+
+    on: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+
+    @property
+    def without(self) -> frozenset[str]:
+        """Transformers of the portable level that are not to run."""
+        taken = {name for each in self.off for name in CATALOG[each].portable}
+        if WHOLE in self.off:
+            kept = {name for each in self.on for name in CATALOG[each].portable} | set(
+                CATALOG["constant_folding"].portable
+            )
+            portable = {name for each in CATALOG.values() for name in each.portable}
+            taken |= (_NAMELESS | portable) - kept
+        return frozenset(taken)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Transformers of the portable level that come after the capabilities."""
+        return frozenset(name for each in self.on for name in CATALOG[each].waits)
+
+    @property
+    def form_depends_on_domain(self) -> bool:
+        return any(CATALOG[name].form_depends_on_domain for name in self.on)
+
+    def essential(self) -> dict[str, bool]:
+        """What of it makes a difference: the same for all choices that come to the same."""
+        switched_off = WHOLE in self.off
+        on = {name: True for name in self.on if switched_off or not CATALOG[name].default}
+        return {**on, **{name: False for name in self.off if name == WHOLE or CATALOG[name].portable}}
+
+
+def select(wanted: Mapping[str, bool]) -> Selection:
+    """What *wanted*, capabilities by name, comes to.
+
+    Raises:
+        RecipeError: for a name that is none, or for capabilities that contradict each other.
+    """
+    problems = [*_unknown(wanted), *_named_twice(wanted)]
+    if not problems:
+        named = {CATALOG[name].same_as or name: on for name, on in wanted.items()}
+        chosen = Selection(
+            on=tuple(name for name in CATALOG if name in _closure(named)),
+            off=tuple(name for name in CATALOG if named.get(name) is False),
+        )
+        problems = list(_contradictions(chosen))
+    if problems:
+        raise RecipeError("optim cannot be done:", problems=tuple(problems))
+    return chosen
+
+
+def _closure(named: Mapping[str, bool]) -> set[str]:
+    found: set[str] = set()
+    queue = [name for name, on in named.items() if on]
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            queue.extend(CATALOG[name].needs)
+    return found
+
+
+def _unknown(wanted: Mapping[str, bool]) -> Iterator[str]:
+    for name in wanted:
+        if name not in CATALOG:
+            yield f"optim.{name}: unknown capability."
+
+
+def _named_twice(wanted: Mapping[str, bool]) -> Iterator[str]:
+    for name, on in wanted.items():
+        first = CATALOG[name].same_as if name in CATALOG else ""
+        if first and wanted.get(first, on) is not on:
+            yield f"optim.{name}: it is another name of {first}, which is switched the other way."
+
+
+def _contradictions(chosen: Selection) -> Iterator[str]:
+    for name in chosen.on:
+        for needed in CATALOG[name].needs:
+            if needed in chosen.off:
+                yield f"optim.{name}: it needs {needed}, which is switched off."
+        for other in CATALOG[name].excludes:
+            if other in chosen.on:
+                yield f"optim.{name}: it cannot be on together with {other}. Keep one of the two."
+        if name in chosen.off:
+            yield f"optim.{name}: it is needed and switched off."
