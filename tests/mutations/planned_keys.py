@@ -18,12 +18,15 @@ from onnx import TensorProto, helper
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.known import Known
+from winml_dag.engine.stage import Node
 from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
+from winml_dag.pipeline.autoconf import BEGIN
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.rounds import round_of
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
@@ -50,7 +53,7 @@ def make_project(folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
         (folder / name / "model.safetensors").write_bytes(weights)
         (folder / name / "tokenizer.json").write_bytes(b"{}")
-    for name in ("data.npz", "same.npz", "data.txt", "same.txt", "photo.png", "rows.parquet"):
+    for name in ("data.npz", "same.npz", "data.txt", "same.txt", "photo.png", "rows.parquet", "script.py"):
         (folder / name).write_bytes(b"content")
     for name in ("affinity.json", "renamed.json"):
         (folder / name).write_bytes(b'{"method": "minmax"}')
@@ -99,14 +102,22 @@ def make_onnx(folder: Path) -> None:
 
 
 def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, Ingredients]:
+    """By stage; nothing is discovered, so that all rounds of optimize and analyze are the first."""
     known = Known.at_start(graph, sources)
-    known.artifacts.update({name: made_up(name) for name in graph.makers})
-    found = {}
+    for name, maker in graph.makers.items():
+        begin = maker.stage.name == "analyze" and name.endswith(".flags")
+        known.artifacts[name] = sources[BEGIN.name] if begin else made_up(name.replace(maker.id, stage_of(maker)))
+    found: dict[str, Ingredients] = {}
     for node in graph.nodes:
         ingredients = known.ingredients(node)
         assert ingredients is not None
-        found[node.id.removesuffix(".0")] = ingredients
+        assert found.setdefault(stage_of(node), ingredients) == ingredients
     return found
+
+
+def stage_of(node: Node) -> str:
+    place = round_of(node)
+    return node.id if place is None else place[0]
 
 
 def made_up(name: str) -> Artifact:

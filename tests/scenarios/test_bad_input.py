@@ -216,7 +216,7 @@ def test_options_that_cannot_be(shell: Shell, arguments: tuple[str, ...], words:
         ({"ep": "qnn", "compile": {"provider_options": {"soc_mode": "60"}}}, ("soc_mode", "soc_model")),
         ({"quant": {}, "compile": {"quant_config": {}}}, ("quant_config", "quant")),
         ({"optim": {"gelu_fusionn": True}}, ("gelu_fusionn", "gelu_fusion")),
-        ({"loader": {"user_script": "mine.py"}}, ("loader.user_script", "not available")),
+        ({"loader": {"user_script": "mine.py"}}, ("loader.user_script", "ONNX already")),
     ],
 )
 def test_recipes_that_cannot_be(shell: Shell, fields: dict[str, object], words: tuple[str, ...]) -> None:

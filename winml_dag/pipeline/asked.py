@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
-from winml_dag.errors import RecipeError, UsageError
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.schema import Export, RandomWeights, Recipe, section_of
+from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, section_of
 from winml_dag.recipe.spelling import known_instead
+from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
 
 
@@ -47,7 +49,7 @@ class Asked:
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]] | None) -> Recipe:
-    """*recipe* with the fields of ``export``, ``optim`` and ``validate`` that this run asks for otherwise, by section.
+    """*recipe* with the fields of ``loader``, ``export``, ``optim`` and ``validate`` that this run asks for otherwise, by section.
     Paths among them are absolute.
 
     Raises:
@@ -59,6 +61,8 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]
             continue
         if name == "optim":
             update["optim"] = {**recipe.optim, **_flags(given)}
+        elif name == "loader":
+            update["loader"] = section_of(Loader, {**written_fields(recipe.loader), **given}, name)
         elif name == "export":
             update["export"] = section_of(Export, {**written_fields(recipe.export), **given}, name)
         else:
@@ -123,6 +127,8 @@ def find_model(asked: Asked, *, download: bool) -> Model:
         return _onnx_model(asked, name, resolve_path(base, name))
     if asked.random_weights is not None:
         return _random_model(asked, name)
+    if name is None and loader.user_script is not None:
+        return Model(Path(loader.user_script).name, model_type=loader.model_type)
     if name is None:
         raise UsageError(
             "No model is named.", advice="Give -m/--model, --onnx, `model:` in the recipe, or loader.random_weights."
@@ -155,6 +161,28 @@ def _random_model(asked: Asked, name: str | None) -> Model:
             advice="Set it, for example to bert or resnet.",
         )
     return Model(name or f"{model_type} with random weights", model_type=model_type)
+
+
+def user_script(asked: Asked, model: Model) -> Source | None:
+    """The Python file that makes the model, if the recipe names one.
+
+    Raises:
+        InputError: when it is not there.
+        RecipeError: when there is nothing for it to make.
+    """
+    written = asked.recipe.loader.user_script
+    if written is None:
+        return None
+    path = resolve_path(asked.base, written)
+    if model.onnx is not None:
+        raise RecipeError(
+            f"loader.user_script is {written!r}, but the model is ONNX already, so nothing is to be made."
+        )
+    if path.suffix != ".py" or not path.is_file():
+        raise InputError(
+            f"loader.user_script: {path} is not a Python file.", advice="Paths are relative to the recipe."
+        )
+    return Source("user script", kinds.USER_SCRIPT, (SourceFile(path.name, path),))
 
 
 def task_for(asked: Asked, model: Model) -> str | None:

@@ -193,7 +193,7 @@ class Line:
 
     def export(self, stage: Stage, config: JsonObject) -> Node:
         """The export as *stage* declares it, which may be of more than this line goes on with."""
-        return self._node("export", stage, config, model=self._build.inputs.model)
+        return self._node("export", stage, config, model=self._build.inputs.model, script=self._build.inputs.script)
 
     def _compile(self, config: CompileConfig) -> Node:
         build = self._build

@@ -94,7 +94,7 @@ def _sources(build: Build) -> list[Source]:
     roles = build.inputs
     searched = chosen(build.optimize) or chosen(build.analyze)
     search = (build.search.begin, build.search.tables) if searched else ()
-    given = (roles.model, *build.also, *search, *_data(roles), roles.ranges, roles.option_files)
+    given = (roles.model, roles.script, *build.also, *search, *_data(roles), roles.ranges, roles.option_files)
     return [source for source in given if source is not None]
 
 

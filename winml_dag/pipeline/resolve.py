@@ -17,10 +17,10 @@ from typing import TypeVar
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
-from winml_dag.ep.registry import Target, installed, require_installed, resolve_target
+from winml_dag.ep.registry import CPU, Target, installed, require_installed, resolve_target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
-from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, with_settings
+from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
@@ -153,7 +153,9 @@ def resolve_whole(
     Raises:
         UsageError, InputError: as for :func:`resolve`.
     """
-    asked = Asked(_recipe(loaded), _base(loaded), loaded is not None, overrides)
+    # Which model it is, and of how many components, the section loader says.
+    recipe = with_settings(_recipe(loaded), {"loader": (overrides.settings or {}).get("loader", {})})
+    asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
     model = find_model(asked, download=download)
     components = components_for(asked, model)
 
@@ -192,7 +194,7 @@ def resolve(
         recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
     recipe = with_settings(recipe, overrides.settings)
     asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
-    sections.refuse_unavailable(recipe)
+    sections.refuse_unused(recipe)
 
     model = model or find_model(asked, download=download)
     target = _target(asked)
@@ -220,10 +222,10 @@ def resolve(
     files = None if isinstance(compile_, Skip) else option_files(asked, target)
     source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
     validate = validate_config(asked, target, precision, compile_, calibration, given, model_kind=source, task=task)
-    compiles = not isinstance(would_compile, Skip)
-    optimize = sections.optimize_config(asked, onnx, compiles=compiles)
+    standard_only = _takes_standard_only(target, quant, would_compile)
+    optimize = sections.optimize_config(asked, onnx, standard_only=standard_only)
     quantize = sections.quantize_configs(quant, target)
-    analyze = autoconf.analyze_config(asked, target, optimize, quantize, compiles=compiles)
+    analyze = autoconf.analyze_config(asked, target, optimize, quantize, standard_only=standard_only)
     search = autoconf.search_of(asked, target, analyze)
     build = Build(
         summary=BuildSummary(
@@ -292,6 +294,14 @@ class _Lacks:
                 raise
             self.found.append(str(error))
             return None
+
+
+def _takes_standard_only(target: Target, quant: Quant | Skip, would_compile: object) -> bool:
+    """Whether optimize has to keep to operators of the ONNX standard: what is compiled ahead falls apart at others,
+    static quantization leaves them in float, and which of onnxruntime's own a provider has is only sure of its CPU's.
+    """
+    quantizes = not isinstance(quant, Skip) and quant.mode == "static"
+    return quantizes or not isinstance(would_compile, Skip) or target.ep != CPU
 
 
 def _missing(target: Target) -> Iterator[str]:
@@ -367,6 +377,7 @@ def _inputs(
 ) -> Inputs:
     return Inputs(
         model=_model_source(asked, model),
+        script=user_script(asked, model),
         calibration_data=calibration.data,
         validation_data=validation.data,
         processor=calibration.processor,

@@ -29,21 +29,12 @@ from winml_dag.stages.validate import ValidateConfig
 # At 21 uint16 QDQ is plain ONNX; 23 brings an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
 
-_UNAVAILABLE_LOADER = {"user_script": "user scripts"}
-
 # What a mode without ranges has no use for.
 _OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
 
 
-def refuse_unavailable(recipe: Recipe) -> None:
-    """Raise RecipeError for fields that this version reads but does not act on: silence would be a wrong result."""
-    problems = [
-        f"loader.{name}: {what} are not available yet"
-        for name, what in _UNAVAILABLE_LOADER.items()
-        if getattr(recipe.loader, name) is not None
-    ]
-    if problems:
-        raise RecipeError("The recipe asks for what this version cannot do.", problems=tuple(problems))
+def refuse_unused(recipe: Recipe) -> None:
+    """Raise RecipeError for fields that nothing would act on: silence would be a wrong result."""
     if recipe.export is not None and recipe.export.module_arguments and recipe.loader.module_path is None:
         raise RecipeError(
             "export.module_arguments are what a module is called with, but the recipe is for a whole model.",

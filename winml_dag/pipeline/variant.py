@@ -44,12 +44,14 @@ class Skip:
 class Inputs:
     """The sources of a build by role; None where the build has no such input.
 
-    ``model``: what export reads, or the ONNX model itself when there is no export. ``validation_data``: what the result
+    ``model``: what export reads, or the ONNX model itself when there is no export. ``script``: the user's Python
+    file that makes the model. ``validation_data``: what the result
     is run on, when that is not what calibration leaves; each data has its processor. ``looked_at``: the folders and
     files that decided which files these are.
     """
 
     model: Source | None = None
+    script: Source | None = None
     processor: Source | None = None
     calibration_data: Source | None = None
     validation_data: Source | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from winml_dag.engine.stage import InputSlot
 
 MODEL_FOLDER = "model folder"  # config.json and weights as transformers saves them
+USER_SCRIPT = "user script"  # a Python file that makes the model
 PROCESSOR_FOLDER = "processor folder"  # tokenizer and preprocessor files
 CALIBRATION_DATA = "calibration data"  # .npz, .npy or .txt
 OPTION_FILES = "provider option files"

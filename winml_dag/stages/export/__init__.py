@@ -78,7 +78,10 @@ EXPORT = Stage(
     version=2,
     work="winml_dag.stages.export.work:run",
     config="winml_dag.stages.export:ExportConfig",
-    inputs={"model": InputSlot(frozenset({kinds.MODEL_FOLDER}), required=False)},
+    inputs={
+        "model": InputSlot(frozenset({kinds.MODEL_FOLDER}), required=False),
+        "script": InputSlot(frozenset({kinds.USER_SCRIPT}), required=False),
+    },
     outputs={"model": kinds.FLOAT_MODEL, "hierarchy": kinds.HIERARCHY},
     packages=("torch", "transformers", "onnx", "onnxscript", "onnx-ir"),
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 from winml_dag.errors import StageError
 from winml_dag.stages.export.architectures import DYNAMO
 from winml_dag.stages.export.interpolation import constants_interpolated
-from winml_dag.stages.export.outputs import OutputChoice
+from winml_dag.stages.export.outputs import OutputChoice, named_tensors
 from winml_dag.stages.export.reason import logged_reason
 from winml_dag.stages.export.weights import attach_weights, weights_aside
 
@@ -56,7 +56,8 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         result = self.model(**dict(zip(self.input_names, tensors, strict=True)), **self.constants)
-        return tuple(result[attribute] for attribute in self.attributes)
+        tensors = named_tensors(result)
+        return tuple(tensors[attribute] for attribute in self.attributes)
 
 
 def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:

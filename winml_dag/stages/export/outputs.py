@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -22,10 +22,10 @@ class OutputChoice:
 
 
 def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that *model* puts out, by transformers' names; caches and other nested results are left out.
+    """The tensors that *model* puts out, by transformers' names.
 
     Raises:
-        StageError: when it cannot take *arguments*, or its outputs have no names.
+        StageError: when it cannot take *arguments*.
     """
     try:
         result = model(**arguments)
@@ -35,9 +35,25 @@ def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tens
             f"The PyTorch model cannot run on {given}: {logged_reason(error)}",
             advice="Check export.input_tensors and export.dynamic_axes.",
         ) from error
+    return named_tensors(result)
+
+
+def named_tensors(result: Any) -> dict[str, Tensor]:
+    """The tensors in what a model returns, by name: that of a field, else its number, ``output_0``; of a tensor within
+    another value, both (``feature_maps_0``). Caches and other objects are left out.
+    """
     if not isinstance(result, Mapping):
-        raise StageError(f"The model returns a {type(result).__name__}, but only outputs with names can be exported.")
-    return {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+        several = result if isinstance(result, list | tuple) else (result,)
+        result = {f"output_{place}": value for place, value in enumerate(several)}
+    return dict(tensor for name, value in result.items() for tensor in _tensors(name, value))
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _tensors(f"{name}_{place}", inner)
 
 
 def choose_outputs(produced: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> tuple[OutputChoice, ...]:
