@@ -23,8 +23,18 @@ def cache_option(function: F) -> F:
     return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(function)
 
 
+_RECIPE = click.option(
+    "-c", "--config", "recipe", type=FILE, help="The recipe: JSON or YAML; winml-cli's configs work."
+)
+_RECIPES = click.option(
+    "-c",
+    "--config",
+    "recipes",
+    type=FILE,
+    multiple=True,
+    help="The recipe, as for build. Again, a folder or a pattern: several, as one graph.",
+)
 _OPTIONS = (
-    click.option("-c", "--config", "recipe", type=FILE, help="The recipe: JSON or YAML; winml-cli's configs work."),
     click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
     click.option("--onnx", type=FILE, help="A model that is ONNX already."),
     click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
@@ -55,11 +65,20 @@ _OPTIONS = (
 
 def request_options(function: F) -> F:
     """Add the options; the command gets them as ``**options``."""
+    return _with_options(function, _RECIPE)
+
+
+def several_request_options(function: F) -> F:
+    """The same for a command that looks at several recipes, which it gets as ``recipes``."""
+    return _with_options(function, _RECIPES)
+
+
+def _with_options(function: F, recipe: Callable[[F], F]) -> F:
     # Imported here and below: the groups have their types from this module.
     from winml_dag.cli.exporting import input_options
     from winml_dag.cli.settings import COMPILE, VALIDATION
 
-    for option in reversed((*_OPTIONS, input_options, COMPILE, VALIDATION)):
+    for option in reversed((recipe, *_OPTIONS, input_options, COMPILE, VALIDATION)):
         function = option(function)
     return function
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
+from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
 from winml_dag.cli.report import counts, errors_as_json, print_json, stage_line
 
 
 @click.command(name="plan")
-@request_options
+@several_request_options
 @rebuild_option
 @format_option
-def command(*, rebuild: bool, format_: str, **options: Any) -> int:
-    """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time."""
+def command(*, recipes: tuple[Path, ...], rebuild: bool, format_: str, **options: Any) -> int:
+    """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time. Of
+    several recipes, what each would do, and what all of them are as one graph.
+    """
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan
 
     with errors_as_json(format_):
+        options["recipe"] = recipes[0] if recipes else None
+        if _are_several(recipes):
+            from winml_dag.cli.several import look_at_recipes
+            from winml_dag.store.local import LocalStore
+
+            request, cache_dir = request_from(options)
+            return look_at_recipes(recipes, request, LocalStore(cache_dir), rebuild=rebuild, format_=format_)
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         print_json([result], result.elapsed_seconds, foreseen=True)
@@ -36,3 +46,12 @@ def command(*, rebuild: bool, format_: str, **options: Any) -> int:
     time = ", ".join(part for part in (f"about {sum(known):.1f} s" if known else "", untimed) if part)
     click.echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
     return 0
+
+
+def _are_several(recipes: tuple[Path, ...]) -> bool:
+    """Whether more than one build may be meant: by several files, a folder, a pattern or a list of recipes."""
+    from winml_dag.recipe.reading import module_items, recipe_files
+
+    if len(recipes) != 1 or recipes[0].is_file():
+        return len(recipes) > 1 or (len(recipes) == 1 and module_items(recipes[0]) is not None)
+    return recipe_files(recipes) != recipes

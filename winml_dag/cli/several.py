@@ -151,12 +151,12 @@ def _asked(named: Sequence[Path], request: Request) -> Iterator[tuple[str, Reque
 
 
 def _together(planned: Sequence[Planned], results: Mapping[str, BuildResult]) -> dict[str, Status]:
-    """What would become of each stage of the one graph."""
+    """What would become of each stage of the one graph; later rounds of optimize and analyze are no stages here."""
     labels = [each.label for each in planned if each.label in results]
     found: dict[str, Status] = {}
     for label, ids in zip(labels, merged(planned).ids, strict=True):
         result = results[label]
-        for view in (*result.stages, *result.like_before):
+        for view in result.stages:
             if view.result is not None:
                 found.setdefault(ids[view.id], view.status)
     return found

@@ -24,6 +24,7 @@ from winml_dag.pipeline.build import BuildOptions, build, put_in_place, refuse_a
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputs import prepare_folder
+from winml_dag.pipeline.rounds import round_of
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
@@ -84,10 +85,14 @@ def merged(planned: Sequence[Planned]) -> Merged:
 
 
 def census(planned: Sequence[Planned]) -> Census:
-    """How much work *planned* are together. Stages that turn out to have the same inputs are not known before."""
+    """How much work *planned* are together. Which stages turn out to have the same inputs is not known before; of the
+    rounds of optimize and analyze only the first is counted, since most are like it.
+    """
     together = merged(planned)
-    by_stage = Counter(node.stage.name for node in together.graph.nodes)
-    return Census(len(together.ids), sum(map(len, together.ids)), dict(sorted(by_stage.items())))
+    firsts = {node.id: node.stage.name for node in together.graph.nodes if not round_of(node)}
+    by_stage = Counter(firsts.values())
+    apart = sum(node_id in firsts for ids in together.ids for node_id in ids.values())
+    return Census(len(together.ids), apart, dict(sorted(by_stage.items())))
 
 
 def build_all(
