@@ -49,9 +49,9 @@ def analyze_config(
     optimize: OptimizeConfig | Skip,
     quantize: tuple[QuantizeConfig, ...] | Skip,
     *,
-    compiles: bool,
+    standard_only: bool,
 ) -> AnalyzeConfig | Skip:
-    """What analyze is told; *compiles*: the result is for a compiler, as with the config of optimize."""
+    """What analyze is told; *standard_only* as for the config of optimize."""
     wanted = asked.overrides.analyze
     if wanted is False:
         return Skip("--no-analyze was given")
@@ -61,7 +61,7 @@ def analyze_config(
     proposes = not isinstance(optimize, Skip) and _rounds(asked) > 0 and "analyze" not in asked.recipe.stages
     return AnalyzeConfig(
         analyze=AnalyzeFields(propose=proposes),
-        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=compiles and proposes),
+        target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only and proposes),
         optim={name: asked.recipe.optim[name] for name in ASKED_ABOUT if name in asked.recipe.optim},
         quant=None if isinstance(quantize, Skip) else _quantized_to(quantize[-1]),
     )
