@@ -1,0 +1,199 @@
+"""A model in several components as one build: what of it there is, what is refused, and what lies in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.reason import found
+from winml_dag.engine.stage import Node, Source
+from winml_dag.errors import InputError, WinmlDagError
+from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
+from winml_dag.pipeline.manifest import component_in, final_artifacts, told_of
+from winml_dag.pipeline.modelfile import component_file, model_file
+from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.resolve import build_of
+from winml_dag.pipeline.visible import visible_files
+from winml_dag.stages import kinds
+from winml_dag.stages.optimize import OPTIMIZE
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.digest import digest_file
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+
+MARIAN: dict[str, Any] = {
+    "loader": {"model_type": "marian", "task": "translation", "random_weights": True},
+    "ep": "cpu",
+}
+    "loader": {"model_type": "marian", "task": "translation", "random_weights": True},
+    "ep": "cpu",
+}
+BERT: dict[str, Any] = {"loader": {"model_type": "bert", "task": "fill-mask", "random_weights": True}, "ep": "cpu"}
+GIVEN = Source("given", kinds.FLOAT_MODEL, ())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "cache")
+
+
+def planned(recipe: Mapping[str, Any], store: LocalStore, **options: Any) -> BuildGraph:
+    path = store.folder.parent / "recipe.json"
+    path.write_text(json.dumps(recipe), encoding="utf-8")
+    request = Request(path, Overrides(**options), store.folder.parent / "out")
+    return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
+
+
+def test_components_have_one_export_and_a_line_each(store: LocalStore) -> None:
+    graph = planned({**MARIAN, "precision": "w8a8", "auto": False}, store).graph
+    line = ["optimize.0", "calibrate", "quantize", "validate", "finalize"]
+    assert [node.id for node in graph.nodes if node.stage.name == "export"] == ["export"]
+    assert {node.id for node in graph.nodes} == {
+        "export",
+        *(f"{name}.{stage}" for name in ("encoder", "decoder") for stage in line),
+    }
+    read = {node.id: node.inputs["model"] for node in graph.nodes if node.stage.name == "optimize"}
+    assert read == {"encoder.optimize.0": "export.encoder_model", "decoder.optimize.0": "export.decoder_model"}
+
+
+@pytest.mark.parametrize(
+    ("loader", "lines"),
+    [
+        ({"model_class": "MarianEncoderWrapper", "task": "feature-extraction"}, {""}),
+        ({"task": "text2text-generation"}, {"encoder", "decoder"}),
+        ({"model_type": "vision-encoder-decoder", "task": "image-to-text"}, {"encoder", "decoder"}),
+        ({"model_type": "clip", "task": "zero-shot-image-classification"}, {"image-encoder", "text-encoder"}),
+        ({"model_type": "clip", "task": "feature-extraction"}, {""}),
+        ({"model_type": "bart", "task": "text-classification"}, {""}),
+    ],
+)
+def test_all_components_are_meant_unless_a_class_or_a_task_names_one(
+    store: LocalStore, loader: Mapping[str, Any], lines: set[str]
+) -> None:
+    graph = planned({**MARIAN, "loader": {**MARIAN["loader"], **loader}}, store).graph
+    finals = {node.id for node in graph.nodes if node.stage.name == "finalize"}
+    assert finals == {f"{line}.finalize" if line else "finalize" for line in lines}
+
+
+def test_what_holds_for_one_component_alone_is_told_with_its_name(store: LocalStore) -> None:
+    both = planned({**MARIAN, "precision": "w8a8", "auto": False}, store).summary
+    assert (both.precision, len(both.notices)) == ("w8a8", 1)
+    one = planned({**MARIAN, "precision": "w8a8", "auto": False, "components": {"encoder": {"quant": None}}}, store)
+    assert one.summary.precision == "fp32 encoder, w8a8 decoder"
+    assert [notice.partition(" ")[0] for notice in one.summary.notices] == ["decoder:"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "complaint"),
+    [
+        ({**MARIAN, "components": {"encodr": {}}}, {}, "components.encodr.*did you mean 'encoder'"),
+        (MARIAN, {"submodel": "tower"}, "It has: encoder, decoder"),
+        ({**BERT, "components": {"encoder": {}}}, {}, "bert is exported in one piece"),
+        (BERT, {"submodel": "encoder"}, "bert is exported in one piece"),
+        ({**MARIAN, "export": {"output_tensors": [{"name": "y"}]}}, {}, "components.encoder.export.output_tensors"),
+        (
+            {**MARIAN, "stages": {"look": {"command": ["true"], "outputs": {"out": "seen.txt"}}}},
+            {},
+            "several components.*--submodel",
+        ),
+        (
+            {**MARIAN, "precision": "w8a8", "quant": {"calibration_save_path": "ranges.json"}},
+            {},
+            "several components would go to ranges.json",
+        ),
+    ],
+)
+def test_what_components_cannot_have_is_refused(
+    store: LocalStore, recipe: Mapping[str, Any], options: Mapping[str, Any], complaint: str
+) -> None:
+    with pytest.raises(WinmlDagError, match=f"(?s){complaint}"):
+        planned(recipe, store, **options)
+
+
+def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: LocalStore, tmp_path: Path) -> None:
+    made = {name: _model_with_weights(tmp_path / name, value) for name, value in (("a", 1.0), ("b", 2.0))}
+    results = {f"{name}.optimize.0": _optimized(name, folder, store) for name, folder in made.items()}
+    graph = Graph.of([result.node for result in results.values()], [GIVEN])
+    summary = BuildSummary(
+        *("m", "hf", "t", "fp32", "CPUExecutionProvider", "cpu", "cpu"),
+        output_dir=tmp_path / "out",
+        settings={},
+        notices=(),
+        components={"a": "fp32", "b": "fp32"},
+    )
+    visible = visible_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    store.fetch(Artifact.of(visible.results), folder)
+    for name, content in visible.rewritten.items():
+        (folder / name).write_bytes(content)
+    assert {entry.name: entry.digest for entry in visible.files} == {
+        path.name: digest_file(path) for path in folder.iterdir()
+    }
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("a_optimized.onnx", "a_optimized.onnx.data", "b_optimized.onnx", "b_optimized.onnx.data")
+    ]
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        weights = onnx.load(folder / f"{name}_optimized.onnx").graph.initializer[0]
+        assert numpy_helper.to_array(weights).max() == value
+
+
+def _model_with_weights(folder: Path, value: float) -> Path:
+    folder.mkdir()
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [64], [value] * 64)
+    given, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [given], [result], [weights])
+    onnx.save_model(
+        helper.make_model(graph),
+        folder / "optimized.onnx",
+        save_as_external_data=True,
+        location="optimized.onnx.data",
+        size_threshold=0,
+    )
+    return folder
+
+
+def _optimized(component: str, folder: Path, store: LocalStore) -> StageResult:
+    node = Node(f"{component}.optimize.0", OPTIMIZE, {}, {"model": GIVEN.name})
+    key = hashlib.sha256(component.encode()).hexdigest()
+    record = Record(key, "", Ingredients("optimize", 1, {}, {}, {}), {})
+    return StageResult(node, Status.RAN, found("now"), key, store.publish(record, {"model": folder}))
+
+
+def test_a_file_of_a_component_is_told_of_as_such() -> None:
+    value = {
+        "precision": "fp32 encoder, fp16 decoder",
+        "final_artifact": None,
+        "components": {
+            "encoder": {"precision": "fp32", "final_artifact": "encoder_model.onnx"},
+            "decoder": {"precision": "fp16", "final_artifact": "decoder_model.onnx"},
+        },
+    }
+    assert final_artifacts(value) == ("encoder_model.onnx", "decoder_model.onnx")
+    assert component_in(value, "decoder_optimized.onnx") == "decoder"
+    assert told_of(value, "decoder_optimized.onnx")["precision"] == "fp16"
+    assert told_of(value, "build_manifest.json") == value
+
+
+def test_a_folder_of_several_models_asks_for_one_of_them(tmp_path: Path) -> None:
+    names = [f"{name}_model.onnx" for name in ("encoder", "decoder")]
+    for name in (*names, "encoder_optimized.onnx"):
+        (tmp_path / name).write_bytes(b"")
+    components = {name.removesuffix("_model.onnx"): {"final_artifact": name} for name in names}
+    manifest = {"schema_version": 1, "stages": [], "files": [], "final_artifact": None, "components": components}
+    (tmp_path / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(InputError, match=r"encoder_model.onnx, decoder_model.onnx.*--submodel"):
+        model_file(tmp_path)
+    assert component_file(tmp_path, "decoder") == tmp_path / "decoder_model.onnx"
+    with pytest.raises(InputError, match=r"no model of a component 'encodr'.*encoder_model.onnx"):
+        component_file(tmp_path, "encodr")
