@@ -89,7 +89,7 @@ def census(planned: Sequence[Planned]) -> Census:
     rounds of optimize and analyze only the first is counted, since most are like it.
     """
     together = merged(planned)
-    firsts = {node.id: node.stage.name for node in together.graph.nodes if not round_of(node)}
+    firsts = {node.id: node.stage.name for node in together.graph.nodes if (round_of(node) or ("", 0))[1] == 0}
     by_stage = Counter(firsts.values())
     apart = sum(node_id in firsts for ids in together.ids for node_id in ids.values())
     return Census(len(together.ids), apart, dict(sorted(by_stage.items())))
