@@ -35,9 +35,6 @@ MARIAN: dict[str, Any] = {
     "loader": {"model_type": "marian", "task": "translation", "random_weights": True},
     "ep": "cpu",
 }
-    "loader": {"model_type": "marian", "task": "translation", "random_weights": True},
-    "ep": "cpu",
-}
 BERT: dict[str, Any] = {"loader": {"model_type": "bert", "task": "fill-mask", "random_weights": True}, "ep": "cpu"}
 GIVEN = Source("given", kinds.FLOAT_MODEL, ())
 
