@@ -15,9 +15,9 @@ from torch import Tensor
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export.architectures import DYNAMO
-from winml_dag.stages.export.interpolation import constants_interpolated
 from winml_dag.stages.export.outputs import OutputChoice, named_tensors
 from winml_dag.stages.export.reason import logged_reason
+from winml_dag.stages.export.tracing import constants_interpolated, one_text_in_a_row
 from winml_dag.stages.export.weights import attach_weights, weights_aside
 
 # The attribute of the wrapper that holds the model: the first part of every module scope in the exported graph.
@@ -50,14 +50,14 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         super().__init__()
         self.model = model
         self.input_names = options.input_names
-        self.constants = dict(options.constants)
+        self.constants: Mapping[str, Tensor] = options.constants
         self.attributes = [choice.attribute for choice in options.outputs]
         self.eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         result = self.model(**dict(zip(self.input_names, tensors, strict=True)), **self.constants)
-        tensors = named_tensors(result)
-        return tuple(tensors[attribute] for attribute in self.attributes)
+        produced = named_tensors(result)
+        return tuple(produced[attribute] for attribute in self.attributes)
 
 
 def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:
@@ -69,7 +69,7 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
     try:
         fixed = options.exporter != DYNAMO and not any(options.dynamic_axes.values())
         constants = constants_interpolated(len(example)) if fixed else contextlib.nullcontext()
-        with warnings.catch_warnings(), constants, weights_aside() as aside:
+        with warnings.catch_warnings(), constants, one_text_in_a_row(), weights_aside() as aside:
             # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
             warnings.filterwarnings(
                 "ignore", message="You are using the legacy TorchScript", category=DeprecationWarning

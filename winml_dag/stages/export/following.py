@@ -72,7 +72,7 @@ def _follow_text(part: PreTrainedConfig, changed: Mapping[str, JsonValue], token
     padding = getattr(part, "pad_token_id", None) or 0
     needed = tokens + (padding + 1 if 0 < padding <= _LAST_PADDING else 0)
     for name in _POSITIONS:
-        positions = getattr(part, name, None)
+        positions = part.to_dict().get(name)  # not an attribute: XLNet's raises
         if isinstance(positions, int) and name not in changed and positions < needed:
             setattr(part, name, needed)
 

@@ -106,7 +106,9 @@ def _bbox(subject: Subject, name: str, batch: int) -> ModelInput | None:
     return _made(name, "int32", (batch, _tokens(subject), 4), (0, min(places, _BOX[1])))
 
 
-def _decoder_input_ids(subject: Subject, name: str, batch: int) -> ModelInput:
+def _decoder_input_ids(subject: Subject, name: str, batch: int) -> ModelInput | None:
+    if subject.task == "question-answering":
+        return None  # made of the text itself
     words = _setting(subject.config, "decoder_vocab_size", "vocab_size")
     return _text_input(subject, name, batch, words)
 
@@ -210,7 +212,10 @@ def _setting(config: PreTrainedConfig, *names: str) -> Any:
     """The first of *names* that the configuration or a part of it has."""
     for part in (config, *(getattr(config, each, None) for each in _PARTS)):
         for name in names:
-            value = getattr(part, name, None)
+            try:
+                value = getattr(part, name, None)
+            except NotImplementedError:  # XLNet's way of saying that it has no such limit
+                value = None
             if value is not None:
                 return value
     return None

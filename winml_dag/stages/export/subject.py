@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from winml_dag.stages.export.component_modules import component_module
 from winml_dag.stages.export.components import Component
 from winml_dag.stages.export.loading import LoadedModel
+from winml_dag.stages.export.sentence_end import SentenceEndClassifier
 from winml_dag.stages.export.tasks import task_named
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def whole_subject(loaded: LoadedModel, task: str, folder: Path | None) -> Subjec
     """The loaded model in one piece, for *task*."""
     found = task_named(task)
     model = loaded.model
+    if SentenceEndClassifier.is_for(model):
+        model = SentenceEndClassifier(model)
     takes = getattr(model, "input_names", None) or tuple(inspect.signature(model.forward).parameters)
     return Subject(model, model.config, found.name, takes, found.outputs, _constants(model, takes), folder)
 

@@ -1,9 +1,4 @@
-"""Position tables that are stretched to the size of an image are constants when that size is fixed.
-
-While it is traced, transformers stretches them in every call, so that the graph would do for other sizes too. A graph
-of one size then has a bicubic Resize that NPUs do not take, or none at all, since ONNX before opset 18 cannot express
-an antialiased one.
-"""
+"""While it is traced, transformers computes what would do for any input; here, what an exported model needs of that."""
 
 from __future__ import annotations
 
@@ -13,12 +8,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import masking_utils
+
+
+@contextlib.contextmanager
+def one_text_in_a_row() -> Iterator[None]:
+    """Leave out the mask between several texts packed into one row, which only training has.
+
+    TorchScript has no operator for it, and elsewhere it is a dozen nodes that never mask anything.
+    """
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # noqa: ARG005  # called by keyword
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
 
 
 @contextlib.contextmanager
 def constants_interpolated(inputs: int) -> Iterator[None]:
     """While TorchScript traces a module of so many *inputs*, carry out ``interpolate`` of what depends on weights only,
-    and keep the result.
+    and keep the result: position tables, stretched to the size of the image.
+
+    Only for a graph of one size. It would have a bicubic Resize that NPUs do not take, or none at all, since ONNX
+    before opset 18 cannot express an antialiased one.
     """
     original = torch.nn.functional.interpolate
 
