@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -147,7 +148,7 @@ def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: Lo
 
 def _model_with_weights(folder: Path, value: float) -> Path:
     folder.mkdir()
-    weights = helper.make_tensor("w", TensorProto.FLOAT, [64], [value] * 64)
+    weights = numpy_helper.from_array(np.full(64, value, np.float32), "w")
     given, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x", "y"))
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [given], [result], [weights])
     onnx.save_model(
