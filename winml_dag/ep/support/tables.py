@@ -21,6 +21,10 @@ _SUFFIX = ".support"
 _FOLDER = "support"  # beside the user's configuration file
 
 
+# The domain of what is no operator but a pattern of several.
+PATTERN = "SUBGRAPH"
+
+
 class Rules(Protocol):
     """What can be asked about a case."""
 
@@ -49,6 +53,11 @@ def table_name(target: Target) -> str:
     return f"{target.ep.alias}_{target.device}{_SUFFIX}"
 
 
+def patterns_name(target: Target) -> str:
+    """The name of the file with the patterns that *target* takes as a whole, such as ``qnn_npu_patterns.support``."""
+    return f"{target.ep.alias}_{target.device}_patterns{_SUFFIX}"
+
+
 def table_files(target: Target) -> tuple[Path, ...]:
     """The tables of *target* that there are, the user's own first. Raises as :func:`table_places` does."""
     return tuple(path for path in table_places(target) if path.is_file())
@@ -60,7 +69,8 @@ def table_places(target: Target) -> tuple[Path, ...]:
     Raises:
         UsageError: when WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR names no folder.
     """
-    own = tuple(folder / table_name(target) for folder in (_own_folder(), _SHIPPED))
+    names = (table_name(target), patterns_name(target))
+    own = tuple(folder / name for name in names for folder in (_own_folder(), _SHIPPED))
     return (*own, *rule_files(target))
 
 

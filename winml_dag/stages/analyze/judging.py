@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ from winml_dag.ep.support.tables import Rules
 from winml_dag.ep.support.verdict import Level, Verdict
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.dataflow import attribute_of
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Value
+from winml_dag.onnxmodel.graph import Graph, Model, Node
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.result import Judged
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
@@ -71,12 +71,12 @@ class Judge:
         row = INTEGERS.get(find_ep(self.config.target.execution_provider).alias)
         return (row is not None and row.rules == "qnn") or op_type in _QUANTIZED_BY_RULE
 
-    def nodes(self, model: Model, values: Sequence[Value]) -> list[Judged]:
-        """Every node of *model*, those inside of nodes after the one that they are in. *values* were inferred."""
-        return list(self._graph(model, model.graph, values))
+    def nodes(self, model: Model) -> list[Judged]:
+        """Every node of *model*, those inside of nodes after the one that they are in."""
+        return list(self._graph(model, model.graph))
 
-    def _graph(self, model: Model, graph: Graph, values: Sequence[Value]) -> Iterator[Judged]:
-        scope = Scope.of(model, graph, values)
+    def _graph(self, model: Model, graph: Graph) -> Iterator[Judged]:
+        scope = Scope.of(model, graph)
         judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in _CONVERSIONS}
         converted = {
             name
@@ -88,7 +88,7 @@ class Judge:
             yield judged.get(id(node)) or self._conversion(node, scope, converted)
             for attribute in node.attributes:
                 for inner in attribute.graphs:
-                    yield from self._graph(model, inner, ())
+                    yield from self._graph(model, inner)
 
     def _node(self, node: Node, scope: Scope) -> Judged:
         if node.op_type == "Constant":

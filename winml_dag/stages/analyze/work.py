@@ -25,6 +25,7 @@ from winml_dag.stages.analyze.patterns import PATTERNS, find_all
 from winml_dag.stages.analyze.proposals import Adviser, proposed
 from winml_dag.stages.analyze.result import LEVELS, Judged, classification, metadata, target_result
 from winml_dag.stages.analyze.types import inferred
+from winml_dag.stages.analyze.wholes import as_wholes
 from winml_dag.stages.discovered import Discovered
 
 _MOST_NAMES = 5
@@ -45,10 +46,10 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     flow = Dataflow(model)
     tables, support = read_support(workspace.inputs["support"]) if workspace.has("support") else ([], Support([]))
     judge = Judge(config, support, _learned(config.analyze.learned))
-    judged = judge.nodes(model, ())
-    before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
-    situation = Situation.of(flow, standard_domain_only=config.target.standard_domain_only)
     matches = find_all(flow)
+    situation = Situation.of(flow, standard_domain_only=config.target.standard_domain_only)
+    judged = as_wholes(judge, judge.nodes(model), matches, situation)
+    before = Discovered.read(workspace.input_file("flags", ".json")) if workspace.has("flags") else Discovered()
     adviser = Adviser(judge, judged, situation, before)
     information = adviser.information(matches)
     lint = findings(path, Dataflow(as_read), config)

@@ -1,0 +1,42 @@
+"""Patterns that a target takes as a whole, although not each of their operators by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from winml_dag.ep.support.case import AttributeValue, Case
+from winml_dag.ep.support.tables import PATTERN
+from winml_dag.ep.support.verdict import Level
+from winml_dag.stages.analyze.fusions import Situation
+from winml_dag.stages.analyze.judging import Judge
+from winml_dag.stages.analyze.patterns import Match
+from winml_dag.stages.analyze.result import Judged
+
+
+def _gelu(match: Match) -> dict[str, AttributeValue]:
+    return {"form": "Erf" if any(node.op_type == "Erf" for node in match.nodes) else "Tanh"}
+
+
+# What tells forms of a pattern apart, for those that are measured as wholes (:mod:`winml_dag.stages.probe.patterns`).
+_MEASURED: Mapping[str, Callable[[Match], dict[str, AttributeValue]]] = {"GeluPattern": _gelu}
+
+
+def as_wholes(judge: Judge, judged: Sequence[Judged], matches: Sequence[Match], situation: Situation) -> list[Judged]:
+    """*judged*, where nodes of a pattern that the target takes as a whole are supported with it."""
+    taken: dict[int, str] = {}
+    for match in matches:
+        if match.pattern in _MEASURED:
+            verdict = judge.verdict(judge.as_it_will_be(_case(match, situation), match.nodes[0].name))
+            if verdict.level is Level.SUPPORTED:
+                taken.update((id(node), f"in a whole that is taken: {verdict.reason}") for node in match.nodes)
+    return [
+        replace(each, verdict=Level.SUPPORTED, reason=taken[id(each.node)]) if id(each.node) in taken else each
+        for each in judged
+    ]
+
+
+def _case(match: Match, situation: Situation) -> Case:
+    form = tuple(sorted(_MEASURED[match.pattern](match).items()))
+    inputs = (situation.operand(match.values["x"]),)
+    return Case(match.pattern, PATTERN, situation.opset, inputs, (situation.result(match),), form)
