@@ -15,6 +15,7 @@ from winml_dag.ep.support.case import AttributeValue, Case, Operand
 Feature = str | float
 ABSENT = ""
 UNKNOWN = "?"
+SAME = "that of input 0"
 
 # Operators with any number of inputs tell them apart by their first three.
 _MOST_INPUTS = 8
@@ -23,10 +24,11 @@ _AXES = ("axis", "axes", "batch_axis", "time_axis")
 
 def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Feature]:
     """All features of *case*; attributes that it leaves out are as in *defaults*."""
-    found: dict[str, Feature] = {"quantized": ABSENT if case.quantized is None else str(case.quantized)}
+    found = _quantized(case)
     given = case.inputs[:_MOST_INPUTS]
-    for number, operand in enumerate(given):
-        found[f"type of input {number}"] = ABSENT if operand is None else operand.dtype or UNKNOWN
+    for number in range(len(given)):
+        found[f"type of input {number}"] = _type(given, number)
+    found |= _kind(given)
     found["opset"] = case.opset
     found["dynamic"] = _any(_is_dynamic(operand) for operand in given if operand is not None)
     found["empty"] = _any(_is_empty(operand) for operand in given if operand is not None)
@@ -55,7 +57,43 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
 
 def is_text(name: str) -> bool:
     """Whether the feature *name* is one that measurements of other values say nothing about."""
-    return name == "quantized" or name.startswith("type of") or name.endswith(" text")
+    return name in ("activations", "weights") or name.startswith("type of") or name.endswith(" text")
+
+
+def is_size(name: str) -> bool:
+    """Whether *name* is a size of an input or a value of a constant: there are many, and most are chance."""
+    return "size" in name or "elements" in name or "values of" in name
+
+
+def _quantized(case: Case) -> dict[str, Feature]:
+    types = case.quantized
+    if types is None:
+        return {"quantized": 0, "activations": ABSENT, "weights": ABSENT}
+    return {
+        "quantized": 1,
+        "activations": types.activations,
+        "weights": types.weights,
+        "per channel": int(types.per_channel),
+    }
+
+
+def _kind(given: Sequence[Operand | None]) -> dict[str, Feature]:
+    """What the type of the first input has in common with others."""
+    first = given[0] if given else None
+    if first is None or not first.dtype:
+        return {}
+    bits = first.dtype.lstrip("abcdefghijklmnopqrstuvwxyz_")
+    return {"float": int("float" in first.dtype), "bits": int(bits) if bits.isdecimal() else 8}
+
+
+def _type(given: Sequence[Operand | None], number: int) -> Feature:
+    """Most operators want one type for all inputs: then one feature is enough for all."""
+    operand, first = given[number], given[0]
+    if operand is None:
+        return ABSENT
+    if number and first is not None and operand.dtype == first.dtype:
+        return SAME if operand.dtype else UNKNOWN
+    return operand.dtype or UNKNOWN
 
 
 def _any(answers: Iterator[bool | None]) -> Feature:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from math import log2
 
-from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature
+from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, is_size
 
 Features = Mapping[str, Feature]
 # A bound for what reads a table, no choice: measured trees are half as deep.
 _DEEPEST = 40
+_SIZES_COUNT = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,15 @@ def _grow(rows: Sequence[tuple[Features, str]], depth: int) -> Tree:
 def _best(rows: Sequence[tuple[Features, str]], counts: Counter[str]) -> tuple[str, Feature] | None:
     names = dict.fromkeys(name for features, _ in rows for name in features)
     best: tuple[str, Feature] | None = None
-    least = _entropy(counts) * len(rows) - 1e-9
+    whole = _entropy(counts) * len(rows)
+    least = whole - 1e-9
     for name in names:
         for value, left in _splits(rows, name):
             size = left.total()
             rest = counts - left
             cost = _entropy(left) * size + _entropy(rest) * (len(rows) - size)
+            # What is left to tell apart, or all of it: a size has to tell more than anything else does to be asked for.
+            cost = whole - (whole - cost) * (_SIZES_COUNT if is_size(name) else 1.0)
             if cost < least - 1e-9:
                 best, least = (name, value), cost
     return best

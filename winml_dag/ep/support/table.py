@@ -27,12 +27,16 @@ _MADE_AGAIN = "Make it again, or take the one that is part of this package."
 _NAMES = {(True, True, True): "taken", (True, True, False): "taken, wrong", (True, False, True): "taken, does not run",
           (False, True, True): "left", (False, True, False): "left, wrong", (False, False, True): "fails"}  # fmt: skip
 _OUTCOMES = {name: Outcome(*key) for key, name in _NAMES.items()}
+# Of measurements that fit a case whose model leaves something open, so many have to agree.
+_NEARLY_ALL = 0.95
 _LONGEST_PATH = 5  # answers in a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a table was measured with. ``options`` are those of the provider; ``cases`` is how many were measured."""
+    """What a table was measured with. ``options`` are those of the provider; ``opset`` is the newest
+    of the standard that this onnxruntime loads; ``cases`` is how many were measured.
+    """
 
     ep: str
     device: str
@@ -42,6 +46,7 @@ class About:
     onnx: str
     options: Mapping[str, str]
     emulated: bool
+    opset: int
     cases: int = 0
 
     def __str__(self) -> str:
@@ -59,13 +64,11 @@ class OperatorEvidence:
     Attributes:
         defaults: of its attributes, so that one that is written out and one that is left out are the same.
         measured: by feature, the texts that were measured; of others nothing is known.
-        opsets: the least and the most that were measured.
         tree: the outcomes.
     """
 
     defaults: Mapping[str, AttributeValue]
     measured: Mapping[str, frozenset[str]]
-    opsets: tuple[int, int]
     tree: Tree
 
     def verdict(self, case: Case) -> Verdict:
@@ -73,19 +76,20 @@ class OperatorEvidence:
         seen = features(case, self.defaults)
         if (why := self._beyond(case, seen)) is not None:
             return Verdict(Level.UNKNOWN, why)
-        leaves = [(_majority(leaf), leaf, path) for leaf, path in walk(self.tree, seen)]
-        if len({_OUTCOMES[name].level for name, _, _ in leaves}) > 1:
+        leaves = list(walk(self.tree, seen))
+        counts: Counter[str] = Counter()
+        for leaf, _ in leaves:
+            counts.update(dict(leaf.counts))
+        name, count = max(counts.items(), key=lambda pair: (pair[1], pair[0]))
+        if len(leaves) > 1 and count < _NEARLY_ALL * counts.total():
             asked = ", ".join(dict.fromkeys(_features_not_known(self.tree, seen)))
             return Verdict(Level.UNKNOWN, f"the model does not tell, and measured outcomes differ by it: {asked}")
-        name, leaf, path = leaves[0]
+        path = leaves[0][1] if len(leaves) == 1 else ()
         outcome = _OUTCOMES[name]
-        return Verdict(outcome.level, _reason(case, name, leaf, path), outcome.compiled, outcome.ran)
+        return Verdict(outcome.level, _reason(case, name, counts, path), outcome.compiled, outcome.ran)
 
     def _beyond(self, case: Case, seen: Mapping[str, Feature]) -> str | None:
         """Why *case* is none that measurements say something about; None when it is one."""
-        least, most = self.opsets
-        if case.opset and not least <= case.opset <= most:
-            return f"{case} was measured in opsets {least} to {most}, not in {case.opset}"
         for name, value in seen.items():
             if isinstance(value, str) and is_text(name) and value != UNKNOWN:
                 known = self.measured.get(name, frozenset({ABSENT}))
@@ -99,8 +103,7 @@ def evidence_of(rows: Iterable[tuple[Case, Outcome]], defaults: Mapping[str, Att
     seen = [(features(case, defaults), outcome_name(outcome)) for case, outcome in rows]
     texts = sorted({name for row, _ in seen for name in row if is_text(name)})
     measured = {name: frozenset(str(row.get(name, ABSENT)) for row, _ in seen) for name in texts}
-    opsets = [int(row["opset"]) for row, _ in seen]
-    return OperatorEvidence(defaults, measured, (min(opsets), max(opsets)), grow(seen))
+    return OperatorEvidence(defaults, measured, grow(seen))
 
 
 def outcome_name(outcome: Outcome) -> str:
@@ -126,6 +129,9 @@ class SupportTable:
     def verdict(self, case: Case) -> Verdict:
         """What was measured of *case*, or what follows for it."""
         key = (case.domain, case.op_type)
+        if not case.domain and case.opset > self.about.opset:
+            why = f"onnxruntime {self.about.onnxruntime} loads no model of opset {case.opset}"
+            return Verdict(Level.UNSUPPORTED, f"{why}: {self.about.opset} is the newest", False, False)
         if key not in self._lines:
             return Verdict(Level.UNKNOWN, f"{case} was not measured on {self.about}")
         if key not in self._parsed:
@@ -144,7 +150,6 @@ def table_bytes(about: About, operators: Mapping[tuple[str, str], OperatorEviden
             "defaults": {name: list(value) if isinstance(value, tuple) else value
                          for name, value in evidence.defaults.items()},
             "measured": {name: sorted(values) for name, values in evidence.measured.items()},
-            "opsets": list(evidence.opsets),
             "tree": _written(evidence.tree),
         }  # fmt: skip
         lines.append(f"{domain}\t{op_type}\t{canonical_json(row)}")
@@ -189,13 +194,8 @@ def _evidence(row: Any) -> OperatorEvidence:
     return OperatorEvidence(
         {name: tuple(value) if isinstance(value, list) else value for name, value in row["defaults"].items()},
         {name: frozenset(values) for name, values in row["measured"].items()},
-        tuple(row["opsets"]),
         _tree(row["tree"]),
     )
-
-
-def _majority(leaf: Leaf) -> str:
-    return max(leaf.counts, key=lambda pair: (pair[1], pair[0]))[0]
 
 
 def _features_not_known(tree: Tree, seen: Mapping[str, Feature]) -> list[str]:
@@ -215,8 +215,7 @@ _SAID = {
 }
 
 
-def _reason(case: Case, name: str, leaf: Leaf, path: tuple[str, ...]) -> str:
-    counts = Counter(dict(leaf.counts))
+def _reason(case: Case, name: str, counts: Counter[str], path: tuple[str, ...]) -> str:
     like = "with " + ", ".join(path[-_LONGEST_PATH:]) if path else "measured"
     share = f"all {counts[name]}" if counts[name] == counts.total() else f"{counts[name]} of {counts.total()}"
     return f"{case} {like}: {share} {_SAID[name]}" if path else f"{case}: {share} measured {_SAID[name]}"
