@@ -7,6 +7,7 @@ those of the stages that it reaches *directly*. Whether it goes on behind them i
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.stages import discovered
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.fingerprints import Fingerprints
@@ -191,7 +193,9 @@ def _stages(planned: BuildGraph) -> Stages:
 
 
 def pretend_built(planned: BuildGraph, store: LocalStore, scratch: Path) -> dict[str, str]:
-    """Put a record for every stage of *planned* into *store*, with made-up outputs. Returns the keys, by node."""
+    """Put a record for every stage of *planned* into *store*, with made-up outputs; nothing is discovered. Returns the
+    keys, by node, of rounds only of the first.
+    """
     known = Known.at_start(planned.graph, planned.sources)
     for node in planned.graph.nodes:
         ingredients = known.ingredients(node)
@@ -199,8 +203,12 @@ def pretend_built(planned: BuildGraph, store: LocalStore, scratch: Path) -> dict
         folders = {slot: scratch / node.id / slot for slot in node.stage.outputs}
         for slot, folder in folders.items():
             folder.mkdir(parents=True)
-            name = "model.onnx" if node.id == planned.final else f"{node.id}-{slot}.onnx"
-            (folder / name).write_text(name, encoding="utf-8")
+            name = "model.onnx" if node.id == planned.final else f"{stage_of(node)}-{slot}.onnx"
+            if (node.stage.name, slot) == ("analyze", "flags"):
+                shutil.copy(discovered.NOTHING, folder)
+            else:
+                (folder / name).write_text(name, encoding="utf-8")
         record = Record(cache_key(ingredients), config_hash(node.config), ingredients, {}, made_at="2026-01-01")
         known.settle(node, store.publish(record, folders))
-    return {node_id: record.cache_key for node_id, record in known.records.items()}
+    first = [node for node in planned.graph.nodes if (round_of(node) or ("", 0))[1] == 0]
+    return {node.id: known.records[node.id].cache_key for node in first}

@@ -20,7 +20,7 @@ import winml_dag
 from winml_dag.engine import toolchain
 from winml_dag.engine.stage import Stage
 from winml_dag.ep.registry import QNN, RUNTIME_BUILDS
-from winml_dag.pipeline import plan
+from winml_dag.pipeline import line
 
 # Whose version reaches which stages, in "static" and, where that differs, with data of some kind. All others: none.
 PACKAGES = {
@@ -28,7 +28,7 @@ PACKAGES = {
     "transformers": "export",
     "onnxscript": "export optimize",
     "onnx-ir": "export optimize quantize",
-    "onnx": "export optimize calibrate quantize validate finalize",
+    "onnx": "export optimize analyze calibrate quantize validate finalize",
     "numpy": "optimize calibrate quantize validate",
     "onnxruntime": "optimize calibrate quantize compile validate",
     **dict.fromkeys(RUNTIME_BUILDS, "optimize calibrate quantize compile validate"),
@@ -55,6 +55,8 @@ SHAPES_NOTHING = {
     ("export", "onnxruntime"),  # runs the exported model for that
     # A digest is what it is in every version.
     *((stage, "xxhash") for stage in ("calibrate", "validate", "sensitivity")),
+    # Reads winml-cli's tables, whose values are what they are in every version.
+    ("analyze", "pyarrow"),
     # Says where the user's configuration file is.
     *((stage, "platformdirs") for stage in STAGES),
 }
@@ -178,8 +180,8 @@ def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.M
         return dataclasses.replace(declared, version=declared.version + 1)
 
     before = planned()
-    monkeypatch.setattr(plan, stage.upper(), raised(STAGES[stage]))
-    monkeypatch.setattr(plan, "quantize_stage", lambda _mode, chosen=plan.QUANTIZE: chosen)
+    monkeypatch.setattr(line, stage.upper(), raised(STAGES[stage]))
+    monkeypatch.setattr(line, "quantize_stage", lambda _mode, chosen=line.QUANTIZE: chosen)
     assert reached(before, planned()) == {stage}
 
 

@@ -135,7 +135,7 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda each: run_in(tmp_path, each), SURROUNDINGS.values()))
     expected = {node: ("reused", key) for node, key in keys_of_nodes.items()}
-    assert len(expected) == 7
+    assert len(expected) == 8
     assert dict(zip(SURROUNDINGS, found, strict=True)) == dict.fromkeys(SURROUNDINGS, expected)
 
 

@@ -62,7 +62,9 @@ def analyze_config(
     return AnalyzeConfig(
         analyze=AnalyzeFields(propose=proposes),
         target=AnalyzeTarget(target.ep.name, target.device, standard_domain_only=standard_only and proposes),
-        optim={name: asked.recipe.optim[name] for name in ASKED_ABOUT if name in asked.recipe.optim},
+        optim={}
+        if isinstance(optimize, Skip)
+        else {name: asked.recipe.optim[name] for name in ASKED_ABOUT if name in asked.recipe.optim},
         quant=None if isinstance(quantize, Skip) else _quantized_to(quantize[-1]),
     )
 
