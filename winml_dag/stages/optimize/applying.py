@@ -49,7 +49,7 @@ def apply_capabilities(source: Path, chosen: Selection, target: OptimizeTarget) 
             path, applied, left = step.path, {**applied, **step.applied}, {**left, **step.left}
             continue
         for name in names:
-            step = _run_onnxruntime(path, name, chosen)
+            step = _run_onnxruntime(path, name)
             path, applied = step.path, {**applied, **step.applied}
     in_order = [name for name in chosen.on if name in applied]
     return Applied(path, {name: applied[name] for name in in_order}, {n: left[n] for n in in_order if left.get(n)})
@@ -77,10 +77,10 @@ def _rewrite(source: Path, names: tuple[str, ...], target: OptimizeTarget) -> Ap
     return Applied(destination, applied, left)
 
 
-def _run_onnxruntime(source: Path, name: str, chosen: Selection) -> Applied:
+def _run_onnxruntime(source: Path, name: str) -> Applied:
     capability = CATALOG[name]
     destination = source.with_name(f"{source.stem}_{name}.onnx")
-    run_alone(capability.extended, source, destination, chosen.without | chosen.waiting)
+    run_alone(capability.extended, source, destination)
     changes = _count(destination, capability.into) - _count(source, capability.into)
     return Applied(destination if changes else source, {name: abs(changes)})
 

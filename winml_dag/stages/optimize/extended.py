@@ -7,7 +7,6 @@ one of another name is found by what is compared at the end of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from pathlib import Path
 
 import onnx
@@ -15,6 +14,7 @@ import onnxruntime as ort
 
 from winml_dag.stages.optimize.names import names_in, rename_generated
 from winml_dag.stages.optimize.portable import optimize_in_session
+from winml_dag.stages.optimize.selection import PORTABLE
 
 _LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
@@ -58,15 +58,15 @@ _ALL = frozenset(
 )
 
 
-def run_alone(transformer: str, source: Path, destination: Path, without: Set[str]) -> None:
+def run_alone(transformer: str, source: Path, destination: Path) -> None:
     """Write *source*, as *transformer* makes it, as *destination*.
 
-    The portable level runs with it, but for the transformers named in *without*.
+    With an empty name nothing is done but to write the model as onnxruntime writes all.
 
     Raises:
         StageError: when onnxruntime cannot load the model.
     """
-    optimize_in_session(source, destination, _LEVEL, (_ALL - {transformer}) | without)
+    optimize_in_session(source, destination, _LEVEL, (_ALL - {transformer}) | PORTABLE)
     model = onnx.load(destination, load_external_data=False)
     rename_generated(model, names_in(source))
     onnx.save(model, destination)

@@ -34,6 +34,9 @@ _NAMELESS = frozenset(
     }
 )
 
+# All transformers of the portable level.
+PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -52,8 +55,7 @@ class Selection:
             kept = {name for each in self.on for name in CATALOG[each].portable} | set(
                 CATALOG["constant_folding"].portable
             )
-            portable = {name for each in CATALOG.values() for name in each.portable}
-            taken |= (_NAMELESS | portable) - kept
+            taken |= PORTABLE - kept
         return frozenset(taken)
 
     @property

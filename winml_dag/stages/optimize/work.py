@@ -18,6 +18,7 @@ from winml_dag.stages.optimize.applying import apply_capabilities
 from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.portable import to_portable_level
 from winml_dag.stages.optimize.selection import Selection, select
+from winml_dag.stages.optimize.unfit import refuse_unfit
 
 OPTIMIZED_FILE = "optimized.onnx"
 
@@ -49,7 +50,7 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     target = OptimizeTarget(config.target.standard_domain_only or discovered.standard_domain_only)
     source = workspace.input_file("model", ".onnx")
     before = inspect_model(source)
-    _refuse(source, before)
+    refuse_unfit(source.name, before)
     to_portable_level(source, _PORTABLE_FILE, without=chosen.without | chosen.waiting)
     _check_operators(before, inspect_model(_PORTABLE_FILE), ())
     rewritten = _rewrite(source, chosen, target)
@@ -80,21 +81,6 @@ def _discovered(workspace: Workspace) -> Discovered:
     if not workspace.has("flags"):
         return Discovered()
     return Discovered.read(workspace.input_file("flags", ".json"))
-
-
-def _refuse(source: Path, model: ModelSummary) -> None:
-    if model.is_compiled:
-        raise StageError(
-            f"{source.name} is a compiled model: its EPContext nodes hold an execution provider's own binary, in which "
-            "there is no graph left to optimize.",
-            advice="Use the ONNX model that it was compiled from.",
-        )
-    if model.is_quantized:
-        # onnxruntime would turn QDQ groups into QLinear operators, which compilers for NPUs do not take.
-        raise StageError(
-            f"{source.name} is quantized already, and optimizing it would take its quantization apart.",
-            advice="Optimize the float32 model, or set skip_optimize.",
-        )
 
 
 def _rewrite(source: Path, chosen: Selection, target: OptimizeTarget) -> _Rewritten:

@@ -1,0 +1,148 @@
+"""What each capability would change in a model: nodes before and after, and constants. Nothing of it is kept.
+
+Each is tried alone, with what it needs, on the model as the portable level leaves it; so what two of them would do
+together, one after the other, is not told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx import NodeProto
+
+from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.stages.optimize import OptimizeTarget
+from winml_dag.stages.optimize.applying import apply_capabilities
+from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.stages.optimize.extended import run_alone
+from winml_dag.stages.optimize.portable import to_portable_level
+from winml_dag.stages.optimize.selection import Selection, select
+from winml_dag.stages.optimize.unfit import refuse_unfit
+
+
+@dataclass(frozen=True)
+class NodeName:
+    """A node as people find it: its operator with its domain, and its name, or that of its first output."""
+
+    operator: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """What *capability* would do: in how many places; the nodes that go and come; constants with other values; in words
+    what is left and why. ``on`` says that it is done already, and the change is what it would be without it.
+    """
+
+    capability: str
+    places: int
+    before: tuple[NodeName, ...] = ()
+    after: tuple[NodeName, ...] = ()
+    constants: tuple[str, ...] = ()
+    left: str = ""
+    on: bool = False
+
+
+def what_may_be_asked() -> tuple[str, ...]:
+    """The capabilities that are off unless somebody switches them on, and that do something."""
+    return tuple(name for name, entry in CATALOG.items() if not (entry.default or entry.left or entry.same_as))
+
+
+def changes(source: Path, names: Sequence[str], target: OptimizeTarget, folder: Path) -> Iterator[Change]:
+    """What each of the capabilities *names* would do to the model *source*; *folder* is for what comes and goes.
+
+    Raises:
+        StageError: for a model that cannot be optimized.
+    """
+    refuse_unfit(source.name, inspect_model(source))
+    bases: dict[frozenset[str], Path] = {}
+
+    def base(without: frozenset[str]) -> Path:
+        if without not in bases:
+            path = folder / f"portable{len(bases)}.onnx"
+            to_portable_level(source, path, without=without)
+            # Through the same hands as what it is compared with: onnxruntime writes down default values, for one.
+            written = folder / f"base{len(bases)}.onnx"
+            run_alone("", path, written)
+            ir.save(ir.load(written), written)
+            bases[without] = written
+        return bases[without]
+
+    for name in names:
+        first = CATALOG[name].same_as or name
+        if CATALOG[first].default:
+            chosen = select({first: False})
+            yield _compared(name, base(chosen.without), base(frozenset()), on=True)
+        else:
+            yield _tried(name, select({first: True}), base, target)
+
+
+def _tried(name: str, chosen: Selection, base: Callable[[frozenset[str]], Path], target: OptimizeTarget) -> Change:
+    before = base(chosen.waiting)
+    made = apply_capabilities(before, chosen, target)
+    places, left = sum(made.applied.values()), "; ".join(made.left.values())
+    if not places:
+        return Change(name, 0, left=left)
+    found = _compared(name, before, made.path, on=False)
+    return Change(name, places, found.before, found.after, found.constants, left)
+
+
+def _compared(name: str, before: Path, after: Path, *, on: bool) -> Change:
+    nodes = [_nodes(path) for path in (before, after)]
+    gone, come = nodes[0] - nodes[1], nodes[1] - nodes[0]
+    constants = () if on else _changed_constants(before, after)
+    return Change(
+        name,
+        max(gone.total(), come.total()) if on else 0,
+        tuple(each for each, _ in gone.elements()),
+        tuple(each for each, _ in come.elements()),
+        constants,
+        on=on,
+    )
+
+
+def _nodes(path: Path) -> Counter[tuple[NodeName, bytes]]:
+    """All nodes, by name and by what makes each of them. Constants are told of by the nodes that read them."""
+    model = onnx.load(path, load_external_data=False)
+    return Counter(
+        (_named(node), _substance(node))
+        for graph in graphs_of(model.graph)
+        for node in graph.node
+        if node.op_type != "Constant"
+    )
+
+
+def _named(node: NodeProto) -> NodeName:
+    operator = f"{node.domain}/{node.op_type}" if node.domain else node.op_type
+    return NodeName(operator, node.name or next(iter(node.output), ""))
+
+
+def _substance(node: NodeProto) -> bytes:
+    plain = NodeProto(op_type=node.op_type, domain=node.domain, input=node.input, output=node.output)
+    plain.attribute.extend(sorted(node.attribute, key=lambda attribute: attribute.name))
+    content: bytes = plain.SerializeToString(deterministic=True)
+    return content
+
+
+def _changed_constants(before: Path, after: Path) -> tuple[str, ...]:
+    known = {each.name: each for each in onnx.load(before, load_external_data=False).graph.initializer}
+    model = onnx.load(after, load_external_data=False)
+    # Of what is in a file apart, onnxruntime writes another file; rewrites put changed values into the model itself.
+    return tuple(
+        each.name
+        for each in model.graph.initializer
+        if each.name in known and not each.external_data and _values(each) != _values(known[each.name])
+    )
+
+
+def _values(tensor: onnx.TensorProto) -> bytes:
+    if tensor.external_data:
+        return b"elsewhere"
+    content: bytes = onnx.numpy_helper.to_array(tensor).tobytes()
+    return content
