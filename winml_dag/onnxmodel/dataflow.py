@@ -65,11 +65,15 @@ class Dataflow:
 
     @cached_property
     def constants(self) -> Mapping[str, Tensor]:
-        """Initializers, and what Constant nodes give, by the name under which nodes read them."""
+        """Initializers, what Constant nodes give, and what Identity nodes make of either (exporters write one for each
+        further use of equal weights), by the name under which nodes read them.
+        """
         found = {tensor.name: tensor for tensor in self.model.graph.initializers}
         for node in self.nodes:
             if node.op_type == "Constant" and node.outputs:
                 found.update((node.outputs[0], tensor) for attribute in node.attributes for tensor in attribute.tensors)
+            elif node.op_type == "Identity" and node.inputs and node.inputs[0] in found:
+                found[node.outputs[0]] = found[node.inputs[0]]
         return found
 
     @cached_property
