@@ -26,7 +26,7 @@ TAKEN = Outcome(compiled=True, ran=True)
 LEFT = Outcome(compiled=False, ran=True)
 FAILS = Outcome(compiled=False, ran=False)
 
-ABOUT = About("QNNExecutionProvider", "npu", "2.0", "2.51", "1.31", "1.19", {}, emulated=True)
+ABOUT = About("QNNExecutionProvider", "npu", "2.0", "2.51", "1.31", "1.19", {}, emulated=True, opset=21)
 
 
 def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
