@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from winml_dag.canonical import JsonObject
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
@@ -34,11 +35,13 @@ _RECIPES = click.option(
     multiple=True,
     help="The recipe, as for build. Again, a folder or a pattern: several, as one graph.",
 )
+_FOLDER = (
+    click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
+    click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
+)
 _OPTIONS = (
     click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
     click.option("--onnx", type=FILE, help="A model that is ONNX already."),
-    click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
-    click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
     cache_option,
     click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification."),
     click.option("--submodel", type=TEXT, help="One component of a composite model alone, such as encoder."),
@@ -65,20 +68,26 @@ _OPTIONS = (
 
 def request_options(function: F) -> F:
     """Add the options; the command gets them as ``**options``."""
+    return _with_options(function, _RECIPE, *_FOLDER)
+
+
+def shared_options(function: F) -> F:
+    """Those of a build without where it goes."""
     return _with_options(function, _RECIPE)
 
 
 def several_request_options(function: F) -> F:
     """The same for a command that looks at several recipes, which it gets as ``recipes``."""
-    return _with_options(function, _RECIPES)
+    return _with_options(function, _RECIPES, *_FOLDER)
 
 
-def _with_options(function: F, recipe: Callable[[F], F]) -> F:
+def _with_options(function: F, *first: Callable[[Any], Any]) -> F:
     # Imported here and below: the groups have their types from this module.
     from winml_dag.cli.exporting import input_options
     from winml_dag.cli.settings import COMPILE, VALIDATION
 
-    for option in reversed((recipe, *_OPTIONS, input_options, COMPILE, VALIDATION)):
+    options: tuple[Callable[[Any], Any], ...] = (*first, *_OPTIONS, input_options, COMPILE, VALIDATION)
+    for option in reversed(options):
         function = option(function)
     return function
 
@@ -92,12 +101,12 @@ def format_option(function: F) -> F:
     return click.option("-f", "--format", "format_", type=choice, default="text", help="text or json.")(function)
 
 
-def request_from(options: dict[str, Any]) -> tuple[Request, Path]:
-    """The request and the cache folder that *options* mean."""
+def request_from(options: dict[str, Any], *, loader: JsonObject | None = None) -> tuple[Request, Path]:
+    """The request and the cache folder that *options* mean; *loader*: fields of that section."""
     from winml_dag.cli.exporting import taken_inputs
     from winml_dag.cli.settings import COMPILE, VALIDATION
 
-    sections = {"export": taken_inputs(options), "validate": VALIDATION.taken(options)}
+    sections = {"loader": loader or {}, "export": taken_inputs(options), "validate": VALIDATION.taken(options)}
     compiling = COMPILE.taken(options)
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     request = Request(

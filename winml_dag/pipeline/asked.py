@@ -49,8 +49,8 @@ class Asked:
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]] | None) -> Recipe:
-    """*recipe* with the fields of ``loader``, ``export``, ``optim`` and ``validate`` that this run asks for otherwise, by section.
-    Paths among them are absolute.
+    """*recipe* with the fields of ``loader``, ``export``, ``optim`` and ``validate`` that this run asks for otherwise,
+    by section. Paths among them are absolute.
 
     Raises:
         RecipeError: for a field or value that is none.

@@ -93,7 +93,8 @@ def _captured(config: CaptureConfig, sources: Mapping[str, Source | None]) -> Js
 def _folder(source: Source) -> Path:
     """The folder that all files of *source* lie in, under the names that they have there."""
     first = source.files[0]
-    return first.path.resolve().parents[len(Path(first.name).parts) - 1]
+    # A snapshot of the hub has links to files of other names elsewhere, so they are not followed.
+    return first.path.absolute().parents[len(Path(first.name).parts) - 1]
 
 
 def _section(settings: JsonObject, name: str) -> JsonObject:

@@ -20,7 +20,7 @@ class Overrides:
 
     ``quant_settings``: fields of ``quant``, by which those of the recipe and of the precision are replaced.
     ``compile_settings``: fields of ``compile``, in the same way; its ``provider_options`` are added to the recipe's.
-    ``settings``: by section, fields of ``export``, ``optim`` and ``validate``, whose paths are absolute.
+    ``settings``: by section, fields of ``loader``, ``export``, ``optim`` and ``validate``, whose paths are absolute.
     ``sensitivity``: rank the nodes besides. ``submodel``: the one component that is meant, of a composite model.
     """
 

@@ -37,6 +37,14 @@ def model_inputs(subject: Subject, fields: ExportFields) -> tuple[ModelInput, ..
     return tuple(dataclasses.replace(each, shape=named_axes(each.name, each.shape, axes)) for each in inputs)
 
 
+def _plain(value_range: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Whole numbers as such, as makers of inputs have them: spelled out in a recipe, they give the same file."""
+    if value_range is None or not all(float(bound).is_integer() for bound in value_range):
+        return value_range
+    low, high = value_range
+    return (int(low), int(high))
+
+
 def _sized(each: ModelInput, fields: ExportFields) -> ModelInput:
     sizes = fields.shape_config or {}
     shape = sized(each.name, each.shape, sizes, fields.batch_size)
@@ -86,6 +94,6 @@ def _asked_inputs(
             )
         sizes = known.sizes if known and len(known.sizes) == len(shape) else (_UNKNOWN_SIZE,) * len(shape)
         sizes = tuple(size if isinstance(size, int) else usually for size, usually in zip(shape, sizes, strict=True))
-        value_range = tensor.value_range or (known.value_range if known else None)
+        value_range = _plain(tensor.value_range) or (known.value_range if known else None)
         completed.append(ModelInput(tensor.name, dtype, shape, sizes, value_range))
     return tuple(completed)

@@ -165,6 +165,31 @@ def _eager_if_possible(make: Callable[..., Any]) -> Any:
         return make()
 
 
+def model_without_weights(loader: LoaderFields, folder: Path | None) -> LoadedModel:
+    """The architecture that *loader* describes, its tensors with shapes and without values: no file of weights is read.
+
+    Raises:
+        StageError: when there is no such architecture or class, or only code of the folder's own could make it.
+    """
+    made_from = loader.random_weights or RandomWeights()
+    if folder is not None:
+        config = _saved_configuration(loader, folder)
+    elif loader.model_type is not None:
+        config = configuration(loader.model_type, made_from.config)
+    else:
+        raise StageError("There is neither a model folder nor loader.model_type, which says what architecture it is.")
+    config.architectures = config.architectures or []
+    model_class, whole = _model_class(loader, config, None)
+    build = getattr(model_class, "from_config", None) or model_class._from_config
+    try:
+        with torch.device("meta"):
+            model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
+    except Exception as error:  # of an architecture that computes with values when it is made
+        raise StageError(f"The architecture cannot be made without weights: {logged_reason(error)}") from error
+    _prepare(model)
+    return LoadedModel(model, frozenset(), whole)
+
+
 def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
     """Give small random values to every tensor that is all zero.
 

@@ -1,0 +1,123 @@
+"""`config`: a recipe in which everything is decided, and which is the build that the options would have been."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from onnx_samples import perceptron
+
+from winml_dag.cli.main import run
+from winml_dag.recipe.load import load_recipe
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+}
+
+
+class Config:
+    """The command line, with a cache of its own."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        code = run([*arguments, "--cache-dir", str(self.folder / "cache")])
+        said = self._capsys.readouterr()
+        return code, said.out, said.err
+
+    def keys(self, *arguments: str) -> dict[str, Any]:
+        code, out, err = self("plan", "--format", "json", *arguments)
+        assert code == 0, err
+        return {stage["id"]: (stage["cache_key"], stage["status"]) for stage in json.loads(out)["builds"][0]["stages"]}
+
+
+@pytest.fixture
+def config(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.chdir(tmp_path)
+    return Config(tmp_path, capsys)
+
+
+def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:
+    perceptron(config.folder / "model.onnx")
+    target = ("--ep", "qnn", "-p", "w8a16", "--no-compile", "--no-validate")
+    code, out, err = config("config", "--onnx", "model.onnx", *target, "-o", "recipes/model.yaml")
+    assert (code, "recipes/model.yaml" in out) == (0, True), err
+    written = load_recipe(config.folder / "recipes" / "model.yaml").recipe
+    assert written.model == "../model.onnx"
+    assert written.quant is not None
+    assert (written.quant.weight_type, written.quant.activation_type) == ("uint8", "uint16")
+    assert config.keys("-c", "recipes/model.yaml") == config.keys("--onnx", "model.onnx", *target)
+
+
+def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(config: Config) -> None:
+    """And the model that comes of it is the same, byte for byte."""
+    (config.folder / "tiny.json").write_text(
+        json.dumps({"loader": {"model_type": "bert", "random_weights": {"config": TINY}}}), encoding="utf-8"
+    )
+    (config.folder / "sizes.json").write_text('{"sequence_length": 8, "batch_size": 2}', encoding="utf-8")
+    options = ("-c", "tiny.json", "-t", "fill-mask", "--shape-config", "sizes.json", "--ep", "cpu")
+    code, _, err = config("config", *options, "-o", "whole.json")
+    assert code == 0, err
+    export = json.loads((config.folder / "whole.json").read_text(encoding="utf-8"))["export"]
+    text = {"dtype": "int32", "shape": [2, 8]}
+    assert export["input_tensors"] == [
+        {"name": "input_ids", **text, "value_range": [0, 50]},
+        {"name": "attention_mask", **text, "value_range": [0, 2]},
+        {"name": "token_type_ids", **text, "value_range": [0, 2]},
+    ]
+    assert export["output_tensors"] == [{"name": "logits"}]
+    assert config("build", *options, "-o", "one", "-q")[0] == 0
+    keys = config.keys("-c", "whole.json")
+    assert keys["export"][1] == "ran"  # it is asked for in other words
+    assert config("build", "-c", "whole.json", "-o", "other", "-q")[0] == 0
+    one, other = ((config.folder / name / "model.onnx").read_bytes() for name in ("one", "other"))
+    assert one == other
+
+
+def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Config) -> None:
+    code, out, err = config("config", "--model-type", "resnet", "-t", "image-classification", "-p", "fp16")
+    assert code == 0, err
+    recipe = yaml.safe_load(out)
+    assert "model" not in recipe
+    assert recipe["loader"] == {"model_type": "resnet", "task": "image-classification", "trust_remote_code": False}
+    assert recipe["quant"]["mode"] == "fp16"
+    assert [tensor["name"] for tensor in recipe["export"]["input_tensors"]] == ["pixel_values"]
+
+
+def test_a_file_that_is_there_is_kept(config: Config) -> None:
+    perceptron(config.folder / "model.onnx")
+    (config.folder / "mine.yaml").write_text("mine", encoding="utf-8")
+    code, _, err = config("config", "--onnx", "model.onnx", "-o", "mine.yaml")
+    assert (code, "mine.yaml is there already" in err) == (2, True)
+    assert (config.folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
+    assert config("config", "--onnx", "model.onnx", "-o", "mine.yaml", "--overwrite")[0] == 0
+    assert load_recipe(config.folder / "mine.yaml").recipe.model == "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--model-type", "bert"), 2, "Neither the recipe nor the model says"),
+        (("-m", "none.onnx"), 3, "none.onnx"),
+        (("--model-type", "resnet", "-t", "image-classification", "-o", "recipe.txt"), 2, "ends with .yaml or .json"),
+        ((), 2, "No model is named"),
+    ],
+)
+def test_what_cannot_be_decided_is_told_as_one_object(
+    config: Config, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    found, out, _ = config("config", "--format", "json", *arguments)
+    assert found == code
+    said = json.loads(out)
+    assert said["success"] is False
+    assert words in said["errors"][0]

@@ -1,0 +1,147 @@
+"""The recipe that ``config`` writes: what a request means, with everything decided and the tensors spelled out.
+
+It is what a build of the request would put into ``winml_build_config.json``, as far as that is known before anything
+runs: what analyze discovers is not. So a build from it is the build of the request.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.config import config_json
+from winml_dag.engine.execute import Job, LocalExecutor
+from winml_dag.engine.stage import Node, Source
+from winml_dag.errors import StageError, UsageError
+from winml_dag.pipeline.modulerecipes import module_recipes
+from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.resolve import resolve_whole
+from winml_dag.pipeline.variant import Build, CompositeBuild, chosen
+from winml_dag.recipe.schema import Recipe
+from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.signature import MODEL, SIGNATURE, SignatureConfig
+
+# How analyze goes on is no part of what is built, so the settings of a build leave it out.
+_OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")
+
+
+@dataclass(frozen=True)
+class DecidedRecipe:
+    """``recipes``: the one recipe, or one for each module; ``notices``: what to know of them, a sentence each."""
+
+    recipes: tuple[JsonObject, ...]
+    notices: tuple[str, ...]
+    model: str
+    target: str
+
+
+def decided_recipe(request: Request, folder: Path, *, module: str | None = None) -> DecidedRecipe:
+    """What *request* means, as a recipe that lies in *folder*; with *module*, recipes for the modules of that class.
+
+    Raises:
+        UsageError, InputError: as for a build of the request, but nothing has to be installed to run it.
+        StageError: when there are no modules of the class, or the model cannot be loaded to find them.
+    """
+    loaded = request.loaded()
+    base = Recipe() if loaded is None else loaded.recipe
+    overrides = request.overrides
+    nameless = _is_nameless(request, base)
+    if nameless and module is None:
+        overrides = replace(overrides, random_weights=True)
+    build = resolve_whole(loaded, overrides, folder, download=True, runs=False)
+    settings = {
+        **build.summary.settings,
+        "auto": base.auto if request.overrides.analyze is None else request.overrides.analyze,
+        **{name: getattr(base, name) for name in _OF_ANALYZE[1:] if name in base.model_fields_set},
+    }
+    if request.overrides.max_optim_iterations is not None:
+        settings["max_optim_iterations"] = request.overrides.max_optim_iterations
+    if request.overrides.allow_unsupported_nodes:
+        settings["allow_unsupported_nodes"] = True
+    if nameless and module is None:
+        settings["loader"] = {name: value for name, value in _section(settings, "loader") if name != "random_weights"}
+    summary = build.summary
+    model = f"Any {_model_type(request, base)}" if nameless else str(summary.model_id)
+    told = DecidedRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}")
+    if module is not None:
+        return _modules(told, settings, build, module)
+    return _with_tensors(told, settings, build)
+
+
+def _is_nameless(request: Request, recipe: Recipe) -> bool:
+    """Whether it is for all models of an architecture: then who builds says which, or that weights are made up."""
+    overrides, loader = request.overrides, recipe.loader
+    named = overrides.model or overrides.onnx or recipe.model or loader.path or loader.user_script
+    random = overrides.random_weights or loader.random_weights is not None
+    return named is None and _model_type(request, recipe) is not None and not random
+
+
+def _model_type(request: Request, recipe: Recipe) -> JsonValue:
+    return (request.overrides.settings or {}).get("loader", {}).get("model_type") or recipe.loader.model_type
+
+
+def _modules(told: DecidedRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> DecidedRecipe:
+    if isinstance(build, CompositeBuild) or not isinstance(build.export, ExportConfig):
+        raise UsageError(
+            f"--module {module} is for modules of one PyTorch model that is exported.",
+            advice="Name one component with --submodel, or give the PyTorch model.",
+        )
+    found = module_recipes(
+        settings, build.export.loader, build.export.export, build.inputs.model, module, script=build.inputs.script
+    )
+    left_out = (f"There is no recipe for the module {path}: {why}" for path, why in found.left_out.items())
+    return replace(told, recipes=found.recipes, notices=(*told.notices, *left_out))
+
+
+def _with_tensors(told: DecidedRecipe, settings: JsonObject, build: Build | CompositeBuild) -> DecidedRecipe:
+    """*told* with the inputs and outputs of the exported model; where they cannot be told, with a notice."""
+    notices: list[str] = []
+    written = dict(settings)
+    if isinstance(build, CompositeBuild):
+        components = dict(_section(settings, "components"))
+        for name, part in build.parts.items():
+            own = components.get(name)
+            own = own if isinstance(own, Mapping) else {}
+            components[name] = _spelled_out(own, part, notices)
+        written["components"] = components
+    else:
+        written = {**written, **_spelled_out(settings, build, notices)}
+    return replace(told, recipes=(written,), notices=(*told.notices, *notices))
+
+
+def _spelled_out(settings: JsonObject, build: Build, notices: list[str]) -> JsonObject:
+    config = chosen(build.export)
+    if config is None or config.loader.module_path is not None or build.inputs.script is not None:
+        return settings
+    try:
+        told = _signature(SignatureConfig(config.loader, config.export), build.inputs.model)
+    except StageError as error:
+        notices.append(f"The tensors are not spelled out: {error}")
+        return settings
+    tensors = {name: value for name, value in told.items() if name in ("input_tensors", "output_tensors") and value}
+    # Their shapes have the sizes by now.
+    export = {name: value for name, value in _section(settings, "export") if name != "shape_config"}
+    return {**settings, "export": {**export, "batch_size": config.export.batch_size, **tensors}}
+
+
+def _signature(config: SignatureConfig, model: Source | None) -> JsonObject:
+    """What a process of its own tells: torch is not imported here."""
+    folders = {} if model is None else {MODEL: str(model.files[0].path.absolute().parent)}
+    node = Node(SIGNATURE.name, SIGNATURE, config_json(config), {}, surroundings=folders)
+    with tempfile.TemporaryDirectory(prefix="winml-dag-config-", ignore_cleanup_errors=True) as name:
+        executor = LocalExecutor()
+        try:
+            outcome = executor.run(Job(node, Path(name), SIGNATURE.timeout_seconds))
+        finally:
+            executor.close()
+    if outcome.error:
+        raise StageError(outcome.error, advice=outcome.advice)
+    return outcome.metrics
+
+
+def _section(settings: JsonObject, name: str) -> list[tuple[str, JsonValue]]:
+    value = settings.get(name)
+    return list(value.items()) if isinstance(value, Mapping) else []

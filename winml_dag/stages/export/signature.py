@@ -1,0 +1,62 @@
+"""The work of signature: the architecture is made without any weights, so that its inputs and outputs can be told of a
+model of any size in the time that its imports take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.stages.export.inputs import model_inputs
+from winml_dag.stages.export.loading import model_without_weights
+from winml_dag.stages.export.makers import ModelInput
+from winml_dag.stages.export.outputs import call_model, choose_outputs
+from winml_dag.stages.export.subject import Subject
+from winml_dag.stages.export.work import chosen_subject
+from winml_dag.stages.signature import MODEL, SignatureConfig
+
+
+class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]
+    """What a model asks of values while it runs without any, such as whether a mask hides nothing, is true."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return True if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
+    """``input_tensors`` and, where they can be told without values, ``output_tensors``, as a recipe has them.
+
+    Raises:
+        StageError: when there is no such architecture, or nothing is known of its inputs.
+    """
+    folder = Path(named) if (named := workspace.surroundings.get(MODEL)) else None
+    loaded = model_without_weights(config.loader, folder)
+    subject = chosen_subject(loaded, config.loader, folder)
+    inputs = model_inputs(subject, config.export)
+    outputs: list[JsonValue] = []
+    # A model that counts by values (how many tokens a text has) cannot be run without any.
+    with suppress(StageError):
+        outputs = [{"name": name} for name in _outputs(subject, inputs, config.export.output_tensors or ())]
+    return {"input_tensors": [_tensor(each) for each in inputs], "output_tensors": outputs}
+
+
+def _outputs(subject: Subject, inputs: tuple[ModelInput, ...], asked: tuple[str, ...]) -> list[str]:
+    example = {each.name: torch.empty(each.sizes, dtype=getattr(torch, each.dtype), device="meta") for each in inputs}
+    with torch.no_grad(), torch.device("meta"), _EveryCheckHolds():
+        produced = tuple(call_model(subject.module, {**example, **subject.constants}))
+    return [choice.name for choice in choose_outputs(produced, asked, subject.outputs or produced)]
+
+
+def _tensor(each: ModelInput) -> JsonObject:
+    value_range = {} if each.value_range is None else {"value_range": [*each.value_range]}
+    return {"name": each.name, "dtype": each.dtype, "shape": [*each.shape], **value_range}
