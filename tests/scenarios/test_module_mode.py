@@ -1,0 +1,203 @@
+"""Module mode: a recipe file that lists modules of one model, each of which becomes a build of its own.
+
+The model is a small BERT with weights on disk; that what is built has these weights is held against PyTorch's modules.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from conftest import Project
+
+# Also what its layers answer, in the one process that has torch.
+_SAVE_MODEL = """
+import sys, numpy, torch
+from transformers import BertConfig, BertForSequenceClassification
+torch.manual_seed(0)
+config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=50,
+                    max_position_embeddings=16)
+model = BertForSequenceClassification(config).eval()
+model.save_pretrained(sys.argv[1])
+given = torch.randn(1, 4, 16)
+with torch.no_grad():
+    answers = [layer(given) for layer in model.bert.encoder.layer]
+    answers = [answer if isinstance(answer, torch.Tensor) else answer[0] for answer in answers]
+numpy.savez(sys.argv[2], given=given.numpy(), **{f"layer{place}": each.numpy() for place, each in enumerate(answers)})
+"""
+
+
+def item(place: int, **sections: Any) -> dict[str, Any]:
+    """The recipe of one layer, as winml-cli's `config --module` writes it, with no more stages than it takes."""
+    return {
+        "loader": {"model_type": "bert", "model_class": "BertLayer", "module_path": f"bert.encoder.layer.{place}"},
+        "export": {
+            "opset_version": 17,
+            "dynamo": False,
+            "input_tensors": [{"name": "hidden_states", "dtype": "float32", "shape": [1, 4, 16]}],
+            "output_tensors": [{"name": "output_0"}],
+        },
+        "optim": {},
+        "quant": None,
+        "compile": None,
+        "auto": False,
+        "skip_optimize": True,
+        **sections,
+    }
+
+
+class Modules(Project):
+    """A project whose recipe is a list; every build in it is validated by the test itself."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.list_file = folder / "modules.json"
+
+    def write(self, *items: Mapping[str, Any]) -> None:
+        self.list_file.write_text(json.dumps(items), encoding="utf-8")
+
+    def arguments(self, command: str) -> tuple[str, ...]:
+        return (command, "-c", "modules.json", "-m", "model", "-o", "out", "--no-validate", "--no-analyze")
+
+    def build_all(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return self.run(*self.arguments("build"), *more)
+
+    def told(self) -> tuple[int, dict[str, Any]]:
+        """Exit code and JSON of a build."""
+        finished = self.build_all("--format", "json")
+        return finished.returncode, json.loads(finished.stdout)
+
+    def summary(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.out / "module_summary.json").read_text(encoding="utf-8"))
+        return value
+
+
+def ran(build: Mapping[str, Any]) -> list[str]:
+    return [stage["stage"] for stage in build["stages"] if stage["status"] == "ran"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Modules, dict[str, Any]]:
+    """Two layers built from one list, the first of them twice; and what the build told."""
+    project = Modules(tmp_path_factory.mktemp("modules"))
+    script = [sys.executable, "-c", _SAVE_MODEL, str(project.folder / "model"), str(project.folder / "expected.npz")]
+    subprocess.run(script, check=True, capture_output=True)
+    project.write(item(0), item(1), item(0))
+    code, told = project.told()
+    assert code == 0, told
+    return project, told
+
+
+@pytest.fixture
+def modules(built: tuple[Modules, dict[str, Any]], tmp_path: Path) -> Modules:
+    """A copy of the built project for one test; its first build finds all in the cache."""
+    shutil.copytree(built[0].folder, tmp_path / "project")
+    return Modules(tmp_path / "project")
+
+
+def test_every_module_has_the_weights_of_the_saved_model(built: tuple[Modules, dict[str, Any]]) -> None:
+    project, _ = built
+    expected = np.load(project.folder / "expected.npz")
+    for folder, layer in (("BertLayer_0", "layer0"), ("BertLayer_1", "layer1"), ("BertLayer_2", "layer0")):
+        session = onnxruntime.InferenceSession(project.out / folder / "model.onnx")
+        (answer,) = session.run(["output_0"], {"hidden_states": expected["given"]})
+        np.testing.assert_allclose(answer, expected[layer], atol=1e-5)
+    assert not np.allclose(expected["layer0"], expected["layer1"])
+
+
+def test_equal_items_share_all_of_their_stages(built: tuple[Modules, dict[str, Any]]) -> None:
+    _, told = built
+    assert [build["name"] for build in told["builds"]] == ["BertLayer_0", "BertLayer_1", "BertLayer_2"]
+    assert [ran(build) for build in told["builds"]] == [["export", "finalize"], ["export", "finalize"], []]
+    assert told["failed"] == []
+
+
+def test_the_summary_says_which_folder_has_which_module(built: tuple[Modules, dict[str, Any]]) -> None:
+    project, _ = built
+    summary = project.summary()
+    assert (summary["model_id"], summary["module_class"], summary["instance_count"]) == ("model", "BertLayer", 3)
+    assert [each["module_path"] for each in summary["instances"]] == [
+        "bert.encoder.layer.0",
+        "bert.encoder.layer.1",
+        "bert.encoder.layer.0",
+    ]
+    for instance in summary["instances"]:
+        assert instance["class_name"] == "BertLayer"
+        assert (project.folder / instance["output_dir"] / "model.onnx").is_file()
+        assert instance["build_elapsed_s"] > 0
+        assert instance["error"] is None
+
+
+def test_a_second_build_runs_nothing_and_touches_nothing(modules: Modules) -> None:
+    first = modules.build_all()
+    assert first.returncode == 0, first.stderr
+    before = {path: path.stat().st_mtime_ns for path in modules.out.rglob("*") if path.is_file()}
+    again = modules.build_all()
+    assert again.returncode == 0
+    up_to_date = [line for line in again.stdout.splitlines() if line.startswith("Up to date: ")]
+    folders = [f"Up to date: {Path('out', f'BertLayer_{place}', 'model.onnx')} (fp32, cpu)" for place in range(3)]
+    assert [line.rstrip(".").partition(", checked")[0] for line in up_to_date] == folders
+    assert again.stdout.splitlines()[-1].endswith("3 up to date.")
+    assert {path: path.stat().st_mtime_ns for path in modules.out.rglob("*") if path.is_file()} == before
+
+
+def test_an_edit_of_one_item_runs_its_stages_only(modules: Modules) -> None:
+    modules.write(item(0), item(1, quant={"mode": "fp16"}), item(0))
+    code, told = modules.told()
+    assert code == 0
+    assert [ran(build) for build in told["builds"]] == [[], ["quantize", "finalize"], []]
+
+
+def test_an_item_that_fails_keeps_no_other_from_its_place(modules: Modules) -> None:
+    shutil.rmtree(modules.out)
+    modules.write(item(0, loader={**item(0)["loader"], "module_path": "bert.encoder.layer.7"}), item(1))
+    finished = modules.build_all()
+    assert finished.returncode == 1
+    assert "BertForSequenceClassification has no module 'bert.encoder.layer.7'" in finished.stderr
+    assert "bert.encoder.layer.0" in finished.stderr, "the nearest is named"
+    assert finished.stdout.splitlines()[-1].endswith("1 built, 1 failed: BertLayer_0.")
+    broken, whole = modules.summary()["instances"]
+    assert "has no module" in broken["error"]
+    assert whole["error"] is None
+    assert not (modules.out / "BertLayer_0").exists()
+    assert (modules.out / "BertLayer_1" / "model.onnx").is_file()
+
+
+def test_one_module_of_an_output_folder_builds_again_from_its_own_settings(modules: Modules) -> None:
+    settings = modules.out / "BertLayer_1" / "winml_build_config.json"
+    again = modules.build(recipe=str(settings), out="again")
+    assert again.code == 0, again.messages
+    assert again.ran == []
+    assert modules.contents("again")["model.onnx"] == modules.contents("out/BertLayer_1")["model.onnx"]
+
+
+def test_a_plan_counts_what_the_items_share(modules: Modules) -> None:
+    modules.write(item(0), item(1), item(0))
+    finished = modules.run(*modules.arguments("plan"), "--rebuild")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == (
+        "3 builds = 4 stages (6 one by one): 2 export, 2 finalize; 4 would run."
+    )
+
+
+def test_a_list_needs_a_folder_and_modules(modules: Modules) -> None:
+    homeless = modules.run("build", "-c", "modules.json", "-m", "model", "--use-cache")
+    assert (homeless.returncode, "needs a folder to put them into" in homeless.stderr) == (2, True)
+    modules.write(item(0), {"model": "model"})
+    unnamed = modules.run("build", "-c", "modules.json", "-o", "out", "--format", "json")
+    assert (unnamed.returncode, "has no loader.module_path" in json.loads(unnamed.stdout)["error"]) == (2, True)
+
+
+def test_a_summary_of_somebody_else_is_not_overwritten(modules: Modules) -> None:
+    (modules.out / "module_summary.json").write_text("mine", encoding="utf-8")
+    finished = modules.build_all()
+    assert (finished.returncode, "is in the way" in finished.stderr) == (2, True)
+    assert (modules.out / "module_summary.json").read_text(encoding="utf-8") == "mine"
