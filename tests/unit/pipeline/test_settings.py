@@ -113,6 +113,8 @@ def compiled_model(path: Path) -> None:
 def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:
     store = LocalStore(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    # What a search discovers is in the settings after it, and it is not made again.
+    overrides = replace(overrides, analyze=False)
     first = build_of(Request(Path("recipe.yaml"), overrides, Path("out")), store.folder, download=False)
     (folder / "out").mkdir()
     settings = folder / "out" / "winml_build_config.json"
