@@ -137,7 +137,8 @@ class _Writer:
             both = np.asarray(self.scales[0] * self.scales[1], np.float32).reshape(-1)
             # One for each channel, unless channels of several groups share theirs.
             both = both if both.size == array.size > 1 else np.asarray(both.max(), np.float32)
-            return self._constant(name, np.round(array / both).astype(np.int32), both, np.zeros_like(both, np.int32))
+            integers, points = np.round(array / both).astype(np.int32), np.zeros_like(both, np.int32)
+            return self._constant(name, integers, both, points, axis=0 if both.size > 1 else None)
         if number in weights_of(op_type):
             return self._weights(name, number, array, quantized)
         scale, point = _encoding(quantized.activations, *_range(array))
