@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli.onestage import how_options, print_object, run_one
+from winml_dag.cli.capabilities import tell_catalog, tell_changes
+from winml_dag.cli.onestage import How, errors_as_object, how_options, run_one
 from winml_dag.cli.outcome import OUTCOME
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
@@ -17,21 +18,8 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.optim import CAPABILITIES
 
-
-def _tell_capabilities(format_: str) -> int:
-    from winml_dag.stages.optimize.capabilities import CATALOG
-
-    if format_ == "json":
-        found: list[JsonValue] = [
-            {"name": name, "description": capability.description, "always_on": capability.always_on}
-            for name, capability in CATALOG.items()
-        ]
-        print_object({"capabilities": found})
-        return 0
-    width = max(map(len, CATALOG))
-    for name, capability in CATALOG.items():
-        click.echo(f"{name:<{width}}  {capability.description}")
-    return 0
+# Names as they are typed: in any case, with hyphens.
+_BY_WORD = {name.lower(): name for name in CAPABILITIES}
 
 
 def _winml_cli_options(function: Any) -> Any:
@@ -51,6 +39,14 @@ def _winml_cli_options(function: Any) -> Any:
 @click.option(
     "-l", "--list-capabilities", is_flag=True, help="Print the optimizations that there are, and nothing else."
 )
+@click.option(
+    "--list-rewrites", is_flag=True, help="Of these, print what the rewriter does: one pattern in place of another."
+)
+@click.option(
+    "--check-optim",
+    is_flag=True,
+    help="Print what each capability that is off, or each one named by --enable, would change; write nothing.",
+)
 @_winml_cli_options
 @target_options
 @VALIDATION
@@ -61,12 +57,17 @@ def command(**options: Any) -> int:
 
     \b
     winml-dag optimize -m model.onnx --enable gelu_fusion
+    winml-dag optimize -m model.onnx --check-optim
     winml-dag optimize --list-capabilities
     """
-    if options["list_capabilities"]:
-        return _tell_capabilities(options["format_"])
+    if options["list_capabilities"] or options["list_rewrites"]:
+        return tell_catalog(options["format_"], rewrites_only=options["list_rewrites"])
     if options["model"] is None:
         raise click.UsageError("Missing option '-m' / '--model'.")
+    if options["check_optim"]:
+        named = tuple(name for name, on in capabilities_of(options).items() if on)
+        with errors_as_object(How.of(options)):
+            return tell_changes(request_of(options), named, options["format_"], whole=options["verbose"])
     return run_one(options, request_of, OUTCOME)
 
 
@@ -94,7 +95,7 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {name: options[name] for name in CAPABILITIES if options[name] is not None}
     for option, on in (("enable", True), ("disable", False)):
         for given in options[option]:
-            name = given.replace("-", "_")
+            name = _BY_WORD.get(given.replace("-", "_").lower(), given)
             if found.setdefault(name, on) is not on:
                 raise UsageError(f"{name} is switched on and off.", advice="Keep one of the two.")
     return found

@@ -277,15 +277,6 @@ def test_validate_is_wanted_whatever_the_recipe_says(
     assert found == ["skipped", "ran"]
 
 
-def test_the_table_of_optimizations_is_told_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["optimize", "--list-capabilities"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert run(["optimize", "--list-capabilities", "-f", "json"]) == 0
-    flags = json.loads(capsys.readouterr().out)["flags"]
-    assert [line.split()[0] for line in lines] == [flag["name"] for flag in flags]
-    assert "gelu_fusion" in {flag["name"] for flag in flags}
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -1,0 +1,136 @@
+"""Shows capabilities of optimize: which there are, and what each would change in a model."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.onestage import print_object
+from winml_dag.store.quantities import counted
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.request import Request
+    from winml_dag.stages.optimize.capabilities import Capability
+    from winml_dag.stages.optimize.check import Change, NodeName
+
+# Nodes of each kind that are named unless all are asked for.
+_SHOWN = 3
+
+
+def tell_catalog(format_: str, *, rewrites_only: bool = False) -> int:
+    from winml_dag.stages.optimize.capabilities import CATALOG, REWRITER
+
+    entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
+    if format_ == "json":
+        print_object({"capabilities": [_described(name, entry) for name, entry in entries.items()]})
+        return 0
+    for name, entry in entries.items():
+        click.echo(f"{name}  {_in_short(entry)}")
+        click.echo(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
+    return 0
+
+
+def _described(name: str, entry: Capability) -> JsonObject:
+    return {
+        "name": name,
+        "description": entry.description,
+        "by": None if entry.same_as else entry.by,
+        "default": entry.default,
+        "domain": entry.domain,
+        "needs": list(entry.needs),
+        "excludes": list(entry.excludes),
+        "same_as": entry.same_as or None,
+        "left": entry.left or None,
+    }
+
+
+def _in_short(entry: Capability) -> str:
+    if entry.same_as:
+        return f"[{entry.same_as}]"
+    said = [entry.by, "on" if entry.default else "off", *([entry.domain] if entry.makes else [])]
+    return f"[{', '.join(said)}]"
+
+
+def _long(entry: Capability) -> str:
+    said = [entry.description]
+    if entry.needs:
+        said.append(f"Switches on {', '.join(entry.needs)}.")
+    if entry.excludes:
+        said.append(f"Not together with {', '.join(entry.excludes)}.")
+    if entry.left:
+        said.append(f"Left: {entry.left}.")
+    return " ".join(said)
+
+
+def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
+    """Raises what ``winml_dag.pipeline.optimcheck.checked`` does."""
+    from winml_dag.pipeline.optimcheck import checked
+
+    with checked(request, names) as found:
+        if format_ == "json":
+            told: list[JsonValue] = [_change(change) for change in found.changes if _matters(change) or names]
+            print_object(
+                {
+                    "success": True,
+                    "model": str(request.overrides.onnx),
+                    "standard_domain_only": found.standard_domain_only,
+                    "capabilities": told,
+                }
+            )
+            return 0
+        count = 0
+        for change in found.changes:
+            if not _matters(change) and not names:
+                continue
+            count += bool(change.places) and not change.on
+            for line in _lines(change, whole=whole):
+                click.echo(line)
+    click.echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
+    return 0
+
+
+def _matters(change: Change) -> bool:
+    return bool(change.places or change.left)
+
+
+def _change(change: Change) -> JsonObject:
+    return {
+        "name": change.capability,
+        "on": change.on,
+        "places": change.places,
+        "nodes_before": [{"operator": node.operator, "name": node.name} for node in change.before],
+        "nodes_after": [{"operator": node.operator, "name": node.name} for node in change.after],
+        "constants": list(change.constants),
+        "left": change.left or None,
+    }
+
+
+def _lines(change: Change, *, whole: bool) -> Iterator[str]:
+    if not change.places:
+        yield f"{change.capability}: {f'left: {change.left}' if change.left else 'nothing to change'}"
+        return
+    already = ", and does so already" if change.on else ""
+    yield f"{change.capability}: changes {counted(change.places, 'place')}{already}"
+    yield from _nodes("-", change.before, whole=whole)
+    yield from _nodes("+", change.after, whole=whole)
+    if change.constants:
+        yield f"  ~ {counted(len(change.constants), 'constant')}: {_some(change.constants, whole=whole)}"
+    if change.left:
+        yield f"  left: {change.left}"
+
+
+def _nodes(sign: str, nodes: tuple[NodeName, ...], *, whole: bool) -> Iterator[str]:
+    for operator, count in Counter(node.operator for node in nodes).items():
+        names = tuple(node.name for node in nodes if node.operator == operator)
+        yield f"  {sign} {count} {operator}: {_some(names, whole=whole)}"
+
+
+def _some(names: tuple[str, ...], *, whole: bool) -> str:
+    shown = names if whole else names[:_SHOWN]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

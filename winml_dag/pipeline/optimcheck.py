@@ -1,0 +1,62 @@
+"""What capabilities would change in a model, for the target of a request: nothing is stored, nothing is written.
+
+It is no stage: what it answers is of interest once, and to try all of them takes as long as a build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from winml_dag.canonical import JsonValue
+from winml_dag.pipeline.onestage import build_of_one
+from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.stages.optimize import OptimizeTarget
+
+if TYPE_CHECKING:
+    from winml_dag.stages.optimize.check import Change
+
+# Any that makes operators of onnxruntime's own: whether the target takes those is only asked where one is on.
+_ASKS_FOR_THE_FORM = "quick_gelu_fusion"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The target's form, and what there is to tell, one capability after the other as each has been tried."""
+
+    standard_domain_only: bool
+    changes: Iterator[Change]
+
+
+@contextmanager
+def checked(request: Request, names: tuple[str, ...]) -> Iterator[Checked]:
+    """What the capabilities *names*, or all that are off where there are none, would do to the model of *request*,
+    which is one of the command ``optimize``.
+
+    Raises:
+        UsageError, InputError: as ``build_of_one``.
+        StageError: for a model that cannot be optimized.
+    """
+    from winml_dag.stages.optimize.check import changes, what_may_be_asked
+
+    target = _target(request, names)
+    assert request.overrides.onnx is not None
+    with TemporaryDirectory(prefix="winml-dag-") as folder:
+        model = request.overrides.onnx.absolute()
+        found = changes(model, names or what_may_be_asked(), target, Path(folder))
+        yield Checked(target.standard_domain_only, found)
+
+
+def _target(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
+    # Each is tried alone, so that they may contradict each other; they have to be known only.
+    optim: dict[str, JsonValue] = {**dict.fromkeys(names, False), _ASKS_FOR_THE_FORM: True}
+    settings = {**(request.overrides.settings or {}), "optim": optim}
+    build = build_of_one(replace(request, overrides=replace(request.overrides, settings=settings)), download=False)
+    assert isinstance(build, Build)
+    assert not isinstance(build.optimize, Skip)
+    return build.optimize.target
