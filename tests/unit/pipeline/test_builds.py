@@ -1,0 +1,156 @@
+"""Several builds carried out as one graph: what they share runs once, and none is kept back by another."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.engine.events import Status
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.build import BuildOptions
+from winml_dag.pipeline.builds import Outcome, Planned, build_all, census
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.local import LocalStore
+
+OPTIONS = BuildOptions(jobs=2)
+
+
+class Builds:
+    """A folder with a small model, and builds of it in folders of their own. No build has more stages than it takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = LocalStore(folder / "cache")
+        weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+        value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+        out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", [value], [out], [weights]
+        )
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), folder / "m.onnx"
+        )
+
+    def plan(self, label: str, precision: str = "fp32", task: str | None = None) -> Planned:
+        overrides = Overrides(
+            onnx=self.folder / "m.onnx",
+            precision=precision,
+            task=task,
+            optimize=False,
+            validate=False,
+            analyze=False,
+            compile=False,
+        )
+        request = Request(None, overrides, self.folder / label)
+        return Planned(label, plan_request(request, self.store, download=False))
+
+    def own_stages(self, label: str, program: str) -> Planned:
+        """A build of one stage of a recipe's own, which works in the recipe's folder."""
+        (self.folder / label).mkdir()
+        recipe = self.folder / label / "recipe.json"
+        command = [sys.executable, "-c", program, "{outputs.out}"]
+        recipe.write_text(json.dumps({"stages": {"note": {"command": command, "outputs": {"out": "note.txt"}}}}))
+        return Planned(label, plan_request(Request(recipe, Overrides()), self.store, download=False))
+
+
+@pytest.fixture
+def builds(tmp_path: Path) -> Builds:
+    return Builds(tmp_path)
+
+
+def statuses(outcomes: Sequence[Outcome]) -> dict[str, list[Status]]:
+    return {
+        outcome.label: [view.status for view in outcome.result.stages if view.result is not None]
+        for outcome in outcomes
+        if outcome.result is not None
+    }
+
+
+def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Builds) -> None:
+    planned = [builds.plan("one"), builds.plan("two"), builds.plan("half", "fp16")]
+    counted = census(planned)
+    assert (counted.builds, counted.stages, counted.apart) == (3, 3, 4)
+    assert counted.by_stage == {"finalize": 2, "quantize": 1}
+
+    told: list[str] = []
+    outcomes = build_all(planned, builds.store, OPTIONS, done=lambda outcome: told.append(outcome.label))
+    assert statuses(outcomes) == {
+        "one": [Status.RAN],
+        "two": [Status.REUSED],
+        "half": [Status.RAN, Status.RAN],
+    }
+    assert sorted(told) == ["half", "one", "two"]
+    models = {label: (builds.folder / label / "model.onnx").read_bytes() for label in ("one", "two", "half")}
+    assert models["one"] == models["two"] != models["half"]
+    for label in models:
+        manifest = json.loads((builds.folder / label / "build_manifest.json").read_text(encoding="utf-8"))
+        assert manifest["final_artifact"] == "model.onnx"
+
+    # Alone, each finds itself up to date: what it is remembered under is its own.
+    for label, precision in (("one", "fp32"), ("two", "fp32"), ("half", "fp16")):
+        (again,) = build_all([builds.plan(label, precision)], builds.store, OPTIONS)
+        assert again.result is not None
+        assert {view.reason for view in again.result.stages if view.result is not None} == {"up to date"}
+        assert not again.changed
+
+
+def test_a_build_that_cannot_be_planned_or_placed_keeps_no_other_back(builds: Builds) -> None:
+    (builds.folder / "taken").mkdir()
+    (builds.folder / "taken" / "model.onnx").write_text("mine")
+    lost = Planned("lost", InputError("There is no such model."))
+    outcomes = build_all([lost, builds.plan("taken"), builds.plan("whole")], builds.store, OPTIONS)
+    assert [outcome.failed for outcome in outcomes] == [True, True, False]
+    assert isinstance(outcomes[0].error, InputError)
+    assert isinstance(outcomes[1].error, UsageError)
+    assert (builds.folder / "taken" / "model.onnx").read_text() == "mine"
+    assert (builds.folder / "whole" / "model.onnx").is_file()
+
+
+def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Builds) -> None:
+    build_all([builds.plan("one")], builds.store, OPTIONS)
+    rotten = [
+        path
+        for path in (builds.folder / "cache" / "blobs").rglob("*")
+        if path.is_file() and path.read_bytes() == (builds.folder / "one" / "model.onnx").read_bytes()
+    ]
+    assert rotten
+    for path in rotten:
+        path.chmod(0o600)
+        path.write_bytes(bytes(path.stat().st_size))
+        os.utime(path, ns=(STAMP_NS, STAMP_NS))
+    outcomes = build_all([builds.plan("two"), builds.plan("three")], builds.store, OPTIONS)
+    assert not any(outcome.failed for outcome in outcomes)
+    for label in ("two", "three"):
+        assert (builds.folder / label / "model.onnx").read_bytes() == (builds.folder / "one/model.onnx").read_bytes()
+
+
+def test_builds_with_stages_of_their_own_work_in_their_own_folders(builds: Builds) -> None:
+    writes = "import sys; open(sys.argv[1], 'w').write('done')"
+    planned = [
+        builds.own_stages("first", writes),
+        builds.own_stages("broken", "raise SystemExit(3)"),
+        builds.own_stages("last", writes),
+    ]
+    outcomes = build_all(planned, builds.store, OPTIONS)
+    assert [outcome.failed for outcome in outcomes] == [False, True, False]
+    assert (builds.folder / "first" / "note.txt").read_text() == "done"
+    assert (builds.folder / "last" / "note.txt").read_text() == "done"
+    assert not (builds.folder / "broken" / "note.txt").exists()
+
+
+def test_rebuild_runs_shared_stages_once_too(builds: Builds) -> None:
+    planned = [builds.plan("one"), builds.plan("two")]
+    build_all(planned, builds.store, OPTIONS)
+    again = [builds.plan("one"), builds.plan("two")]
+    outcomes = build_all(again, builds.store, BuildOptions(jobs=2, rebuild=True))
+    assert statuses(outcomes) == {"one": [Status.RAN], "two": [Status.REUSED]}
