@@ -103,19 +103,26 @@ def _target_lines(analysis: TargetAnalysis, *, quiet: bool) -> Iterator[str]:
             what = f"{counted(nodes, 'node'):>12} of {counted(operators, 'operator')}"
             yield f"  {verdict:<12}{what}: {_MEANING[verdict]}"
             if verdict != "supported" and not quiet:
-                yield from _operators(metrics[verdict])
-    if quiet:
-        return
-    if metrics["proposed"]:
-        yield "  would help:"
-        for capability, why in metrics["proposed"].items():
-            yield f"    {capability}: {_short(why)}"
+                yield from _operators(metrics[verdict], metrics["table"])
+    if not quiet:
+        yield from _advice(analysis)
 
 
-def _operators(found: Sequence[Any]) -> Iterator[str]:
+def _advice(analysis: TargetAnalysis) -> Iterator[str]:
+    """What would help: capabilities, and what only the user can do."""
+    results: Any = analysis.file["results"]
+    table = str(analysis.metrics["table"])
+    for information in results[0]["information"]:
+        for action in information["actions"]:
+            named = "".join(name for item in action["action_items"] for name in item["optimization_options"])
+            if action["enabled"] or action["level"] == "warning":
+                yield f"  would help: {f'{named}: ' if named else ''}{_short(action['details'], table)}"
+
+
+def _operators(found: Sequence[Any], table: str) -> Iterator[str]:
     for each in found[:_MOST_OPERATORS]:
         name = each["operator"].removeprefix("OP/").removeprefix("ai.onnx/")
-        yield f"    {name:<24}{each['count']:>5}  {_short(each['reason'])}"
+        yield f"    {name:<24}{each['count']:>5}  {_short(each['reason'], table)}"
     if len(found) > _MOST_OPERATORS:
         yield f"    and {counted(len(found) - _MOST_OPERATORS, 'more operator')}"
 
@@ -142,5 +149,7 @@ def _lint_lines(analysis: TargetAnalysis) -> Iterator[str]:
 _SEVERITIES = (("error", "errors"), ("warning", "warnings"), ("note", "info"))
 
 
-def _short(text: str) -> str:
+def _short(text: str, table: str) -> str:
+    """*text* without the name of the *table*, which is told above."""
+    text = text.replace(f" ({table})", "") if table else text
     return text if len(text) <= _MOST_REASON else f"{text[: _MOST_REASON - 1]}…"

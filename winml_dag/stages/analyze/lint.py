@@ -100,6 +100,10 @@ def name_of(node: Node) -> str:
     return node.name or next((name for name in node.outputs if name), node.op_type)
 
 
+def _counted(found: Sequence[str], one: str, many: str) -> str:
+    return f"{len(found)} {one if len(found) == 1 else many}"
+
+
 def _soundness(path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
     for sentence in sound.findings(path, flow.model):
         yield Finding(Severity.ERROR, "soundness", sentence, "", (), 1)
@@ -124,7 +128,7 @@ def _constant_folding(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> It
     yield from _about(
         Severity.WARNING,
         "constant_folding",
-        f"{len(left)} nodes compute what is constant, each time that the model runs.",
+        f"{_counted(left, 'node computes', 'nodes compute')} what is constant, each time that the model runs.",
         "`winml-dag optimize` computes it once.",
         left,
     )
@@ -137,7 +141,7 @@ def _untold(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Find
     yield from _about(
         Severity.WARNING if config.target.device == "npu" else Severity.INFO,
         "shape_inference",
-        f"Of {len(left)} values the file does not tell type and shape.",
+        f"Of {_counted(left, 'value', 'values')} the file does not tell type and shape.",
         "`winml-dag optimize` writes them down where they follow from the inputs.",
         left,
     )
@@ -150,7 +154,7 @@ def _unused_initializers(_path: Path, flow: Dataflow, _config: AnalyzeConfig) ->
     yield from _about(
         Severity.INFO,
         "unused_initializers",
-        f"{len(left)} weights are read by nobody and only take space.",
+        f"{_counted(left, 'weight is', 'weights are')} read by nobody, and only in the way.",
         "`winml-dag optimize` leaves them out.",
         left,
     )
@@ -167,8 +171,8 @@ def _infinities(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[
     yield from _about(
         Severity.INFO if config.quant.activation_type != "float16" else Severity.WARNING,
         "infinite_constants",
-        f"{len(left)} nodes read a constant that stands for infinity, which integers and float16 cannot hold beside"
-        " other numbers.",
+        f"{_counted(left, 'node reads', 'nodes read')} a constant that stands for infinity, which integers and float16"
+        " cannot hold beside other numbers.",
         "`winml-dag quantize` bounds it by itself; elsewhere, switch on clamp_constant_values.",
         left,
     )
@@ -186,7 +190,7 @@ def _duplicate_names(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Ite
     yield from _about(
         Severity.WARNING,
         "duplicate_names",
-        f"{len(left)} names are those of several nodes, so what names a node means all of them.",
+        f"{_counted(left, 'name is that', 'names are those')} of several nodes, so what names a node means them all.",
         "Give nodes names of their own; `winml-dag optimize` does.",
         left,
     )
