@@ -6,11 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.analyzed import analyzed_lines
 from winml_dag.cli.compiled import compiled_lines
 from winml_dag.cli.quantized import quantized_lines
 from winml_dag.cli.validated import broken_lines, validated_lines
@@ -153,8 +155,8 @@ def model_lines(result: BuildResult) -> Iterator[str]:
     """What became of a model; of several components, of each with its name."""
     for name, part in (result.components or {"": result}).items():
         prefix = f"{name}: " if name else ""
-        for line in (*quantized_lines(part), *compiled_lines(part), *validated_lines(part)):
-            yield f"{prefix}{line}"
+        told = (analyzed_lines(part), quantized_lines(part), compiled_lines(part), validated_lines(part))
+        yield from (f"{prefix}{line}" for line in chain.from_iterable(told))
 
 
 def _few(names: Sequence[str], most: int = 10) -> str:

@@ -90,7 +90,7 @@ def _allows_unsupported(asked: Asked) -> bool:
 def support_of(paths: tuple[Path, ...]) -> Source | None:
     """The tables in *paths* as one source; None without any."""
     # The place is in the name: the first one that knows an operator counts.
-    files = tuple(SourceFile(f"{place}_{path.name}", path) for place, path in enumerate(paths))
+    files = tuple(SourceFile(f"{place:03}_{path.name}", path) for place, path in enumerate(paths))
     return Source("operator support", kinds.SUPPORT, files) if files else None
 
 

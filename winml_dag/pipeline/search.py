@@ -64,6 +64,11 @@ class Searched:
         assert self.last.record is not None
         return self.last.record.metrics
 
+    @property
+    def target(self) -> str:
+        """``QNNExecutionProvider (npu)``."""
+        return _target(self.last.node.config)
+
     def count(self, verdict: str) -> int:
         """How many nodes got *verdict*."""
         return _count(self.metrics, verdict)
@@ -125,7 +130,7 @@ def _optim(section: JsonObject, searched: Searched) -> JsonObject:
 
 def _sentences(searched: Searched) -> Iterator[str]:
     where = f"{searched.line.removesuffix('.')}: " if searched.line else ""
-    target = _target(searched.last.node.config)
+    target = searched.target
     if fallen := searched.count("partial"):
         named = _operators(searched.metrics.get("partial"))
         yield f"{where}{target} leaves {counted(fallen, 'node')} to the CPU{named}."

@@ -165,7 +165,7 @@ def test_a_table_of_the_users_own_counts_and_comes_first(store: LocalStore, monk
     table.write_bytes(b"table")
     graph = plan_request(request, store, download=False)
     assert graph.graph.sources["operator support"].files[0].path == Path.cwd() / table
-    assert [file.name for file in graph.sources["operator support"].files] == ["0_migraphx_gpu.support"]
+    assert [file.name for file in graph.sources["operator support"].files] == ["000_migraphx_gpu.support"]
     assert graph.graph.node("analyze.0").inputs["support"] == "operator support"
     table.write_bytes(b"another")
     other = plan_request(request, store, download=False)
