@@ -17,7 +17,7 @@ from winml_dag.errors import StageError
 from winml_dag.stages.export.architectures import DYNAMO
 from winml_dag.stages.export.outputs import OutputChoice, named_tensors
 from winml_dag.stages.export.reason import logged_reason
-from winml_dag.stages.export.tracing import constants_interpolated, one_text_in_a_row
+from winml_dag.stages.export.tracing import fixed_sizes, one_text_in_a_row
 from winml_dag.stages.export.weights import attach_weights, weights_aside
 
 # The attribute of the wrapper that holds the model: the first part of every module scope in the exported graph.
@@ -66,31 +66,44 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
     Raises:
         StageError: when the exporter cannot take the model.
     """
+    fixed = options.exporter != DYNAMO and not any(options.dynamic_axes.values())
     try:
-        fixed = options.exporter != DYNAMO and not any(options.dynamic_axes.values())
-        constants = constants_interpolated(len(example)) if fixed else contextlib.nullcontext()
-        with warnings.catch_warnings(), constants, one_text_in_a_row(), weights_aside() as aside:
-            # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
-            warnings.filterwarnings(
-                "ignore", message="You are using the legacy TorchScript", category=DeprecationWarning
-            )
-            torch.onnx.export(
-                Wrapper(model, options),
-                tuple(example),
-                str(path),  # for a Path the TorchScript exporter refuses models over 2 GiB
-                input_names=list(options.input_names),
-                output_names=[choice.name for choice in options.outputs],
-                opset_version=options.opset_version,
-                verbose=False,
-                **_exporter_arguments(options),
-            )
-        attach_weights(path, aside)
+        try:
+            _export(model, example, options, path, fixed_sizes(len(example)) if fixed else contextlib.nullcontext())
+        except TypeError:
+            if not fixed:
+                raise
+            # A model may count on sizes that are tensors while it is traced (MobileViT).
+            _export(model, example, options, path, contextlib.nullcontext())
     except Exception as error:  # whatever torch raises in there is about this model and these options
         other = "false" if options.exporter == DYNAMO else "true"
         raise StageError(
             f"The {options.exporter} exporter cannot export this model: {logged_reason(_innermost(error))}",
             advice=f"Set export.dynamo to {other} to try the other exporter; the log has the details.",
         ) from error
+
+
+def _export(
+    model: torch.nn.Module,
+    example: Sequence[Tensor],
+    options: ExportOptions,
+    path: Path,
+    sizes: contextlib.AbstractContextManager[None],
+) -> None:
+    with warnings.catch_warnings(), sizes, one_text_in_a_row(), weights_aside() as aside:
+        # It is deprecated, works, and is chosen on purpose (see architectures.exporter_for).
+        warnings.filterwarnings("ignore", message="You are using the legacy TorchScript", category=DeprecationWarning)
+        torch.onnx.export(
+            Wrapper(model, options),
+            tuple(example),
+            str(path),  # for a Path the TorchScript exporter refuses models over 2 GiB
+            input_names=list(options.input_names),
+            output_names=[choice.name for choice in options.outputs],
+            opset_version=options.opset_version,
+            verbose=False,
+            **_exporter_arguments(options),
+        )
+    attach_weights(path, aside)
 
 
 def _exporter_arguments(options: ExportOptions) -> dict[str, Any]:

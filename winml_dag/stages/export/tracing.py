@@ -26,38 +26,47 @@ def one_text_in_a_row() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def constants_interpolated(inputs: int) -> Iterator[None]:
-    """While TorchScript traces a module of so many *inputs*, carry out ``interpolate`` of what depends on weights only,
-    and keep the result: position tables, stretched to the size of the image.
+def fixed_sizes(inputs: int) -> Iterator[None]:
+    """While TorchScript traces a module of so many *inputs* for one size of each, let sizes be numbers, and what is
+    interpolated of weights only (position tables, stretched to the size of the image) be constants.
 
-    Only for a graph of one size. It would have a bicubic Resize that NPUs do not take, or none at all, since ONNX
-    before opset 18 cannot express an antialiased one.
+    Otherwise sizes are computed in the graph. Much of that is folded later, but a split by such sizes is exported
+    wrongly, and position tables get a bicubic Resize, which NPUs do not take, or cannot be exported at all, since ONNX
+    before opset 18 has no antialiased one.
     """
-    original = torch.nn.functional.interpolate
+    base, functions = torch.Tensor.__mro__[1], torch.nn.functional
+    original = functions.interpolate
+
+    def shape(tensor: Tensor) -> torch.Size:
+        with _untraced():
+            return base.shape.__get__(tensor)
+
+    def size(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        with _untraced():
+            return base.size(tensor, *arguments, **options)
 
     def interpolate(given: Tensor, *arguments: Any, **options: Any) -> Tensor:
         if not torch.jit.is_tracing() or _depends_on_inputs(given, inputs):
             return original(given, *arguments, **options)
-        state = torch._C._get_tracing_state()
-        torch._C._set_tracing_state(None)
-        try:
-            plain = {name: _plain(value) for name, value in options.items()}
-            return original(given, *map(_plain, arguments), **plain).detach()
-        finally:
-            torch._C._set_tracing_state(state)
+        with _untraced():
+            return original(given, *arguments, **options).detach()
 
-    torch.nn.functional.interpolate = interpolate
+    torch.Tensor.shape, torch.Tensor.size, functions.interpolate = property(shape), size, interpolate
     try:
         yield
     finally:
-        torch.nn.functional.interpolate = original
+        del torch.Tensor.shape, torch.Tensor.size  # both are the base class's again
+        functions.interpolate = original
 
 
-def _plain(value: Any) -> Any:
-    """Sizes are tensors while they are traced."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(_plain(each) for each in value)
-    return value.item() if isinstance(value, Tensor) else value
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 def _depends_on_inputs(tensor: Tensor, inputs: int) -> bool:
@@ -72,6 +81,6 @@ def _depends_on_inputs(tensor: Tensor, inputs: int) -> bool:
         if node.kind() == "prim::Param":
             if value.debugName() in [each.debugName() for each in list(node.outputs())[:inputs]]:
                 return True
-        elif node.kind() != "aten::size":  # of an input too: shapes are fixed
+        else:
             waiting.extend(node.inputs())
     return False

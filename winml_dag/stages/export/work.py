@@ -43,6 +43,7 @@ from winml_dag.stages.export.makers import ModelInput
 from winml_dag.stages.export.module import module_subject, parent_loader
 from winml_dag.stages.export.outputs import choose_outputs
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
+from winml_dag.stages.export.tasks import task_named
 
 MODEL_FILE = "export.onnx"
 
@@ -72,6 +73,7 @@ def run(config: ExportConfig, workspace: Workspace) -> JsonObject:
         StageError: when the recipe asks for something that cannot be, or the result is not what was asked for.
     """
     check_fields(config.export)
+    task_named(config.loader.task)  # refused before anything is loaded
     folder = workspace.inputs.get("model")
     script = workspace.inputs.get("script")
     if config.loader.module_path is not None:
