@@ -30,8 +30,8 @@ def _lines(result: BuildResult, request: Request) -> Iterator[str]:
     line, components = _LINES.get(request.command), _by_component(outcome.metrics)
     took = f"{outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
     if line and components:
-        for name, metrics in components.items():
-            yield f"{name}: {line(metrics)}"
+        for name in result.build.components:
+            yield f"{name}: {line(components[name])}"
         yield f"{counted(len(components), 'component')} of one model in {took}"
     elif line:
         yield f"{line(outcome.metrics)}, {took}"
