@@ -56,12 +56,17 @@ def module_recipes(
     told = _captured(CaptureConfig(loader, export, module_class), {MODEL: model, SCRIPT: script})
     found = _objects(told.get("modules"))
     left_out = {path: str(why) for path, why in _section(told, "left_out").items()}
-    return ModuleRecipes(tuple(_recipe(settings, module_class, module) for module in found), left_out)
+    return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)
 
 
-def _recipe(settings: JsonObject, module_class: str, module: JsonObject) -> JsonObject:
+def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, module: JsonObject) -> JsonObject:
     whole = {name: value for name, value in settings.items() if name not in _OF_THE_MODEL}
-    loader = {**_section(settings, "loader"), "module_path": module["path"], "model_class": module_class}
+    loader = {
+        **_section(settings, "loader"),
+        "model_type": of_model.model_type,  # winml-cli wants it
+        "model_class": module_class,
+        "module_path": module["path"],
+    }
     export: dict[str, JsonValue] = {
         **{name: value for name, value in _section(settings, "export").items() if name not in _OF_ITS_TENSORS},
         "input_tensors": module["input_tensors"],

@@ -29,6 +29,8 @@ from winml_dag.stages.export.subject import Subject
 # For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
 _UNKNOWN_SIZE = 2
 _MOST_NAMED = 5
+# How alike two names are of which one is likely to be meant as the other.
+_SLIP = 0.85
 
 
 def parent_loader(loader: LoaderFields, script: Path | None) -> LoaderFields:
@@ -130,11 +132,13 @@ def _refuse_unknown(
     parameters: Mapping[str, inspect.Parameter], tensors: Sequence[str], constants: Mapping[str, JsonValue]
 ) -> None:
     takes = [name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD]
-    if len(takes) < len(parameters):
-        return  # **kwargs
+    takes_any = len(takes) < len(parameters)
     for field, names in (("export.input_tensors", tensors), ("export.module_arguments", constants)):
         for name in names:
-            if name.partition(".")[0] not in takes:
+            argument = name.partition(".")[0]
+            # Most modules hand on what they do not know to others inside, where it would be lost.
+            is_slip = not takes_any or difflib.get_close_matches(argument, takes, cutoff=_SLIP)
+            if argument not in takes and is_slip:
                 raise StageError(
                     f"{field} names {name!r}, which the module does not take.{did_you_mean(name, takes)}",
                     advice=f"It takes: {', '.join(takes)}.",

@@ -1,0 +1,166 @@
+"""One module of a model: found, called with what the model calls it with, and exported alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from export_models import Bench, random_model
+
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
+from winml_dag.pipeline.modulerecipes import module_recipes
+from winml_dag.stages.capture import CaptureConfig
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
+from winml_dag.stages.export.captured import run
+
+HIDDEN = ExportFields(input_tensors=(InputTensor("hidden_states", shape=(1, 5, 32)),))
+BERT = random_model("bert", "text-classification")
+LLAMA = LoaderFields(
+    "text-generation",
+    "llama",
+    random_weights=RandomWeights(
+        0,
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "intermediate_size": 64,
+            "vocab_size": 50,
+            "max_position_embeddings": 8,
+        },
+    ),
+)
+SWIN = LoaderFields(
+    "image-classification",
+    "swin",
+    random_weights=RandomWeights(
+        0, {"image_size": 32, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+    ),
+)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def captured(loader: LoaderFields, module_class: str) -> Any:
+    return run(CaptureConfig(loader, ExportFields(), module_class), Workspace({}, {}))
+
+
+def fields_of(module: Mapping[str, Any]) -> ExportFields:
+    """What a recipe with that in it means for export."""
+    tensors = tuple(
+        InputTensor(each["name"], each["dtype"], tuple(each["shape"]), tuple(each["value_range"]))
+        for each in module["input_tensors"]
+    )
+    return ExportFields(input_tensors=tensors, module_arguments=module["arguments"] or None)
+
+
+def of(loader: LoaderFields, path: str, model_class: str | None = None) -> LoaderFields:
+    return replace(loader, module_path=path, model_class=model_class)
+
+
+@pytest.mark.parametrize(
+    ("loader", "module_class", "inputs", "arguments"),
+    [
+        (BERT, "BertLayer", ["hidden_states"], {}),
+        # A tuple of two tensors, a mask that only hides, and positions that the layer is given and does not use.
+        (
+            LLAMA,
+            "LlamaDecoderLayer",
+            ["hidden_states", "attention_mask", "position_embeddings.0", "position_embeddings.1"],
+            {},
+        ),
+        (SWIN, "SwinLayer", ["hidden_states"], {"input_dimensions": [8, 8]}),
+    ],
+    ids=["bert", "llama", "swin"],
+)
+def test_what_a_module_is_called_with_is_what_it_is_exported_with(
+    bench: Bench, loader: LoaderFields, module_class: str, inputs: list[str], arguments: Mapping[str, Any]
+) -> None:
+    told = captured(loader, module_class)
+    assert len(told["modules"]) == 2
+    assert told["left_out"] == {}
+    module = told["modules"][0]
+    assert [tensor["name"] for tensor in module["input_tensors"]] == inputs
+    assert module["arguments"] == arguments
+    exported = bench.export(of(loader, module["path"], module_class), fields_of(module))
+    assert exported.metrics["cosine"] > 0.9999
+    model = onnx.load(exported.model)
+    assert [value.name for value in model.graph.input] == inputs
+    assert [value.name for value in model.graph.output] == module["outputs"]
+    assert exported.hierarchy["model"]["class_name"] == module_class
+
+
+@pytest.mark.parametrize(
+    ("task", "path"), [("feature-extraction", "bert.encoder.layer.1"), ("text-classification", "encoder.layer.1")]
+)
+def test_a_path_of_one_class_of_an_architecture_is_found_in_another(bench: Bench, task: str, path: str) -> None:
+    exported = bench.export(of(random_model("bert", task), path, "BertLayer"), HIDDEN)
+    assert exported.hierarchy["model"]["class_name"] == "BertLayer"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sentence"),
+    [
+        ("bert.encoder.layers.0", HIDDEN, r"no module 'bert.encoder.layers.0'.* bert.encoder.layer.0"),
+        ("bert.encoder", HIDDEN, r"is a BertEncoder, but loader.model_class says 'BertLayer'"),
+        ("bert.encoder.layer.0", ExportFields(), r"inputs of BertLayer are not known.*config --module"),
+        (
+            "bert.encoder.layer.0",
+            ExportFields(input_tensors=(InputTensor("hidden_states"),)),
+            r"must give the shape of 'hidden_states'",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(bench: Bench, path: str, fields: ExportFields, sentence: str) -> None:
+    with pytest.raises(StageError, match=sentence) as caught:
+        bench.export(of(BERT, path, "BertLayer"), fields)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("argument", [{"input_tensors": "input_dimension"}, {"module_arguments": "input_dimension"}])
+def test_an_argument_that_a_module_does_not_take_is_refused(bench: Bench, argument: Mapping[str, str]) -> None:
+    if "input_tensors" in argument:
+        fields = ExportFields(input_tensors=(InputTensor("input_dimension", shape=(1, 64, 12)),))
+    else:
+        tensors = (InputTensor("hidden_states", shape=(1, 64, 12)),)
+        fields = ExportFields(input_tensors=tensors, module_arguments={"input_dimension": [8, 8]})
+    with pytest.raises(StageError, match=r"does not take. Did you mean 'input_dimensions'"):
+        bench.export(of(SWIN, "swin.encoder.layers.0.blocks.0"), fields)
+
+
+def test_a_class_that_the_model_has_not_is_refused_with_the_nearest() -> None:
+    with pytest.raises(StageError, match=r"no module of the class 'BertLayr'.*BertLayer"):
+        captured(BERT, "BertLayr")
+
+
+def test_recipes_are_those_of_the_model_with_the_modules_own_tensors() -> None:
+    settings = {
+        "model": "m",
+        "ep": "cpu",
+        "loader": {"task": "text-classification"},
+        "export": {"opset_version": 17, "dynamic_axes": {"input_ids": {"0": "batch"}}, "batch_size": 2},
+        "quant": {"mode": "static", "samples": 4, "task": "text-classification", "calibration_data": "data.npz"},
+        "eval": {"samples": 3},
+    }
+    found = module_recipes(settings, BERT, ExportFields(), None, "BertLayer")
+    assert found.left_out == {}
+    first, second = found.recipes
+    assert first["loader"] == {
+        "task": "text-classification",
+        "model_type": "bert",
+        "model_class": "BertLayer",
+        "module_path": "bert.encoder.layer.0",
+    }
+    assert second["loader"]["module_path"] == "bert.encoder.layer.1"  # type: ignore[call-overload,index]
+    assert set(first["export"]) == {"opset_version", "input_tensors", "output_tensors"}  # type: ignore[arg-type]
+    assert first["quant"] == {"mode": "static", "samples": 4}
+    assert (first["model"], first["ep"], "eval" in first) == ("m", "cpu", False)
