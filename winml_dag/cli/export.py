@@ -10,7 +10,7 @@ import click
 from winml_dag.cli.exporting import export_options, taken_export
 from winml_dag.cli.onestage import how_options, run_one
 from winml_dag.cli.outcome import OUTCOME
-from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.parameters import FILE, RECIPE, TEXT
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request
 
@@ -18,7 +18,7 @@ from winml_dag.pipeline.request import Overrides, Request
 @click.command(name="export")
 @click.option("-m", "--model", type=TEXT, help="A hub id or a model folder [the recipe's].")
 @click.option("-o", "--output", type=FILE, required=True, help="Where the ONNX model goes.")
-@click.option("-c", "--config", "recipe", type=FILE, help="A recipe, of which model, loader and export count.")
+@click.option("-c", "--config", "recipe", type=RECIPE, help="A recipe, of which model, loader and export count.")
 @click.option("-t", "--task", type=TEXT, help="What the model is for, such as text-classification.")
 @click.option("--submodel", type=TEXT, help="One component of a composite model alone, such as encoder.")
 @export_options

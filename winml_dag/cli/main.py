@@ -32,6 +32,7 @@ COMMANDS = {
     "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
     "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
+    "catalog": ("winml_dag.cli.catalog", "List the recipes that come with winml_dag."),
     "config": ("winml_dag.cli.config", "Write a recipe in which everything is decided."),
     "why": ("winml_dag.cli.why", "Explain one stage of a build."),
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.parameters import FILE, RECIPE, TEXT
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
 
@@ -25,13 +25,13 @@ def cache_option(function: F) -> F:
 
 
 _RECIPE = click.option(
-    "-c", "--config", "recipe", type=FILE, help="The recipe: JSON or YAML; winml-cli's configs work."
+    "-c", "--config", "recipe", type=RECIPE, help="The recipe: JSON, YAML or catalog:NAME; winml-cli's configs work."
 )
 _RECIPES = click.option(
     "-c",
     "--config",
     "recipes",
-    type=FILE,
+    type=RECIPE,
     multiple=True,
     help="The recipe, as for build. Again, a folder or a pattern: several, as one graph.",
 )

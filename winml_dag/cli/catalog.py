@@ -1,0 +1,104 @@
+"""``winml-dag catalog``: the recipes that come with winml_dag."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.onestage import print_object
+from winml_dag.cli.options import format_option
+from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.settings import target_options
+from winml_dag.errors import UsageError, WinmlDagError
+
+if TYPE_CHECKING:
+    from winml_dag.recipe.shipped import Shipped
+
+
+@click.command(name="catalog")
+@click.option("--model-type", type=TEXT, help="Only those of this architecture, such as bert.")
+@click.option("-t", "--task", type=TEXT, help="Only those for this task, such as text-classification.")
+@target_options
+@click.option("-p", "--precision", type=TEXT, help="Only those that can be had in this precision on the target.")
+@click.option("-o", "--output", type=FILE, help="Write the list to this JSON file.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@format_option
+def command(
+    *,
+    model_type: str | None,
+    task: str | None,
+    ep: str | None,
+    device: str | None,
+    precision: str | None,
+    output: Path | None,
+    overwrite: bool,
+    format_: str,
+) -> int:
+    """List the recipes that come with winml_dag; each is built by its name.
+
+    \b
+    winml-dag catalog -t text-classification
+    winml-dag build -c catalog:resnet/image-classification --ep qnn -p w8a16 -o out
+    """
+    try:
+        if output is not None and output.exists() and not overwrite:
+            raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
+        found = [*_matching(model_type, task, ep, device, precision)]
+    except WinmlDagError as error:
+        if format_ == "json":
+            print_object({"success": False, "errors": [str(error)]})
+        raise
+    value: JsonObject = {"recipes": [_told(each) for each in found]}
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    if format_ == "json":
+        print_object(value)
+        return 0
+    width = max((len(each.name) for each in found), default=0)
+    for each in found:
+        click.echo(f"{each.name:<{width}}  {each.recipe.model}")
+        click.echo(f"{'':<{width}}  {each.summary}")
+    click.echo(f"{len(found)} recipes; winml-dag build -c catalog:NAME builds one." if found else "No recipe is so.")
+    return 0
+
+
+def _matching(
+    model_type: str | None, task: str | None, ep: str | None, device: str | None, precision: str | None
+) -> Iterable[Shipped]:
+    from winml_dag.ep.registry import resolve_target
+    from winml_dag.pipeline.precisions import precision_for
+    from winml_dag.recipe.shipped import shipped_recipes
+
+    target = resolve_target(ep, device)
+    if precision is not None:
+        precision_for(precision, target)  # none of them says otherwise, so that it is possible for all or for none
+    for each in shipped_recipes():
+        named = {resolve_target(each.recipe.ep, None).ep} if each.recipe.ep else {target.ep}
+        if (
+            _alike(model_type, each.model_type)
+            and _alike(task, each.task)
+            and (target.ep in named or (ep, device) == (None, None))
+        ):
+            yield each
+
+
+def _alike(asked: str | None, has: str) -> bool:
+    return asked is None or asked.replace("_", "-").casefold() == has.replace("_", "-").casefold()
+
+
+def _told(each: Shipped) -> JsonObject:
+    return {
+        "name": each.name,
+        "model": each.recipe.model,
+        "model_type": each.model_type,
+        "task": each.task,
+        "model_class": each.recipe.loader.model_class,
+        "summary": each.summary,
+        "path": str(each.path),
+    }
