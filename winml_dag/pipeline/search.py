@@ -100,12 +100,15 @@ def completed(summary: BuildSummary, results: Iterable[StageResult]) -> BuildSum
     """*summary* with what only a build that was carried out can say: the capabilities that were discovered, in its
     settings, and what to know of the analysis.
     """
-    found = searches(results)
+    done = list(results)
+    found = searches(done)
+    # What compile has left to the CPU it tells itself, and it knows.
+    compiled = {result.node.id.removesuffix("compile") for result in done if result.node.stage.name == "compile"}
     settings = summary.settings
     for one in found:
         if one.discovered:
             settings = _with_capabilities(settings, one)
-    told = [sentence for one in found for sentence in _sentences(one)]
+    told = [sentence for one in found for sentence in _sentences(one, is_compiled=one.line in compiled)]
     return replace(summary, settings=settings, notices=(*summary.notices, *told))
 
 
@@ -128,10 +131,11 @@ def _optim(section: JsonObject, searched: Searched) -> JsonObject:
     return {**(written if isinstance(written, Mapping) else {}), **dict.fromkeys(searched.discovered, True)}
 
 
-def _sentences(searched: Searched) -> Iterator[str]:
+def _sentences(searched: Searched, *, is_compiled: bool) -> Iterator[str]:
     where = f"{searched.line.removesuffix('.')}: " if searched.line else ""
     target = searched.target
-    if fallen := searched.count("partial"):
+    fallen = 0 if is_compiled else searched.count("partial")
+    if fallen:
         named = _operators(searched.metrics.get("partial"))
         yield f"{where}{target} leaves {counted(fallen, 'node')} to the CPU{named}."
     if unsupported := searched.count("unsupported"):
