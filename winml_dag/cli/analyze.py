@@ -91,7 +91,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
         plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])
-    result = merged(found, done.made_at)
+    result = merged(plan, found, done.made_at)
     put: dict[str, Path] = {}
     if options["output"] is not None:
         put["report"] = put_json(options["output"], result, "analysis_timestamp", overwrite=how.overwrite)

@@ -210,15 +210,15 @@ def _tried(analysis: TargetAnalysis, store: LocalStore, observer: Observer | Non
         yield Learned(key, verdicts[case].level.value, verdicts[case].reason)
 
 
-def merged(analyses: Sequence[TargetAnalysis], made_at: str | None) -> JsonObject:
-    """One analyze_result.json of all: they are of one model. *made_at* is when it was found out."""
+def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str) -> JsonObject:
+    """One analyze_result.json of all that *plan* asked for: they are of one model. *made_at*: when it was found out."""
     first = analyses[0].file
     metadata, counts = first["metadata"], _pattern_counts(analyses)
     assert isinstance(metadata, Mapping)
     return {
         **first,
         "analysis_timestamp": made_at,
-        "metadata": {**metadata, "detected_pattern_count": counts},
+        "metadata": {**metadata, "model_path": plan.subject.model.path.name, "detected_pattern_count": counts},
         "results": [result for each in analyses for result in _results(each)],
     }
 

@@ -1,0 +1,158 @@
+"""``winml-dag analyze``: a model on targets that were measured, and on one that is asked now; live and cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+from analysis_samples import LEFT, TAKEN, cases_of, table
+from conftest import Project
+from onnx_samples import perceptron
+
+from winml_dag.cli.main import run
+from winml_dag.ep.configuration import SUPPORT_VARIABLE
+
+pytestmark = pytest.mark.slow
+
+GELU = (
+    '<ir_version: 8, opset_import: ["": 20]> g (float[2, 4] x) => (float[2, 4] y) '
+    "<float three = {3}, float bend = {0.044715}, float steep = {0.7978846}, float one = {1}, float half = {0.5}> "
+    "{ p = Pow(x, three) q = Mul(p, bend) s = Add(x, q) t = Mul(s, steep) f = Tanh(t) a = Add(f, one) h = Mul(x, half) "
+    "y = Mul(h, a) }"
+)
+# Of classical machine learning, which no table has.
+UNKNOWN = (
+    '<ir_version: 8, opset_import: ["": 20, "ai.onnx.ml": 3]> g (float[2, 4] x) => (float[2, 4] y) '
+    '{ n = Relu(x) y = ai.onnx.ml.Normalizer <norm = "L2"> (n) }'
+)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Models, a table of the user's own for QNN, and a cache that the tests of this file fill together."""
+    project = Project(tmp_path_factory.mktemp("analyze"))
+    folder = project.folder
+    perceptron(folder / "model.onnx")
+    gelu = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(GELU))
+    onnx.save(gelu, folder / "gelu.onnx")
+    unknown = onnx.parser.parse_model(UNKNOWN)
+    middle = onnx.helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT, [2, 4])
+    unknown.graph.value_info.append(middle)
+    onnx.save(unknown, folder / "unknown.onnx")
+    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, folder / "scratch.onnx")]
+    fused = replace(rows[-1][0], op_type="Gelu", inputs=rows[-1][0].inputs[:1], attributes=(("approximate", "tanh"),))
+    (folder / "support").mkdir()
+    (folder / "support" / "qnn_npu.support").write_bytes(table([*rows, (fused, TAKEN)]))
+    return project
+
+
+Analyze = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def analyzed(shared: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
+    """Run the command in this process, in which it costs no start; stages have processes of their own."""
+    monkeypatch.chdir(shared.folder)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(shared.cache))
+    monkeypatch.setenv(SUPPORT_VARIABLE, str(shared.folder / "support"))
+
+    def look(code: int, *arguments: str) -> dict[str, Any]:
+        found = run(["analyze", *arguments, "--format", "json"])
+        said = capsys.readouterr()
+        assert found == code, said
+        value: dict[str, Any] = json.loads(said.out)
+        return value
+
+    return look
+
+
+def test_what_the_cpu_runs_is_supported_and_told_again_from_the_cache(
+    shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = analyzed(0, "model.onnx", "-o", "result.json")
+    again = analyzed(0, "-m", "model.onnx", "--ep", "cpu")
+    assert (first["analyzed"], again["analyzed"]) == ("live", "cached")
+    assert first["supported"] is True
+    assert first["targets"][0]["nodes"] == {"supported": 5, "partial": 0, "unsupported": 0, "unknown": 0}
+    assert first["targets"] == again["targets"]
+    result = json.loads((shared.folder / "result.json").read_text(encoding="utf-8"))
+    assert result == first["analysis"]
+    assert result["metadata"]["model_path"] == "model.onnx"
+    assert result["analysis_timestamp"] == first["made_at"] == again["made_at"]
+    assert result["results"][0]["runtime_support"] is True
+    assert run(["analyze", "model.onnx"]) == 0
+    text = capsys.readouterr().out
+    assert "cached, analyzed" in text
+    assert "5 nodes of 3 operators" in text
+
+
+def test_all_targets_that_were_measured_are_told_together(shared: Project, analyzed: Analyze) -> None:
+    found = analyzed(1, "gelu.onnx", "--ep", "all", "-o", "all.json")
+    by_name = {(each["execution_provider"], each["device"]): each["nodes"] for each in found["targets"]}
+    assert by_name["CPUExecutionProvider", "cpu"]["supported"] == 8
+    assert by_name["QNNExecutionProvider", "npu"]["partial"] == 1
+    result = json.loads((shared.folder / "all.json").read_text(encoding="utf-8"))
+    assert [(each["ep_type"], each["device_type"]) for each in result["results"]] == list(by_name)
+    assert set(result["metadata"]["detected_pattern_count"]) == {name for name, _ in by_name}
+
+
+def test_what_would_help_is_a_file_that_optimize_takes(
+    shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = analyzed(1, "gelu.onnx", "--ep", "qnn", "--optim-config", "optim.json")
+    assert found["targets"][0]["proposed"].keys() == {"gelu_fusion"}
+    assert json.loads((shared.folder / "optim.json").read_text(encoding="utf-8")) == {"optim": {"gelu_fusion": True}}
+    assert run(["optimize", "-m", "gelu.onnx", "-c", "optim.json", "-o", "fused.onnx", "--quiet"]) == 0
+    capsys.readouterr()
+    assert analyzed(0, "fused.onnx", "--ep", "qnn")["targets"][0]["proposed"] == {}
+
+
+def test_what_no_table_knows_is_tried_once_and_remembered(analyzed: Analyze) -> None:
+    assert analyzed(1, "unknown.onnx")["targets"][0]["nodes"]["unknown"] == 1
+    tried = analyzed(0, "unknown.onnx", "--run-unknown-op")
+    assert tried["targets"][0]["nodes"] == {"supported": 2, "partial": 0, "unsupported": 0, "unknown": 0}
+    again = analyzed(0, "unknown.onnx", "--run-unknown-op")
+    assert again["analyzed"] == "cached"
+    assert again["made_at"] == tried["made_at"]
+
+
+def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) -> None:
+    found = analyzed(1, "gelu.onnx", "--ep", "qnn", "--save-node", "partial")
+    (path,) = found["saved_nodes"]
+    assert Path(path).name == "001_partial_Tanh.onnx"
+    model = onnx.load(shared.folder / path)
+    onnx.checker.check_model(model)
+    assert [node.op_type for node in model.graph.node] == ["Tanh"]
+    onnxruntime.InferenceSession(shared.folder / path, providers=["CPUExecutionProvider"])
+    assert analyzed(1, "gelu.onnx", "--ep", "qnn", "--save-node", "partial")["saved_nodes"] == [path]
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "words"),
+    [
+        (2, ("model.onnx", "--ep", "vitisai"), "was never measured"),
+        (2, ("model.onnx", "--ep", "all", "-d", "gpu"), "There are tables for: "),
+        (2, ("model.onnx", "--no-information", "--run-unknown-op"), "--run-unknown-op"),
+        (2, ("model.onnx", "--ep", "all", "--optim-config", "optim.json"), "one target"),
+        (2, ("model.onnx", "-o", "model.onnx"), "is in the way"),
+        (3, ("missing.onnx",), "missing.onnx"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    shared: Project, analyzed: Analyze, code: int, arguments: tuple[str, ...], words: str
+) -> None:
+    found = analyzed(code, *arguments)
+    assert found["success"] is False
+    assert words in found["errors"][0]
+    assert onnx.load(shared.folder / "model.onnx").graph.node
+
+
+def test_lint_alone_needs_no_table(analyzed: Analyze) -> None:
+    found = analyzed(0, "model.onnx", "--ep", "vitisai", "--no-information")
+    assert found["analysis"]["lint"]["passed"] is True
