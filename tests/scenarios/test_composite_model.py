@@ -75,7 +75,8 @@ def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: 
     assert [step["id"] for step in components["decoder"]["quantization"]["steps"]] == ["decoder.quantize"]
     manifest = project.manifest()
     assert (manifest["precision"], manifest["final_artifact"]) == ("fp32 encoder, fp16 decoder", None)
-    assert manifest["components"]["decoder"]["precision"] == "fp16"
+    told = {name: (own["task"], own["precision"]) for name, own in manifest["components"].items()}
+    assert told == {"encoder": ("feature-extraction", "fp32"), "decoder": ("text2text-generation", "fp16")}
     assert project.run("verify", "out").stdout.startswith("Sound: ")
 
 

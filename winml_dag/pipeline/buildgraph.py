@@ -36,7 +36,7 @@ class BuildSummary:
             whole folder is.
         also: further models beside ``output_file``, with which it shares a binary.
         notices: what the user should know before relying on the result, one sentence each.
-        components: of a composite model, the precision of each component by its name.
+        components: of a composite model, ``task`` and ``precision`` of each component by its name.
     """
 
     model_id: str | None
@@ -52,7 +52,7 @@ class BuildSummary:
     declared: int = 0
     output_file: str | None = None
     also: tuple[str, ...] = ()
-    components: Mapping[str, str] = field(default_factory=dict)
+    components: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def scope(self) -> str:
@@ -85,9 +85,16 @@ class BuildSummary:
 
     def part(self, component: str) -> BuildSummary:
         """What there is to say of *component* alone."""
-        precision = self.components[component]
+        own = self.components[component]
         file = None if self.output_file is None else self.models_by_component[component].name
-        return replace(self, precision=precision, output_file=file, also=(), components={component: precision})
+        return replace(
+            self,
+            task=own["task"],
+            precision=own["precision"],
+            output_file=file,
+            also=(),
+            components={component: own},
+        )
 
     @property
     def headline(self) -> str:

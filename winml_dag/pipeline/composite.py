@@ -125,16 +125,19 @@ def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]
     named = {component.name: build for component, build in parts.items()}
     shared = {component.name: _shared_tensors(asked, component) for component in parts}
     first = next(iter(named.values()))
-    precisions = {name: str(build.summary.precision) for name, build in named.items()}
+    told = {
+        component.name: {"task": component.task, "precision": str(build.summary.precision)}
+        for component, build in parts.items()
+    }
     assert isinstance(first.export, ExportConfig)
     return CompositeBuild(
         summary=replace(
             first.summary,
             task=task,
-            precision=_precision(precisions),
+            precision=_precision({name: own["precision"] for name, own in told.items()}),
             settings=_settings(named, shared, task),
             notices=tuple(_notices(named)),
-            components=precisions,
+            components=told,
         ),
         export=ComponentsConfig(
             loader=replace(first.export.loader, task=task, model_class=None),

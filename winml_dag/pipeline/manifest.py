@@ -136,14 +136,14 @@ def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict
     names = planned.summary.components
     return {
         name: {
-            "precision": precision,
+            **told,
             "quality": quality_json(
-                [result for result in results.values() if component_of(result.node, names) == name], precision
+                [result for result in results.values() if component_of(result.node, names) == name], told["precision"]
             ),
             "cache_key": results[final].cache_key,
             "final_artifact": prefixed(MODEL, name),
         }
-        for (name, precision), final in zip(names.items(), planned.finals, strict=False)
+        for (name, told), final in zip(names.items(), planned.finals, strict=False)
     }
 
 

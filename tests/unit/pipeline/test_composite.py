@@ -127,7 +127,7 @@ def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: Lo
         output_dir=tmp_path / "out",
         settings={},
         notices=(),
-        components={"a": "fp32", "b": "fp32"},
+        components={name: {"task": "t", "precision": "fp32"} for name in made},
     )
     visible = visible_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
     folder = tmp_path / "out"
