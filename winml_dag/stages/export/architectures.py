@@ -47,8 +47,7 @@ DYNAMO = "dynamo"
 def exporter_for(model_type: str) -> str:
     """The exporter that works best for *model_type*.
 
-    Decoder language models get dynamo: TorchScript stops at ``aten::diff`` where transformers builds their causal mask
-    without a padding mask, and its graphs of them are twice as long. For all others TorchScript is better: dynamo
+    Decoder language models get dynamo: TorchScript's graphs of them are longer. For all others TorchScript is better: dynamo
     builds the padding mask of BERT with a GatherND on booleans. The QNN execution provider leaves that to the CPU, and
     the compiled model falls into two parts instead of one.
     """

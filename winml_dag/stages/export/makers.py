@@ -210,7 +210,8 @@ def _past(subject: Subject, name: str, batch: int) -> ModelInput:
 
 def _setting(config: PreTrainedConfig, *names: str) -> Any:
     """The first of *names* that the configuration or a part of it has."""
-    for part in (config, *(getattr(config, each, None) for each in _PARTS)):
+    parts = [config, *(getattr(config, each, None) for each in _PARTS)]
+    for part in (*parts, *(getattr(each, "sam_config", None) for each in parts)):
         for name in names:
             try:
                 value = getattr(part, name, None)

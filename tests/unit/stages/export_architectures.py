@@ -1,0 +1,284 @@
+"""Architectures with the task and class that recipes ask for, small enough to be exported in a moment, with the inputs
+and outputs that people know these models by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
+
+_LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_TEXT = {**_LAYERS, "vocab_size": 100}
+_SHORT = {**_TEXT, "max_position_embeddings": 40}
+_IMAGE = {**_LAYERS, "image_size": 32, "patch_size": 8}
+_DISTILLED = {"vocab_size": 100, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+_STAGES = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
+_SOUND = {
+    **_LAYERS,
+    "conv_dim": [8] * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "classifier_proj_size": 16,
+}
+_TRANSLATOR = {
+    "vocab_size": 100,
+    "pad_token_id": 99,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 40,
+}
+_MATCHER = {
+    "text_config": {**_TEXT, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
+    "vision_config": _IMAGE,
+    "projection_dim": 32,
+}
+_READER = {
+    "text_config": {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "vision_config": {
+        "sam_config": {
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "mlp_dim": 32,
+            "output_channels": 8,
+            "downsample_channels": [16, 32],
+            "global_attn_indexes": [1],
+            "image_size": 128,
+        },
+        "encoder_config": {**_LAYERS, "image_size": 28},
+    },
+}
+_DESCRIBER = {
+    "encoder": _IMAGE,
+    "decoder": {"vocab_size": 100, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2}
+    | {"decoder_ffn_dim": 64, "max_position_embeddings": 40},
+}
+
+IDS = (InputTensor("input_ids", "int32", (1, 24), (0, 100)), InputTensor("attention_mask", "int32", (1, 24), (0, 2)))
+PAIRS = (*IDS, InputTensor("token_type_ids", "int32", (1, 24), (0, 2)))
+CAPTION = tuple(replace(each, shape=(1, 16)) for each in IDS)
+BOXES = InputTensor("bbox", "int32", (1, 24, 4), (0, 1000))
+WAVE = (InputTensor("input_values", "float32", (1, 2000), (-1, 1)),)
+_ENCODED = {"marian": (1, 24, 32), "vision-encoder-decoder": (1, 17, 32)}
+
+
+def picture(*size: int) -> tuple[InputTensor, ...]:
+    return (InputTensor("pixel_values", "float32", (1, 3, *(size or (32, 32))), (0, 1)),)
+
+
+def decoder_inputs(model_type: str) -> tuple[InputTensor, ...]:
+    """A token, what the encoder made, and a cache of 20 tokens for 2 layers with 2 heads of 16."""
+    mask = (InputTensor("attention_mask", "int64", (1, 24)),) if model_type == "marian" else ()
+    names = [f"past_{layer}_{part}" for layer in range(2) for part in ("key", "value")]
+    return (
+        InputTensor("decoder_input_ids", "int32", (1, 1), (0, 100)),
+        InputTensor("encoder_hidden_states", "float32", _ENCODED[model_type], (0, 1)),
+        *mask,
+        InputTensor("decoder_attention_mask", "int64", (1, 20)),
+        InputTensor("cache_position", "int64", (1,)),
+        *(InputTensor(name, "float32", (1, 2, 20, 16), (0, 1)) for name in names),
+    )
+
+
+PRESENT = tuple(f"present_{layer}_{part}" for layer in range(2) for part in ("key", "value"))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    model_type: str
+    task: str
+    model_class: str | None
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[str, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.model_type}-{self.task}"
+
+    @property
+    def loader(self) -> LoaderFields:
+        weights = RandomWeights(0, self.config)
+        return LoaderFields(self.task, self.model_type, self.model_class, random_weights=weights)
+
+    @property
+    def fields(self) -> ExportFields:
+        return ExportFields(opset_version=17, dynamo=False, input_tensors=self.inputs, output_tensors=self.outputs)
+
+
+_SPAN = ("start_logits", "end_logits")
+_STATE = ("last_hidden_state",)
+_LOGITS = ("logits",)
+_FOUND = ("logits", "pred_boxes", "text_embeds", "image_embeds")
+
+ARCHITECTURES = (
+    Architecture(
+        "audio-spectrogram-transformer",
+        "audio-classification",
+        "AutoModelForAudioClassification",
+        (InputTensor("input_values", "float32", (1, 64, 32), (-1, 1)),),
+        _LOGITS,
+        {**_LAYERS, "max_length": 64, "num_mel_bins": 32},
+    ),
+    Architecture("bert", "feature-extraction", "AutoModel", PAIRS, _STATE, _SHORT),
+    Architecture("bert", "fill-mask", "AutoModelForMaskedLM", PAIRS, _LOGITS, _SHORT),
+    Architecture("bert", "sentence-similarity", "AutoModel", PAIRS, _STATE, _SHORT),
+    Architecture("bert", "text-classification", "AutoModelForSequenceClassification", PAIRS, _LOGITS, _SHORT),
+    Architecture("bert", "token-classification", "AutoModelForTokenClassification", PAIRS, _LOGITS, _SHORT),
+    Architecture(
+        "clip_text_model",
+        "feature-extraction",
+        "CLIPTextModelWithProjection",
+        IDS,
+        ("text_embeds", "last_hidden_state"),
+        {**_SHORT, "projection_dim": 16, "bos_token_id": 0, "eos_token_id": 2},
+    ),
+    Architecture(
+        "clip_vision_model",
+        "image-feature-extraction",
+        "CLIPVisionModelWithProjection",
+        picture(),
+        ("image_embeds", "last_hidden_state"),
+        {**_IMAGE, "projection_dim": 16},
+    ),
+    Architecture("convnext", "image-classification", "AutoModelForImageClassification", picture(), _LOGITS, _STAGES),
+    Architecture("deberta-v2", "text-classification", "AutoModelForSequenceClassification", IDS, _LOGITS, _SHORT),
+    Architecture(
+        "dinov2",
+        "image-feature-extraction",
+        "AutoModel",
+        picture(56, 56),
+        _STATE,
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14},
+    ),
+    Architecture("distilbert", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _DISTILLED),
+    Architecture("distilbert", "question-answering", "AutoModelForQuestionAnswering", IDS, _SPAN, _DISTILLED),
+    Architecture("distilbert", "text-classification", "AutoModelForSequenceClassification", IDS, _LOGITS, _DISTILLED),
+    Architecture(
+        "electra", "question-answering", "AutoModelForQuestionAnswering", PAIRS, _SPAN, {**_SHORT, "embedding_size": 16}
+    ),
+    Architecture(
+        "electra",
+        "text-classification",
+        "AutoModelForSequenceClassification",
+        PAIRS,
+        _LOGITS,
+        {**_SHORT, "embedding_size": 16},
+    ),
+    Architecture(
+        "layoutlm", "question-answering", "LayoutLMForQuestionAnswering", (PAIRS[0], BOXES, *PAIRS[1:]), _SPAN, _SHORT
+    ),
+    Architecture(
+        "layoutlmv3",
+        "question-answering",
+        "AutoModelForQuestionAnswering",
+        (*IDS, BOXES, *picture()),
+        _SPAN,
+        {**_TEXT, "coordinate_size": 4, "shape_size": 8, "patch_size": 8, "input_size": 32},
+    ),
+    Architecture("marian", "feature-extraction", "MarianEncoderWrapper", IDS, ("encoder_hidden_states",), _TRANSLATOR),
+    Architecture(
+        "marian",
+        "text2text-generation",
+        "MarianDecoderWrapper",
+        decoder_inputs("marian"),
+        ("logits", *PRESENT),
+        _TRANSLATOR,
+    ),
+    Architecture(
+        "mobilevit",
+        "image-classification",
+        "AutoModelForImageClassification",
+        picture(64, 64),
+        _LOGITS,
+        {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64], "num_attention_heads": 2},
+    ),
+    Architecture("mpnet", "feature-extraction", "AutoModel", IDS, _STATE, _TEXT),
+    Architecture(
+        "owlv2",
+        "zero-shot-object-detection",
+        "AutoModelForZeroShotObjectDetection",
+        (*picture(48, 48), *CAPTION),
+        _FOUND,
+        {**_MATCHER, "vision_config": {**_LAYERS, "patch_size": 16}},
+    ),
+    Architecture(
+        "owlvit",
+        "zero-shot-object-detection",
+        "AutoModelForZeroShotObjectDetection",
+        (*picture(), *CAPTION),
+        _FOUND,
+        _MATCHER,
+    ),
+    Architecture(
+        "resnet",
+        "image-classification",
+        "AutoModelForImageClassification",
+        picture(64, 64),
+        _LOGITS,
+        {"embedding_size": 8, **_STAGES},
+    ),
+    Architecture("roberta", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _TEXT),
+    Architecture("roberta", "question-answering", "AutoModelForQuestionAnswering", IDS, _SPAN, _TEXT),
+    Architecture(
+        "segformer",
+        "image-segmentation",
+        "AutoModelForSemanticSegmentation",
+        picture(64, 64),
+        _LOGITS,
+        {**_STAGES, "num_attention_heads": [1, 2, 2, 2], "decoder_hidden_size": 16},
+    ),
+    Architecture(
+        "swin",
+        "image-classification",
+        "AutoModelForImageClassification",
+        picture(56, 56),
+        _LOGITS,
+        {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2]},
+    ),
+    Architecture("unlimited-ocr", "feature-extraction", None, picture(128, 128), ("image_embeds",), _READER),
+    Architecture(
+        "vision-encoder-decoder",
+        "image-feature-extraction",
+        "VisionEncoderWrapper",
+        picture(),
+        ("encoder_hidden_states",),
+        _DESCRIBER,
+    ),
+    Architecture(
+        "vision-encoder-decoder",
+        "text2text-generation",
+        "VisionDecoderWrapper",
+        decoder_inputs("vision-encoder-decoder"),
+        ("logits", *PRESENT),
+        _DESCRIBER,
+    ),
+    Architecture("vit", "image-classification", "AutoModelForImageClassification", picture(), _LOGITS, _IMAGE),
+    Architecture(
+        "vitpose",
+        "keypoint-detection",
+        "VitPoseForPoseEstimation",
+        picture(64, 48),
+        ("heatmaps",),
+        {"backbone_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "out_indices": [2]}},
+    ),
+    Architecture("wav2vec2", "audio-classification", "AutoModelForAudioClassification", WAVE, _LOGITS, _SOUND),
+    Architecture("wav2vec2", "automatic-speech-recognition", "AutoModelForCTC", WAVE, _LOGITS, _SOUND),
+    Architecture(
+        "wav2vec2_emotion_regression",
+        "audio-classification",
+        "EmotionModel",
+        WAVE,
+        ("hidden_states", "logits"),
+        {**_SOUND, "num_labels": 3},
+    ),
+    Architecture("xlm-roberta", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _TEXT),
+    Architecture("xlm-roberta", "text-classification", "AutoModelForSequenceClassification", IDS, _LOGITS, _TEXT),
+)

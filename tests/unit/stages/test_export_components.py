@@ -1,0 +1,109 @@
+"""Composite models: which components a recipe means, and that they compute together what the whole model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+    VisionEncoderDecoderModel,
+    WhisperForConditionalGeneration,
+)
+
+from winml_dag.errors import RecipeError
+from winml_dag.stages.export.architectures import configuration
+from winml_dag.stages.export.component_modules import DecoderModule, cache_shape, component_module
+from winml_dag.stages.export.components import chosen_components, component_named, composite_of
+
+_CACHE = 12
+_SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
+
+
+def names(model_type: str | None, task: str | None, model_class: str | None) -> list[str]:
+    return [each.name for each in chosen_components(model_type, task, model_class)]
+
+
+@pytest.mark.parametrize("model_type", ["vision-encoder-decoder", "vision_encoder_decoder"])
+def test_a_recipe_means_all_components_or_one(model_type: str) -> None:
+    assert names(model_type, "image-to-text", None) == ["encoder", "decoder"]
+    assert names(model_type, None, None) == ["encoder", "decoder"]
+    assert names(model_type, "image-feature-extraction", None) == ["encoder"]
+    assert names(model_type, "image-to-text", "VisionDecoderWrapper") == ["decoder"]
+    assert names(model_type, "image-to-text", "VisionEncoderDecoderModel") == []
+
+
+def test_models_of_one_piece_have_no_components() -> None:
+    assert names("bert", "fill-mask", None) == names(None, None, None) == []
+    assert composite_of("bert") is None
+
+
+def test_an_unknown_component_is_refused_with_those_that_there_are() -> None:
+    assert component_named("clip", "text-encoder").class_name == "CLIPTextModelWithProjection"
+    with pytest.raises(RecipeError, match="It has: image-encoder, text-encoder"):
+        component_named("clip", "decoder")
+    with pytest.raises(RecipeError, match="no components"):
+        component_named("bert", "decoder")
+
+
+def t5() -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return T5ForConditionalGeneration(AutoConfig.for_model("t5", **sizes)), _SOURCE
+
+
+def whisper() -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    sizes = {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "num_mel_bins": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 10}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    config = AutoConfig.for_model("whisper", **sizes, **heads, **tokens)
+    return WhisperForConditionalGeneration(config), {"input_features": torch.rand(1, 8, 20)}
+
+
+def trocr() -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    encoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    decoder = {"vocab_size": 50, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
+    picture = {"image_size": 16, "patch_size": 8}
+    config = configuration("vision-encoder-decoder", {"encoder": {**encoder, **picture}, "decoder": decoder})
+    return VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 16, 16)}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "make"),
+    [("t5", t5), ("whisper", whisper), ("vision_encoder_decoder", trocr)],
+    ids=lambda each: str(each),
+)
+def test_tokens_one_by_one_with_a_cache_give_what_all_at_once_give(model_type: str, make: Any) -> None:
+    torch.manual_seed(0)
+    parent, source = make()
+    parent.eval()
+    composite = composite_of(model_type)
+    assert composite is not None
+    encoder, decoder = (component_module(parent, each) for each in composite.components)
+    assert isinstance(decoder, DecoderModule)
+    tokens = torch.arange(4, 9)[None]
+    heads, size = cache_shape(decoder.config)
+    # What is in the cache behind the tokens that are there must not matter.
+    cache = {name: torch.rand(1, heads, _CACHE, size) for name in decoder.input_names if name.startswith("past_")}
+    with torch.no_grad():
+        wanted = parent(**source, decoder_input_ids=tokens).logits
+        states = encoder(**source)["encoder_hidden_states"]
+        given = {"encoder_hidden_states": states}
+        if "attention_mask" in decoder.input_names:
+            given["attention_mask"] = source["attention_mask"]
+        found = []
+        for place in range(tokens.shape[1]):
+            answer = decoder(
+                decoder_input_ids=tokens[:, place : place + 1],
+                decoder_attention_mask=(torch.arange(_CACHE) <= place).to(torch.int64)[None],
+                cache_position=torch.tensor([place]),
+                **given,
+                **cache,
+            )
+            found.append(answer["logits"])
+            for name, held in cache.items():
+                held[:, :, place : place + 1] = answer[name.replace("past", "present")]
+    torch.testing.assert_close(torch.cat(found, dim=1), wanted)

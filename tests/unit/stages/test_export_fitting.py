@@ -1,0 +1,95 @@
+"""Random weights and a recipe's tensors go together, whichever of the two the user changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import pytest
+from export_architectures import IDS, picture
+from export_models import Bench, random_model
+
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
+from winml_dag.stages.export.architectures import configuration, transformers_name
+from winml_dag.stages.export.following import follow_tensors
+
+
+def followed(model_type: str, tensors: tuple[InputTensor, ...], **overrides: Any) -> Any:
+    config = configuration(model_type, overrides)
+    follow_tensors(config, overrides, tensors)
+    return config
+
+
+def test_what_the_user_left_open_follows_the_tensors() -> None:
+    texts = (InputTensor("input_ids", shape=(1, 700)),)
+    assert followed("bert", texts).max_position_embeddings == 700
+    assert followed("roberta", texts).max_position_embeddings == 702  # positions count from behind the padding token
+    assert followed("vit", picture(384, 384)).image_size == 384
+    assert followed("owlvit", picture(840, 840)).vision_config.image_size == 840
+    assert list(followed("vitpose", picture(64, 48)).backbone_config.image_size) == [64, 48]
+
+
+def test_what_the_user_set_stays() -> None:
+    texts = (InputTensor("input_ids", shape=(1, 700)),)
+    assert followed("bert", texts, max_position_embeddings=40).max_position_embeddings == 40
+    assert followed("vit", picture(384, 384), image_size=32).image_size == 32
+
+
+def test_a_decoder_has_the_layers_and_heads_of_the_cache() -> None:
+    cache = tuple(InputTensor(f"past_{layer}_key", shape=(1, 8, 512, 64)) for layer in range(6))
+    config = followed("marian", cache)
+    assert (config.decoder_layers, config.decoder_attention_heads, config.d_model) == (6, 8, 512)
+    assert followed("marian", cache, d_model=32, decoder_attention_heads=2).d_model == 32
+
+
+@pytest.fixture
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def shapes(path: Any) -> dict[str, list[int]]:
+    graph = onnx.load(path).graph
+    return {each.name: [dimension.dim_value for dimension in each.type.tensor_type.shape.dim] for each in graph.input}
+
+
+def test_tensors_follow_a_model_that_was_made_smaller(bench: Bench) -> None:
+    tensors = tuple(InputTensor(each.name, each.dtype, (1, 512), (0, 30522)) for each in IDS)
+    exported = bench.export(random_model("bert", "feature-extraction"), ExportFields(input_tensors=tensors))
+    assert shapes(exported.model) == {"input_ids": [1, 40], "attention_mask": [1, 40]}
+    exported = bench.export(random_model("vit", "image-classification"), ExportFields(input_tensors=picture(224, 224)))
+    assert shapes(exported.model) == {"pixel_values": [1, 3, 32, 32]}
+
+
+def test_layers_that_a_smaller_decoder_does_not_have_are_left_out(bench: Bench) -> None:
+    past = tuple(
+        InputTensor(f"past_{layer}_{part}", "float32", (1, 8, 512, 64), (0, 1))
+        for layer in range(6)
+        for part in ("key", "value")
+    )
+    given = (
+        InputTensor("decoder_input_ids", "int32", (1, 1), (0, 62518)),
+        InputTensor("encoder_hidden_states", "float32", (1, 512, 512), (0, 1)),
+        InputTensor("attention_mask", "int64", (1, 512)),
+        InputTensor("decoder_attention_mask", "int64", (1, 512)),
+        InputTensor("cache_position", "int64", (1,)),
+    )
+    outputs = ("logits", *(each.name.replace("past", "present") for each in past))
+    sizes = {"d_model": 32, "decoder_layers": 1, "encoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "max_position_embeddings": 40}
+    weights = RandomWeights(0, {**sizes, **heads, "vocab_size": 100, "pad_token_id": 99})
+    loader = LoaderFields("text2text-generation", "marian", "MarianDecoderWrapper", random_weights=weights)
+    exported = bench.export(loader, ExportFields(input_tensors=(*given, *past), output_tensors=outputs))
+    found = shapes(exported.model)
+    assert {name: shape for name, shape in found.items() if name.startswith("past")} == {
+        "past_0_key": [1, 2, 40, 16],
+        "past_0_value": [1, 2, 40, 16],
+    }
+    assert found["encoder_hidden_states"] == [1, 40, 32]
+    assert found["attention_mask"] == found["decoder_attention_mask"] == [1, 40]
+
+
+@pytest.mark.parametrize("spelling", ["xlm-roberta", "xlm_roberta"])
+def test_an_architecture_is_found_however_its_name_is_spelled(spelling: str) -> None:
+    assert transformers_name(spelling) == "xlm-roberta"
+    assert transformers_name("wav2vec2-emotion-regression") == "wav2vec2"
+    assert transformers_name("no-such-thing") is None
