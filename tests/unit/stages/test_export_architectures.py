@@ -44,7 +44,7 @@ def test_a_model_of_one_size_stretches_its_position_table_once(bench: Bench) -> 
     loader = replace(dinov2.loader, model_type="dinov2_with_registers", random_weights=weights)
     exported = bench.export(loader, replace(dinov2.fields, input_tensors=picture(56, 56)))
     operators = {node.op_type for node in onnx.load(exported.model).graph.node}
-    assert not operators & {"Resize", "Shape"}
+    assert "Resize" not in operators
 
 
 def test_a_decoder_exports_without_a_mask_by_either_exporter(bench: Bench) -> None:

@@ -15,10 +15,39 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
-from winml_dag.stages.export.components import same_spelling
+from winml_dag.stages.export.components import composite_of, same_spelling
 
 # Those that are exported and compared with PyTorch in our tests; others usually work too.
-TESTED = ("bert", "convnext", "distilbert", "gpt2", "resnet", "roberta", "vit")
+TESTED = (
+    "audio-spectrogram-transformer",
+    "bert",
+    "clip_text_model",
+    "clip_vision_model",
+    "convnext",
+    "deberta-v2",
+    "dinov2",
+    "distilbert",
+    "electra",
+    "gpt2",
+    "layoutlm",
+    "layoutlmv3",
+    "marian",
+    "mobilevit",
+    "mpnet",
+    "owlv2",
+    "owlvit",
+    "resnet",
+    "roberta",
+    "segformer",
+    "swin",
+    "unlimited-ocr",
+    "vision-encoder-decoder",
+    "vit",
+    "vitpose",
+    "wav2vec2",
+    "wav2vec2_emotion_regression",
+    "xlm-roberta",
+)
 
 # Architectures of ours (see ownmodels), with the one of transformers whose configuration they have.
 EMOTION = "wav2vec2_emotion_regression"
@@ -47,12 +76,13 @@ DYNAMO = "dynamo"
 def exporter_for(model_type: str) -> str:
     """The exporter that works best for *model_type*.
 
-    Decoder language models get dynamo: TorchScript's graphs of them are longer. For all others TorchScript is better: dynamo
-    builds the padding mask of BERT with a GatherND on booleans. The QNN execution provider leaves that to the CPU, and
-    the compiled model falls into two parts instead of one.
+    Decoder language models get dynamo: TorchScript's graphs of them are twice as long. For all others TorchScript is
+    better: dynamo builds the padding mask of BERT with a GatherND on booleans. The QNN execution provider leaves that
+    to the CPU, and the compiled model falls into two parts instead of one.
     """
-    # Encoders that may also be used as decoders (BERT) are in both lists.
-    return DYNAMO if model_type in CAUSAL and model_type not in MASKED else TORCHSCRIPT
+    # Encoders that may also be used as decoders (BERT) are in both lists, and decoders of composite models in the first.
+    decodes = model_type in CAUSAL and model_type not in MASKED and composite_of(model_type) is None
+    return DYNAMO if decodes else TORCHSCRIPT
 
 
 def transformers_name(model_type: str) -> str | None:
