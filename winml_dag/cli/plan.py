@@ -39,6 +39,9 @@ def command(*, recipes: tuple[Path, ...], rebuild: bool, format_: str, **options
         click.echo(stage_line(view, width))
     for notice in result.build.notices:
         click.echo(f"note: {notice}", err=True)
+    told = {name for view in result.stages if view.result is not None for name in view.result.assumes}
+    if assumed := [view.id for view in result.stages if view.id in told]:
+        click.echo(f"note: What follows {', '.join(assumed)} is so if that finds what it found before.", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)

@@ -92,6 +92,7 @@ def stages_json(result: BuildResult) -> list[JsonValue]:
             **_reason_json(view),
             "cache_key": view.cache_key,
             "elapsed_seconds": view.elapsed_seconds,
+            **_assumed_json(view),
             **_measured_json(view),
             **_failure_json(view),
         }
@@ -101,6 +102,10 @@ def stages_json(result: BuildResult) -> list[JsonValue]:
 
 def _reason_json(view: StageView) -> JsonObject:
     return {"reason": view.reason, "kind": "left out"} if view.result is None else view.result.reason.to_json()
+
+
+def _assumed_json(view: StageView) -> JsonObject:
+    return {"assumes": list(view.result.assumes)} if view.result is not None and view.result.assumes else {}
 
 
 def _measured_json(view: StageView) -> JsonObject:

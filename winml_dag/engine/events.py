@@ -34,7 +34,8 @@ class StageResult:
     ``error``, ``advice``, ``log``, ``tail`` and ``metrics``, what it had measured by then, tell of a failure. One that
     has a ``record`` all the same did its work, and what came out is not what this build needs; ``kept`` is a copy of
     the file that says why.
-    ``progress``: what its work told last, if anything.
+    ``progress``: what its work told last, if anything. ``assumes``: in a plan, the stages that this holds for only if
+    they give what they gave before.
     """
 
     node: Node
@@ -50,6 +51,7 @@ class StageResult:
     progress: Progress | None = None
     metrics: JsonObject = field(default_factory=dict)
     kept: Path | None = None
+    assumes: tuple[str, ...] = ()
 
     @classmethod
     def refused(

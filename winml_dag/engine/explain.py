@@ -40,7 +40,10 @@ def explained(
             changes = () if last is None else _changes_so_far(node, known, last)
             why = reason.waits(why.names, changes, roots[node.id])
         elif why.kind in ("first build", "changed"):
-            why = _compared(node, why, known, near, store.latest(remembered_name(scope, node)))
+            last = store.latest(remembered_name(scope, node))
+            why = _compared(node, why, known, near, last)
+            if last is not None:
+                known.assume(node, last)
         results.append(replace(result, reason=why))
     return tuple(results)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from winml_dag.engine import reason
 from winml_dag.engine.check import refusal
@@ -26,11 +27,27 @@ def plan_graph(
     """One result for each node, in the graph's order; nothing is run or written.
 
     A node behind one that would run has no key yet: it is listed as ``ran``, with a reason that says what it waits
-    for, and may turn out to be reused when what runs before it gives the same bytes as before.
+    for, and may turn out to be reused when what runs before it gives the same bytes as before. Only of outputs that are
+    usually the same it is assumed that they will be.
     """
     known = Known.at_start(graph, sources)
+    assumed: dict[str, tuple[str, ...]] = {}
+    results: list[StageResult] = []
     with store.together([remembered_name(scope, node) for node in graph.nodes]):
-        return tuple(_planned(node, known, store, scope, rebuild) for node in graph.nodes)
+        for node in graph.nodes:
+            result = _planned(node, known, store, scope, rebuild)
+            makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
+            assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
+            results.append(replace(result, assumes=assumes))
+            last = store.latest(remembered_name(scope, node)) if _may_be_as_before(result) else None
+            if last is not None:
+                known.assume(node, last)
+            assumed[node.id] = assumes if last is None else (*assumes, node.id)
+    return tuple(results)
+
+
+def _may_be_as_before(result: StageResult) -> bool:
+    return bool(result.status is Status.RAN and result.cache_key and result.node.stage.usually)
 
 
 def foresee(

@@ -290,7 +290,7 @@ def _stage_json(stage: Stage) -> JsonObject:
         slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
         for slot, declared in stage.inputs.items()
     }
-    return {**asdict(stage), "inputs": slots, "packages": list(stage.packages)}
+    return {**asdict(stage), "inputs": slots, "packages": list(stage.packages), "usually": list(stage.usually)}
 
 
 def _stage(value: Any) -> Stage:
@@ -298,7 +298,8 @@ def _stage(value: Any) -> Stage:
         slot: InputSlot(None if accepts is None else frozenset(accepts), required, refusals)
         for slot, (accepts, required, refusals) in value["inputs"].items()
     }
-    return Stage(**{**value, "inputs": slots, "packages": tuple(value["packages"])})
+    packages, usually = tuple(value["packages"]), tuple(value["usually"])
+    return Stage(**{**value, "inputs": slots, "packages": packages, "usually": usually})
 
 
 def _summary_json(summary: BuildSummary) -> JsonObject:

@@ -103,5 +103,6 @@ ANALYZE = Stage(
     },
     outputs={"result": kinds.ANALYSIS, "flags": kinds.OPTIMIZATIONS},
     packages=("onnx",),  # infers shapes that a file does not tell
+    usually=("flags",),
     timeout_seconds=600.0,
 )
