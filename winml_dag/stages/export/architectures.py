@@ -80,7 +80,7 @@ def exporter_for(model_type: str) -> str:
     better: dynamo builds the padding mask of BERT with a GatherND on booleans. The QNN execution provider leaves that
     to the CPU, and the compiled model falls into two parts instead of one.
     """
-    # Encoders that may also be used as decoders (BERT) are in both lists, and decoders of composite models in the first.
+    # Encoders that may also be decoders (BERT) are in both lists, and decoders of composite models in the first.
     decodes = model_type in CAUSAL and model_type not in MASKED and composite_of(model_type) is None
     return DYNAMO if decodes else TORCHSCRIPT
 
