@@ -91,6 +91,7 @@ def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Confi
     assert "model" not in recipe
     assert recipe["loader"] == {"model_type": "resnet", "task": "image-classification", "trust_remote_code": False}
     assert recipe["quant"]["mode"] == "fp16"
+    assert "rtn_bits" not in recipe["quant"]
     assert [tensor["name"] for tensor in recipe["export"]["input_tensors"]] == ["pixel_values"]
 
 

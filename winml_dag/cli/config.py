@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ _COMMENTS = {
     "quant": "How floats become integers or float16; null leaves them floats.",
     "compile": "What the execution provider makes of it ahead of time; null ships the ONNX model.",
 }
+
+
+# A section of fewer fields is written as one line.
+_ONE_LINE = 4
 
 
 @click.command(name="config")
@@ -114,7 +119,7 @@ def _yaml(decided: DecidedRecipe) -> str:
     lines = [f"# {decided.model}, for {decided.target}. Everything is decided; change what you like."]
     lines += [f"# {notice}" for notice in decided.notices]
     if not isinstance(value, dict):
-        return "\n".join([*lines, _dumped(value)])
+        return "\n".join([*lines, _dumped(value)]) + "\n"
     return "\n".join([*lines, *_sections(value)]) + "\n"
 
 
@@ -123,11 +128,18 @@ def _sections(recipe: JsonObject) -> Iterator[str]:
         if name in _COMMENTS:
             yield ""
             yield f"# {_COMMENTS[name]}"
-        yield _dumped({name: value}, flow=None if isinstance(value, dict) else False).rstrip("\n")
+        if not isinstance(value, dict) or len(value) < _ONE_LINE:
+            yield _dumped({name: value}, flow=None if isinstance(value, dict) else False)
+            continue
+        yield f"{name}:"
+        fields = (
+            _dumped({field: each}, None if isinstance(each, (dict, list)) else False) for field, each in value.items()
+        )
+        yield from (textwrap.indent(field, "  ") for field in fields)
 
 
 def _dumped(value: JsonValue, flow: bool | None = None) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=120)
-    return text
+    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=110)
+    return text.rstrip("\n")

@@ -19,7 +19,8 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.modulerecipes import module_recipes
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve_whole
-from winml_dag.pipeline.variant import Build, CompositeBuild, chosen
+from winml_dag.pipeline.unread import reads
+from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.export import ExportConfig
 from winml_dag.stages.signature import MODEL, SIGNATURE, SignatureConfig
@@ -61,8 +62,11 @@ def decided_recipe(request: Request, folder: Path, *, module: str | None = None)
         settings["max_optim_iterations"] = request.overrides.max_optim_iterations
     if request.overrides.allow_unsupported_nodes:
         settings["allow_unsupported_nodes"] = True
-    if nameless and module is None:
-        settings["loader"] = {name: value for name, value in _section(settings, "loader") if name != "random_weights"}
+    model_type = None if isinstance(build.export, Skip) else build.export.loader.model_type
+    settings["loader"] = {
+        **({} if model_type is None else {"model_type": model_type}),
+        **{name: value for name, value in _section(settings, "loader") if name != "random_weights" or not nameless},
+    }
     summary = build.summary
     model = f"Any {_model_type(request, base)}" if nameless else str(summary.model_id)
     told = DecidedRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}")
@@ -105,19 +109,38 @@ def _with_tensors(told: DecidedRecipe, settings: JsonObject, build: Build | Comp
         for name, part in build.parts.items():
             own = components.get(name)
             own = own if isinstance(own, Mapping) else {}
-            components[name] = _spelled_out(own, part, notices)
+            asked = build.export.components[name]
+            loader = replace(build.export.loader, model_class=asked.model_class, task=asked.task)
+            config = SignatureConfig(loader, asked.export, asked)
+            components[name] = _spelled_out(own, config, part.inputs.model, notices)
         written["components"] = components
-    else:
-        written = {**written, **_spelled_out(settings, build, notices)}
-    return replace(told, recipes=(written,), notices=(*told.notices, *notices))
+    elif not isinstance(build.export, Skip) and build.inputs.script is None and build.export.loader.module_path is None:
+        config = SignatureConfig(build.export.loader, build.export.export)
+        written = {**written, **_spelled_out(settings, config, build.inputs.model, notices)}
+    return replace(told, recipes=(_readable(written),), notices=(*told.notices, *notices))
 
 
-def _spelled_out(settings: JsonObject, build: Build, notices: list[str]) -> JsonObject:
-    config = chosen(build.export)
-    if config is None or config.loader.module_path is not None or build.inputs.script is not None:
-        return settings
+def _readable(settings: JsonObject) -> JsonObject:
+    """*settings* without what says nothing: empty lists and maps in sections, and what a mode does not read."""
+    found: dict[str, JsonValue] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and name != "optim":
+            mode = str(value.get("mode", ""))
+            found[name] = {
+                field: each
+                for field, each in value.items()
+                if each not in ({}, [], ()) and (name != "quant" or reads(mode, field))
+            }
+            if name == "components":
+                found[name] = {each: _readable(own) for each, own in value.items() if isinstance(own, Mapping)}
+        else:
+            found[name] = value
+    return found
+
+
+def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | None, notices: list[str]) -> JsonObject:
     try:
-        told = _signature(SignatureConfig(config.loader, config.export), build.inputs.model)
+        told = _signature(config, model)
     except StageError as error:
         notices.append(f"The tensors are not spelled out: {error}")
         return settings

@@ -42,6 +42,13 @@ def unread_fields(quant: Quant) -> Iterator[str]:
             yield f"quant.{name} has no effect: nothing becomes float16 in mode {quant.mode}."
 
 
+def reads(mode: str, name: str) -> bool:
+    """Whether *mode* reads the field *name*, as far as it is known that others do not."""
+    if name in _OF_HALF:
+        return mode in ("fp16", "rtn")
+    return mode in _READ_BY.get(name, (mode,))
+
+
 def _says_something(quant: Quant, name: str) -> bool:
     defaults = (Quant.model_fields[name].get_default(call_default_factory=True), _WRITTEN_BY_DEFAULT.get(name))
     return getattr(quant, name) not in (*defaults, ())

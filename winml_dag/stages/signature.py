@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from winml_dag.engine.stage import Stage
-from winml_dag.stages.export import ExportFields, LoaderFields
+from winml_dag.stages.export import ComponentFields, ExportFields, LoaderFields
 
 # Name among the surroundings of its node: the folder of the saved model.
 MODEL = "model"
@@ -18,10 +18,11 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class SignatureConfig:
-    """``loader`` and ``export`` as for the export that it is about."""
+    """``loader`` and ``export`` as for the export that it is about. ``component``: the one that is meant, if any."""
 
     loader: LoaderFields
     export: ExportFields
+    component: ComponentFields | None = None
 
 
 SIGNATURE = Stage(

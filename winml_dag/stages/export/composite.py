@@ -61,7 +61,7 @@ def _component(
     loaded: LoadedModel, asked: ComponentFields, config: ComponentsConfig, folder: Path | None
 ) -> _Component:
     subject = component_subject(loaded, _declared(loaded, asked), folder)
-    taken = _taken(asked, subject.takes)
+    taken = own_fields(asked, subject.takes)
     return _Component(subject, fitted(taken, subject, config.loader.random_weights))
 
 
@@ -73,7 +73,7 @@ def _declared(loaded: LoadedModel, asked: ComponentFields) -> Component:
     return found[0]
 
 
-def _taken(asked: ComponentFields, takes: tuple[str, ...]) -> ExportFields:
+def own_fields(asked: ComponentFields, takes: tuple[str, ...]) -> ExportFields:
     """What *asked* says of tensors that this component has: of those that the recipe names for all components, others
     are for another. Outputs are known later, so a name in ``dynamic_axes`` that some component takes is not one of
     them.

@@ -4,8 +4,8 @@ model of any size in the time that its imports take.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
+from winml_dag.stages.export.composite import own_fields
 from winml_dag.stages.export.inputs import model_inputs
 from winml_dag.stages.export.loading import model_without_weights
 from winml_dag.stages.export.makers import ModelInput
@@ -33,6 +34,12 @@ class _EveryCheckHolds(TorchFunctionMode):  # type: ignore[misc]
         return True if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def _without_values() -> Iterator[None]:
+    with torch.no_grad(), torch.device("meta"), _EveryCheckHolds():
+        yield
+
+
 def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
     """``input_tensors`` and, where they can be told without values, ``output_tensors``, as a recipe has them.
 
@@ -42,7 +49,9 @@ def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
     folder = Path(named) if (named := workspace.surroundings.get(MODEL)) else None
     loaded = model_without_weights(config.loader, folder)
     subject = chosen_subject(loaded, config.loader, folder)
-    inputs = model_inputs(subject, config.export)
+    fields = config.export if config.component is None else own_fields(config.component, subject.takes)
+    with _without_values():  # how long the states of an encoder are, it has to be run to know
+        inputs = model_inputs(subject, fields)
     outputs: list[JsonValue] = []
     # A model that counts by values (how many tokens a text has) cannot be run without any.
     with suppress(StageError):
@@ -52,7 +61,7 @@ def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
 
 def _outputs(subject: Subject, inputs: tuple[ModelInput, ...], asked: tuple[str, ...]) -> list[str]:
     example = {each.name: torch.empty(each.sizes, dtype=getattr(torch, each.dtype), device="meta") for each in inputs}
-    with torch.no_grad(), torch.device("meta"), _EveryCheckHolds():
+    with _without_values():
         produced = tuple(call_model(subject.module, {**example, **subject.constants}))
     return [choice.name for choice in choose_outputs(produced, asked, subject.outputs or produced)]
 
