@@ -19,6 +19,7 @@ RESULT_FILE = "analyze_result.json"
 ASKED_ABOUT = (
     "clamp_constant_values",
     "gelu_fusion",
+    "highdimRTR_lowdimRTR",
     "layer_norm_fusion",
     "matmul_add_fusion",
     "reshape_mergedreshape",

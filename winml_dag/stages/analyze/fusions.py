@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Operand
-from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.dataflow import Dataflow, integers_of
 from winml_dag.stages.analyze.patterns import Match
 from winml_dag.stages.analyze.result import opset
+from winml_dag.stages.optimize.merged_axes import merged
 
 _GELU_OPSET = 20
 _LAYER_NORM_OPSET = 17
@@ -107,6 +108,25 @@ def _one_reshape(match: Match, situation: Situation) -> tuple[Case, ...]:
     return () if y.dims is None or None in y.dims else (_reshape(x, y, situation),)
 
 
+def _fewer_axes(match: Match, situation: Situation) -> tuple[Case, ...]:
+    """Reshape, Transpose and Reshape with fewer axes between them."""
+    x, y = situation.operand(match.values["x"]), situation.result(match)
+    turned = match.nodes[1]
+    split = situation.operand(turned.inputs[0])
+    order = integers_of(turned, "perm")
+    if split.dims is None or None in split.dims or 0 in split.dims or len(order) != len(split.dims):
+        return ()
+    shape, order = merged(tuple(dim or 0 for dim in split.dims), order)
+    if len(shape) >= len(split.dims):
+        return ()
+    low, after = Operand(x.dtype, shape), Operand(x.dtype, tuple(shape[axis] for axis in order))
+    return (
+        _reshape(x, low, situation),
+        _case("Transpose", situation, (low,), after, perm=order),
+        _reshape(after, y, situation),
+    )
+
+
 def _reshape(before: Operand, after: Operand, situation: Situation) -> Case:
     dims = tuple(-1 if dim is None else dim for dim in after.dims or ())
     shape = Operand("int64", (len(dims),), constant=True, values=dims)
@@ -123,5 +143,11 @@ FUSIONS = (
         since=_LAYER_NORM_OPSET,
     ),
     Fusion("MatMulAddPattern", "matmul_add_fusion", "OP/ai.onnx/Gemm", _gemm),
+    Fusion(
+        "ReshapeTransposeReshapeOverlyHighDim",
+        "highdimRTR_lowdimRTR",
+        "SUBGRAPH/ReshapeTransposeReshapeLowDim",
+        _fewer_axes,
+    ),
     Fusion("ReshapeChainPattern", "reshape_mergedreshape", "OP/ai.onnx/Reshape", _one_reshape),
 )

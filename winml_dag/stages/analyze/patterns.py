@@ -20,8 +20,8 @@ from winml_dag.stages.analyze.matching import (
     scalar,
     value,
 )
+from winml_dag.stages.optimize.merged_axes import FROM_RANK
 
-_HIGH_RANK = 5
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -156,7 +156,7 @@ def _attention() -> Iterator[Term]:
 
 
 def _of_high_rank(flow: Dataflow, node: Node) -> bool:
-    return len(integers_of(node, "perm")) >= _HIGH_RANK and bool(flow.dims(node.inputs[0]))
+    return len(integers_of(node, "perm")) >= FROM_RANK and bool(flow.dims(node.inputs[0]))
 
 
 PATTERNS = (
@@ -181,7 +181,7 @@ PATTERNS = (
     ),
     Pattern(
         "ReshapeTransposeReshapeOverlyHighDim",
-        f"Reshape, Transpose and Reshape through {_HIGH_RANK} or more dimensions",
+        f"Reshape, Transpose and Reshape through {FROM_RANK} or more dimensions",
         _forms(op("Reshape", op("Transpose", op("Reshape", _x), where=_of_high_rank)), last="Reshape"),
     ),
     Pattern("TransposeChainPattern", "chain of Transpose", _chains(("Transpose",))),
