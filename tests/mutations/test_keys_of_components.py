@@ -98,12 +98,18 @@ def test_what_the_recipe_says_reaches_all_components_but_those_that_say_otherwis
             "components": {"decoder": {"export": {"input_tensors": [_MASK], "opset_version": 18}}},
         },
         {**RECIPE, "loader": {**RECIPE["loader"], "model_type": "clip", "task": "zero-shot-image-classification"}},
+        {
+            **RECIPE,
+            "quant": {"calibration_data": "data.npz"},
+            "components": {"decoder": {"quant": {"calibration_data": None}, "validate": {"input_data": "data.npz"}}},
+        },
     ],
-    ids=["plain", "sections", "tensors for all", "tensors of one", "towers"],
+    ids=["plain", "sections", "tensors for all", "tensors of one", "towers", "data of one"],
 )
 def test_the_settings_of_a_build_give_the_same_keys(project: Path, recipe: Mapping[str, Any]) -> None:
     first = planned(recipe, project)
-    again = stages_of(first.summary.settings, project)
+    (project / "out").mkdir()
+    again = stages_of(first.summary.settings, project / "out")
     assert keys(again) == kept(ingredients_of_all(first.graph, first.sources))
 
 
@@ -112,7 +118,8 @@ def test_the_settings_of_a_build_with_other_options_give_the_same_keys(project: 
     tensors = {"export": {"input_tensors": [{**_MASK, "shape": [1, 9]}]}}
     overrides = replace(NO_OPTIONS, precision="w8a8", compile=False, settings=tensors)
     first = planned(recipe, project, overrides)
-    again = stages_of(first.summary.settings, project)
+    (project / "out").mkdir()
+    again = stages_of(first.summary.settings, project / "out")
     assert keys(again) == kept(ingredients_of_all(first.graph, first.sources))
 
 
