@@ -42,7 +42,9 @@ def build_modules(
     at_a_glance = not (how.rebuild or verbose or format_ == "json")
     up_to_date = dict(_up_to_date(builds, cache_dir)) if at_a_glance else {}
     rest = [build for build in builds if build.label not in up_to_date]
-    outcomes = _built(rest, cache_dir, how, quiet=quiet, to_stderr=format_ == "json") if rest else ()
+    outcomes: tuple[Outcome, ...] = ()
+    if rest:
+        outcomes = _built(rest, cache_dir, how, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
     by_label = {outcome.label: outcome for outcome in outcomes}
     write_summary(folder, builds, [by_label.get(build.label) for build in builds])
     seconds = time.monotonic() - started
@@ -67,18 +69,19 @@ def _up_to_date(builds: Sequence[ModuleBuild], cache_dir: Path) -> Iterator[tupl
 
 
 def _built(
-    builds: Sequence[ModuleBuild], cache_dir: Path, how: BuildOptions, *, quiet: bool, to_stderr: bool
+    builds: Sequence[ModuleBuild], cache_dir: Path, how: BuildOptions, *, verbose: bool, quiet: bool, to_stderr: bool
 ) -> tuple[Outcome, ...]:
     from winml_dag.cli.progress import progress
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.pipeline.builds import build_all, merged
+    from winml_dag.pipeline.rounds import WithoutRounds
     from winml_dag.store.local import LocalStore
 
     store = LocalStore(cache_dir)
     planned = planned_each([(build.label, build.request) for build in builds], store, download=True)
     refuse_if_all_the_same(planned)
     with progress(quiet=quiet, to_stderr=to_stderr, stages=len(merged(planned).graph.nodes)) as observer:
-        return build_all(planned, store, how, observer=observer)
+        return build_all(planned, store, how, observer=observer if verbose else WithoutRounds(observer))
 
 
 def _tell(
