@@ -76,11 +76,12 @@ def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(
         {"name": "token_type_ids", **text, "value_range": [0, 2]},
     ]
     assert export["output_tensors"] == [{"name": "logits"}]
-    assert config("build", *options, "-o", "one", "-q")[0] == 0
+    exported = ("-c", "tiny.json", "-t", "fill-mask", "--shape-config", "sizes.json")
+    assert config("export", *exported, "-o", "one.onnx", "-q")[0] == 0
     keys = config.keys("-c", "whole.json")
     assert keys["export"][1] == "ran"  # it is asked for in other words
-    assert config("build", "-c", "whole.json", "-o", "other", "-q")[0] == 0
-    one, other = ((config.folder / name / "model.onnx").read_bytes() for name in ("one", "other"))
+    assert config("export", "-c", "whole.json", "-o", "other.onnx", "-q")[0] == 0
+    one, other = ((config.folder / name).read_bytes() for name in ("one.onnx", "other.onnx"))
     assert one == other
 
 

@@ -64,7 +64,8 @@ def command(
     for each in found:
         click.echo(f"{each.name:<{width}}  {each.recipe.model}")
         click.echo(f"{'':<{width}}  {each.summary}")
-    click.echo(f"{len(found)} recipes; winml-dag build -c catalog:NAME builds one." if found else "No recipe is so.")
+    many = "1 recipe" if len(found) == 1 else f"{len(found)} recipes"
+    click.echo(f"{many}; winml-dag build -c catalog:NAME builds one." if found else "No recipe is so.")
     return 0
 
 

@@ -62,8 +62,8 @@ def shipped_path(name: str) -> Path:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
-    for path in sorted(folder.rglob("*.yaml")) if folder else ():
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0])
+    for path in sorted(folder.rglob("*.yaml")):
         yield path.relative_to(folder).with_suffix("").as_posix(), path
 
 
