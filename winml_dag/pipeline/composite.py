@@ -48,17 +48,19 @@ def components_for(asked: Asked, model: Model) -> tuple[Component, ...]:
         if named is not None or asked.recipe.components:
             raise RecipeError("loader.module_path names one module, so there are no components.", advice=_LEAVE_OUT)
         return ()
-    composite = composite_of(model.model_type)
+    loader = asked.recipe.loader
+    # One module of it, or what a user's script makes, is a model in one piece.
+    composite = None if loader.module_path or loader.user_script else composite_of(model.model_type)
     if composite is None:
         if named is not None or asked.recipe.components:
-            raise RecipeError(f"A model of type {model.model_type} is exported in one piece.", advice=_LEAVE_OUT)
+            raise RecipeError(f"{model.name} is exported in one piece.", advice=_LEAVE_OUT)
         return ()
     known = [component.name for component in composite.components]
     if unknown := next((name for name in asked.recipe.components if name not in known), None):
         raise RecipeError(f"components.{unknown}: {model.name} has no such component{known_instead(unknown, known)}")
     if named is not None:
         return (component_named(str(model.model_type), named),)
-    return chosen_components(model.model_type, asked.task or model.task, asked.recipe.loader.model_class)
+    return chosen_components(model.model_type, asked.task or model.task, loader.model_class)
 
 
 _LEAVE_OUT = "Leave out `components` and --submodel."

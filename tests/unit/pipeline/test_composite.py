@@ -73,6 +73,7 @@ def test_components_have_one_export_and_a_line_each(store: LocalStore) -> None:
         ({"model_type": "clip", "task": "zero-shot-image-classification"}, {"image-encoder", "text-encoder"}),
         ({"model_type": "clip", "task": "feature-extraction"}, {""}),
         ({"model_type": "bart", "task": "text-classification"}, {""}),
+        ({"module_path": "model.encoder.layers.0"}, {""}),
     ],
 )
 def test_all_components_are_meant_unless_a_class_or_a_task_names_one(
@@ -96,8 +97,8 @@ def test_what_holds_for_one_component_alone_is_told_with_its_name(store: LocalSt
     [
         ({**MARIAN, "components": {"encodr": {}}}, {}, "components.encodr.*did you mean 'encoder'"),
         (MARIAN, {"submodel": "tower"}, "It has: encoder, decoder"),
-        ({**BERT, "components": {"encoder": {}}}, {}, "bert is exported in one piece"),
-        (BERT, {"submodel": "encoder"}, "bert is exported in one piece"),
+        ({**BERT, "components": {"encoder": {}}}, {}, "bert with random weights is exported in one piece"),
+        (BERT, {"submodel": "encoder"}, "bert with random weights is exported in one piece"),
         ({**MARIAN, "export": {"output_tensors": [{"name": "y"}]}}, {}, "components.encoder.export.output_tensors"),
         (
             {**MARIAN, "stages": {"look": {"command": ["true"], "outputs": {"out": "seen.txt"}}}},
