@@ -20,6 +20,7 @@ from winml_dag.canonical import canonical_json
 from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.support.case import Case, case_json, case_of_json
+from winml_dag.ep.support.table import read_table
 from winml_dag.ep.support.verdict import Outcome
 
 _IN_ONE_PROCESS = 400
@@ -28,8 +29,10 @@ _HANGS_AFTER_SECONDS = 90
 
 @dataclass(frozen=True)
 class Measurements:
-    """What is measured: the *first* to the *last* sample of *seed* on *target*; *held_back*: with other sizes, and
-    without ONNX's tests as they are.
+    """What is measured: the *first* to the *last* sample of *seed* on *target*.
+
+    *held_back*: with other sizes, and without ONNX's tests as they are. *doubted_by*: tables; of many samples that are
+    drawn for each number, the first that one of them does not know, or that they do not agree on, is measured.
     """
 
     target: Target
@@ -37,6 +40,7 @@ class Measurements:
     first: int
     last: int
     held_back: bool = False
+    doubted_by: tuple[Path, ...] = ()
 
 
 def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] = lambda *_: None) -> None:
@@ -49,6 +53,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
             "--ep", wanted.target.ep.alias, "--device", wanted.target.device, "--seed", str(wanted.seed),
             "--first", str(done), "--last", str(last), "--rows", str(rows),
             *(["--held-back"] if wanted.held_back else []),
+            *(f"--doubted-by={path}" for path in wanted.doubted_by),
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
             _wait(child, rows)
@@ -111,14 +116,19 @@ def _measure_here(wanted: Measurements, rows: Path) -> None:
     """What the process does that may crash."""
     from winml_dag.stages.probe.attempt import attempt
     from winml_dag.stages.probe.readback import case_of_model
+    from winml_dag.stages.probe.samples.doubted import doubted
     from winml_dag.stages.probe.samples.draw import OTHER_SIZES, SIZES
     from winml_dag.stages.probe.samples.every import sample
 
     options = complete_options(wanted.target, {})
     sizes = OTHER_SIZES if wanted.held_back else SIZES
+    tables = [read_table(path) for path in wanted.doubted_by]
     with rows.open("a", encoding="utf-8", newline="\n") as file, tempfile.TemporaryDirectory() as folder:
         for number in range(wanted.first, wanted.last + 1):
-            found = sample(number, wanted.seed, sizes, tests=not wanted.held_back)
+            if tables:
+                found = doubted(number, wanted.seed, tables, Path(folder))
+            else:
+                found = sample(number, wanted.seed, sizes, tests=not wanted.held_back)
             if found is None:
                 _write(file, {"number": number, "skipped": True})
                 continue
@@ -145,9 +155,12 @@ def _main() -> None:
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--held-back", action="store_true")
+    parser.add_argument("--doubted-by", type=Path, action="append", default=[])
     given = parser.parse_args()
     target = Target(find_ep(given.ep), given.device)
-    _measure_here(Measurements(target, given.seed, given.first, given.last, given.held_back), given.rows)
+    _measure_here(
+        Measurements(target, given.seed, given.first, given.last, given.held_back, tuple(given.doubted_by)), given.rows
+    )
 
 
 if __name__ == "__main__":

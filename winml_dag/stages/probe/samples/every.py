@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from winml_dag.stages.probe.onenode import Array, OneNode
 from winml_dag.stages.probe.samples import elementwise, layers, reductions, shaping, windows
@@ -20,7 +19,6 @@ OPERATORS: dict[str, tuple[Maker, float]] = {
     **layers.OPERATORS,
 }
 _MAKERS = [(maker, weight) for maker, weight in OPERATORS.values()]
-_TOTAL = list(accumulate(weight for _, weight in _MAKERS))[-1]
 # Of those that are drawn, every so many is one of ONNX's tests, varied.
 _SHARE_OF_TESTS = 0.15
 
@@ -38,15 +36,20 @@ def sample(number: int, seed: int, sizes: Sequence[int] = SIZES, *, tests: bool 
 
     *tests*: without, ONNX's tests are not given as they are.
     """
-    known = node_tests()
     if tests:
+        known = node_tests()
         if number < len(known):
             return Sample(known[number].node, known[number].expected)
         number -= len(known)
-    draw = Draw(seed * 1_000_003 + number, sizes)
+    return drawn(seed * 1_000_003 + number, sizes)
+
+
+def drawn(seed: int, sizes: Sequence[int] = SIZES, *, varies_tests: bool = True) -> Sample | None:
+    """What is drawn with *seed*; None where that is no model. Without *varies_tests*, nothing of ONNX's is read."""
+    draw = Draw(seed, sizes)
     try:
-        if draw.chance(_SHARE_OF_TESTS):
-            return Sample(varied(draw.choice(known), draw))
+        if draw.chance(_SHARE_OF_TESTS) and varies_tests:
+            return Sample(varied(draw.choice(node_tests()), draw))
         return Sample(settle(draw.weighted(_MAKERS)(draw), draw))
     except InvalidError:
         return None
