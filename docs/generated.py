@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -27,8 +27,37 @@ from winml_dag.pipeline.variant import LINE
 from winml_dag.recipe import precision
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.bounds import MINIMUM_COSINE
+from winml_dag.stages.export.components import COMPOSITES
+from winml_dag.stages.export.tasks import TASKS
 from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.quality import USUAL_COSINE
+
+
+def tasks() -> str:
+    """What a model can be exported for, with the class that makes it and the outputs that are exported."""
+    rows = [
+        (_names((task.name, *task.also)), _names(task.auto_classes), _names(task.outputs))
+        for task in sorted(TASKS.values(), key=lambda task: task.name)
+    ]
+    return table(("task", "the first of these classes that knows the architecture", "outputs"), rows)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def components() -> str:
+    """The architectures that are exported in parts."""
+    rows = [
+        (
+            f"`{name}`",
+            _names(each.tasks),
+            _names(part.name for part in each.components),
+            _names(part.class_name for part in each.components),
+        )
+        for name, each in sorted(COMPOSITES.items())
+    ]
+    return table(("architecture", "all components for", "components", "`loader.model_class` of one alone"), rows)
 
 
 def commands() -> str:
@@ -108,8 +137,15 @@ def _first_sentence(kind: type) -> str:
 
 
 def capabilities() -> str:
-    rows = [(f"`{name}`", capability.description) for name, capability in CATALOG.items()]
-    return table(("capability", "what it does"), rows)
+    rows = []
+    for name, entry in CATALOG.items():
+        said = [entry.description]
+        said += [f"Switches on {', '.join(f'`{each}`' for each in entry.needs)}."] if entry.needs else []
+        said += [f"Not together with {', '.join(f'`{each}`' for each in entry.excludes)}."] if entry.excludes else []
+        said += [f"Left: {entry.left}."] if entry.left else []
+        by = "" if entry.same_as else entry.by
+        rows.append((f"`{name}`", by, "on" if entry.default else "", entry.domain, " ".join(said)))
+    return table(("capability", "done by", "default", "makes operators of", "what it does"), rows)
 
 
 def stages() -> str:
@@ -270,6 +306,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "recipe": recipe,
     "capabilities": capabilities,
     "stages": stages,
+    "tasks": tasks,
+    "components": components,
     "execution providers": providers,
     "options of QNN": qnn_options,
     "refused options of QNN": refused_qnn_options,

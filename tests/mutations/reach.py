@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.stages.analyze import ASKED_ABOUT
 
 # Field, base recipe, its new value, and the stages that it reaches directly.
@@ -73,6 +72,29 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 
 NOTHING = ""
 REFUSED = "refused"
+
+
+# Capabilities of each sort; what all of them come to is tested where they are chosen. ``false`` is read of what the
+# portable level does, ``true`` of what it does not do.
+_READ_OFF = {
+    "constant_folding",
+    "gelu_fusion",
+    "layer_norm_fusion",
+    "matmul_add_fusion",
+    "ort_graph_optimization",
+    "pad_fusion",
+}
+_READ_ON = {
+    "bias_gelu_fusion",
+    "clamp_constant_values",
+    "gelu_fusion",
+    "highdimRTR_lowdimRTR",
+    "layer_norm_fusion",
+    "matmul_add_fusion",
+    "nchwc_transformer",
+    "reshape_mergedreshape",
+}
+TRIED = tuple(sorted(_READ_OFF | _READ_ON))
 
 
 def _told(capability: str, *stages: str) -> str:
@@ -163,13 +185,8 @@ EDITS: tuple[Edit, ...] = (
     #
     ("optim", "static", None, NOTHING),
     ("optim", "inputs", None, "optimize analyze"),
-    *((f"optim.{flag}", "static", False, _told(flag)) for flag in CAPABILITIES),
-    *(
-        (f"optim.{flag}", "static", True, _told(flag, "optimize"))
-        for flag in CAPABILITIES
-        if flag != "constant_folding"
-    ),
-    ("optim.constant_folding", "static", True, NOTHING),
+    *((f"optim.{name}", "static", False, _told(name, *(["optimize"] if name in _READ_OFF else []))) for name in TRIED),
+    *((f"optim.{name}", "static", True, _told(name, *(["optimize"] if name in _READ_ON else []))) for name in TRIED),
     #
     ("quant", "static", None, "analyze calibrate quantize compile validate"),
     ("quant", "no tags", {}, "analyze calibrate quantize validate finalize"),

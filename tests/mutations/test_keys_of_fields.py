@@ -16,21 +16,20 @@ from typing import Any, Literal
 import pytest
 from field_values import Field, fields_of, values
 from planned_keys import NO_OPTIONS, Stages, keys, reached, stages_of
-from reach import BASES, EDITS, OPTIONS, REFUSED, Edit, declared_name, edited, within
+from reach import BASES, EDITS, OPTIONS, REFUSED, TRIED, Edit, declared_name, edited, within
 from same_meaning import SAME, SAME_OPTIONS
 
 from winml_dag.ep.options import option_table
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import RecipeError, WinmlDagError
 from winml_dag.pipeline.request import Overrides
-from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.schema import Recipe
 
 # Read by no stage of this version; refused by the schema where they are wrong.
 UNREAD = ("eval", "perf")
 # Keys that the schema's types do not tell.
-FLAGS = tuple(Field(f"optim.{flag}", bool, section=False) for flag in CAPABILITIES)
-_OPTIM = Field("optim", Mapping[Literal[CAPABILITIES], bool], section=True)
+FLAGS = tuple(Field(f"optim.{flag}", bool, section=False) for flag in TRIED)
+_OPTIM = Field("optim", Mapping[Literal[TRIED], bool], section=True)
 # Stages that a recipe declares itself, and the components of a composite model, have tests of their own.
 FIELDS = tuple(
     _OPTIM if field.path == "optim" else field

@@ -51,9 +51,11 @@ OUTCOME = Telling(_value, done=_lines)
 
 
 def _optimized(metrics: Mapping[str, Any]) -> str:
-    applied = [f"{name} in {counted(count, 'place')}" for name, count in metrics["applied"].items()]
-    left = [f"{name}: {why}" for name, why in metrics["left"].items()]
-    parts = [f"optimized {metrics['nodes_before']} -> {metrics['nodes_after']} nodes", *applied, *left]
+    applied = [f"{name} in {counted(count, 'place')}" for name, count in metrics["applied"].items() if count]
+    idle = [name for name, count in metrics["applied"].items() if not count and name not in metrics["left"]]
+    nothing = [f"no place for {' and '.join(idle)}"] if idle else []
+    left = [f"{name} left: {why}" for name, why in metrics["left"].items()]
+    parts = [f"optimized {metrics['nodes_before']} -> {metrics['nodes_after']} nodes", *applied, *nothing, *left]
     return ", ".join(parts)
 
 

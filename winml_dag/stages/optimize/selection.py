@@ -125,5 +125,3 @@ def _contradictions(chosen: Selection) -> Iterator[str]:
         for other in CATALOG[name].excludes:
             if other in chosen.on:
                 yield f"optim.{name}: it cannot be on together with {other}. Keep one of the two."
-        if name in chosen.off:
-            yield f"optim.{name}: it is needed and switched off."
