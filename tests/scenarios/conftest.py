@@ -146,7 +146,7 @@ def built_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     first = project.build()
     assert first.code == 0, first.messages
-    assert first.ran == ["export", "optimize", "calibrate", "quantize", "compile", "validate", "finalize"]
+    assert first.ran == ["export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"]
     return project
 
 

@@ -92,7 +92,7 @@ def test_one_calibration_serves_w8a8_w8a16_w16a8_and_int16(calibrated: Project) 
     for precision in ("w8a16", "w16a8", "int16"):
         calibrated.edit(precision=precision)
         result = calibrated.build()
-        assert result.ran == ["quantize", "validate", "finalize"], result.messages
+        assert result.ran == ["analyze", "quantize", "validate", "finalize"], result.messages
         assert calibrate_of(calibrated)["outputs"] == ranges
 
 

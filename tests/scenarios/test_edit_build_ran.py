@@ -15,7 +15,7 @@ from conftest import Project
 
 pytestmark = pytest.mark.slow
 
-LINE = ["export", "optimize", "calibrate", "quantize", "compile", "validate", "finalize"]
+LINE = ["export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"]
 
 
 def test_nothing_changed_and_nothing_is_touched(project: Project) -> None:
@@ -46,8 +46,9 @@ def test_same_ranges_from_a_changed_setting_stop_at_calibrate(project: Project) 
 
 
 def test_another_precision_needs_no_new_calibration(project: Project) -> None:
+    """Only that the operators are judged anew, as what they are in it."""
     project.edit(precision="w8a16")
-    assert project.build().ran == ["quantize", "compile", "validate", "finalize"]
+    assert project.build().ran == ["analyze", "quantize", "compile", "validate", "finalize"]
 
 
 def test_back_to_the_first_precision_runs_nothing_and_brings_its_files(project: Project) -> None:
@@ -72,7 +73,7 @@ def test_embedding_the_context_reaches_compile_and_what_follows(project: Project
 def test_an_optimization_that_changes_nothing_here_stops_at_optimize(project: Project) -> None:
     project.edit(optim__reshape_mergedreshape=True)
     result = project.build()
-    assert result.ran == ["optimize"]
+    assert result.ran == ["optimize", "analyze"]
     assert result.reason("optimize") == "optim.reshape_mergedreshape: not set -> true"
 
 
@@ -186,7 +187,7 @@ def test_two_builds_at_once_run_what_they_share_once(empty_project: Project) -> 
         assert process.returncode == 0, messages
         stages = json.loads(output)["builds"][0]["stages"]
         ran += [stage["stage"] for stage in stages if stage["status"] == "ran"]
-    assert [ran.count(stage) for stage in LINE] == [1, 1, 1, 2, 2, 2, 2]
+    assert [ran.count(stage) for stage in LINE] == [1, 1, 2, 1, 2, 2, 2, 2]
 
 
 def _output_digest(project: Project, stage: str) -> str:

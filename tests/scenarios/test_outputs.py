@@ -41,6 +41,7 @@ def test_every_file_has_its_name(project: Project) -> None:
         "compiled_qnn.bin",
         "model.onnx",
         "model_qnn.bin",
+        "analyze_result.json",
         "build_manifest.json",
         "winml_build_config.json",
     }
@@ -60,7 +61,7 @@ def test_the_sidecar_lies_under_the_name_that_the_model_refers_to(project: Proje
 def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte(project: Project) -> None:
     manifest = project.manifest()
     assert manifest.keys() >= FIELDS_OF_WINML_CLI
-    assert manifest["analyze_details"].keys() == {"lint", "autoconf"}
+    assert manifest["analyze_details"].keys() == {"lint", "autoconf", "autoconf_not_converged"}
     for entry in manifest["files"]:
         path = project.out / entry["name"]
         assert (digest_file(path), path.stat().st_size) == (entry["digest"], entry["size"])
@@ -75,7 +76,7 @@ def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte
         "validate",
         "finalize",
     ]
-    assert stages["analyze"]["status"] == "skipped"
+    assert stages["analyze"]["filename"] == "analyze_result.json"
     assert stages["quantize"]["nodes_quantized"] > 0
     assert stages["quantize"]["qdq_insertion_time_seconds"] > 0
     assert stages["calibrate"]["calibration_time_seconds"] > 0
@@ -174,13 +175,13 @@ def test_a_failed_build_leaves_the_folder_as_it_was(project: Project) -> None:
 def test_plan_and_why_tell_what_build_does(project: Project) -> None:
     project.edit(precision="w8a16")
     planned = project.plan()
-    assert planned.ran == ["quantize", "compile", "validate", "finalize"]
+    assert planned.ran == ["analyze", "quantize", "compile", "validate", "finalize"]
     assert planned.reason("quantize").startswith("quant.activation_type: uint8 -> uint16")
     assert planned.reason("compile") == "depends on what quantize will give"
     why = project.run("why", "quantize", "-c", "recipe.yaml", "-o", "out").stdout
     assert "quant.activation_type: uint8 -> uint16" in why
     text = project.run("plan", "-c", "recipe.yaml", "-o", "out").stdout
-    assert "4 would run" in text
+    assert "5 would run" in text
     assert "about" in text
     assert project.build().ran == planned.ran
 

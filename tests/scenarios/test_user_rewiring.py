@@ -67,7 +67,7 @@ def inputs(project: UserProject, stage: str) -> dict[str, Any]:
 def test_what_follows_reads_the_output_of_the_stage_between(project: UserProject) -> None:
     result = project.build("-o", "out")
     assert result.code == 0, result.messages
-    assert result.ran == ["optimize.0", "surgery", "calibrate", "quantize", "validate", "finalize"]
+    assert result.ran == ["optimize.0", "analyze.0", "surgery", "calibrate", "quantize", "validate", "finalize"]
     assert inputs(project, "surgery")["model"] == "optimize.0.model"
     assert inputs(project, "calibrate")["model"] == "surgery.model", "ranges are of the model that is quantized"
     assert inputs(project, "quantize")["model"] == "surgery.model"
