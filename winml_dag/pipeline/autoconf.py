@@ -15,6 +15,7 @@ from pathlib import Path
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.tables import table_places
+from winml_dag.errors import UsageError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
@@ -25,6 +26,8 @@ from winml_dag.stages.quantize import QuantizeConfig
 
 # Named as it is because reasons name sources.
 BEGIN = Source("no capabilities", kinds.OPTIMIZATIONS, (SourceFile(discovered.FILE, discovered.NOTHING),))
+# Each is two nodes of the graph, whether it adds something or not.
+MOST_ROUNDS = 20
 
 
 def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Search:
@@ -80,6 +83,8 @@ def notices(target: Target, analyze: AnalyzeConfig | Skip, search: Search) -> It
 
 def _rounds(asked: Asked) -> int:
     now = asked.overrides.max_optim_iterations
+    if now is not None and not 0 <= now <= MOST_ROUNDS:
+        raise UsageError(f"max_optim_iterations is a number from 0 to {MOST_ROUNDS}, not {now}.")
     return asked.recipe.max_optim_iterations if now is None else now
 
 
