@@ -191,6 +191,8 @@ def test_a_plan_counts_what_the_items_share(modules: Modules) -> None:
 def test_a_list_needs_a_folder_and_modules(modules: Modules) -> None:
     homeless = modules.run("build", "-c", "modules.json", "-m", "model", "--use-cache")
     assert (homeless.returncode, "needs a folder to put them into" in homeless.stderr) == (2, True)
+    exported = modules.run("plan", "-c", "modules.json", "-m", "out/BertLayer_0/export.onnx")
+    assert (exported.returncode, "is ONNX already" in exported.stderr) == (2, True)
     modules.write(item(0), {"model": "model"})
     unnamed = modules.run("build", "-c", "modules.json", "-o", "out", "--format", "json")
     assert (unnamed.returncode, "has no loader.module_path" in json.loads(unnamed.stdout)["error"]) == (2, True)

@@ -43,6 +43,11 @@ def components_for(asked: Asked, model: Model) -> tuple[Component, ...]:
     if model.onnx is not None:
         if named is not None or asked.recipe.components:
             raise RecipeError(f"{model.name} is ONNX already, so it has no components.", advice=_LEAVE_OUT)
+        if asked.recipe.loader.module_path is not None:
+            raise RecipeError(
+                f"{model.name} is ONNX already, so loader.module_path cannot be taken out of it.",
+                advice="Name the PyTorch model that it was exported from.",
+            )
         return ()
     if asked.recipe.loader.module_path is not None:
         if named is not None or asked.recipe.components:
@@ -124,6 +129,8 @@ def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]
     assert composite is not None
     task = asked.task or model.task or composite.tasks[0]
     _refuse_in_common(asked, parts)
+    ignored = tuple(_outputs_notice(asked, parts))
+    parts = {component: _with_own_outputs(asked, component, build) for component, build in parts.items()}
     named = {component.name: build for component, build in parts.items()}
     shared = {component.name: _shared_tensors(asked, component) for component in parts}
     first = next(iter(named.values()))
@@ -138,7 +145,7 @@ def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]
             task=task,
             precision=_precision({name: own["precision"] for name, own in told.items()}),
             settings=_settings(named, shared, task),
-            notices=tuple(_notices(named)),
+            notices=(*_notices(named), *ignored),
             components=told,
         ),
         export=ComponentsConfig(
@@ -159,19 +166,26 @@ def _refuse_in_common(asked: Asked, parts: Mapping[Component, Build]) -> None:
             "Stages of your own cannot stand between those of several components.",
             advice="Build one component with --submodel, or take `stages` away.",
         )
-    own = [component.name for component in parts if _writes_outputs(recipe.components.get(component.name))]
-    if recipe.export is not None and recipe.export.output_tensors and len(own) < len(parts):
-        name = next(component.name for component in parts if component.name not in own)
-        raise RecipeError(
-            "export.output_tensors names the outputs of one model, and this one has several components.",
-            advice=f"Name them in components.{name}.export.output_tensors.",
-        )
     saved = [build.save_ranges for build in parts.values() if build.save_ranges is not None]
     if len(set(saved)) < len(saved):
         raise RecipeError(
             f"quant.calibration_save_path: the ranges of several components would go to {saved[0].path}.",
             advice="Give each a path of its own, in components.NAME.quant.calibration_save_path.",
         )
+
+
+def _with_own_outputs(asked: Asked, component: Component, build: Build) -> Build:
+    """*build* without names of outputs that the recipe has for all components: each puts out all that it has."""
+    if _writes_outputs(asked.recipe.components.get(component.name)):
+        return build
+    assert isinstance(build.export, ExportConfig)
+    settings = build.summary.settings
+    export = {name: value for name, value in _mapping(settings["export"]).items() if name != "output_tensors"}
+    return replace(
+        build,
+        export=replace(build.export, export=replace(build.export.export, output_tensors=None)),
+        summary=replace(build.summary, settings={**settings, "export": export}),
+    )
 
 
 def _writes_outputs(own: Own | None) -> bool:
@@ -231,6 +245,22 @@ def _notices(parts: Mapping[str, Build]) -> Iterator[str]:
             elif notice not in told:
                 told.add(notice)
                 yield notice
+
+
+def _outputs_notice(asked: Asked, parts: Mapping[Component, Build]) -> Iterator[str]:
+    recipe = asked.recipe
+    without = [
+        component.name
+        for component, build in parts.items()
+        if isinstance(build.export, ExportConfig)
+        and build.export.export.output_tensors
+        and not _writes_outputs(recipe.components.get(component.name))
+    ]
+    if without:
+        yield (
+            f"export.output_tensors is not about one component, so {' and '.join(without)} put out all that they have. "
+            f"Name outputs in components.{without[0]}.export.output_tensors."
+        )
 
 
 def _settings(parts: Mapping[str, Build], shared: Mapping[str, tuple[str, ...]], task: str) -> JsonObject:

@@ -107,6 +107,12 @@ def test_a_path_of_one_class_of_an_architecture_is_found_in_another(bench: Bench
     assert exported.hierarchy["model"]["class_name"] == "BertLayer"
 
 
+def test_inputs_that_winml_cli_has_no_names_for_are_taken_by_their_place(bench: Bench) -> None:
+    fields = ExportFields(input_tensors=(InputTensor("input_0", "float32", (1, 5, 32)),))
+    exported = bench.export(of(BERT, "bert.encoder.layer.0.attention.self"), fields)
+    assert [value.name for value in onnx.load(exported.model).graph.input] == ["input_0"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "sentence"),
     [

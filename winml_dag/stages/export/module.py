@@ -114,18 +114,27 @@ def _call_by_name(module: Any, fields: ExportFields) -> None:
     """Let *module* take the tensors of the recipe by name, beside its other arguments, and give tensors by name."""
     forward = module.forward
     parameters = inspect.signature(forward).parameters
-    names = [each.name for each in fields.input_tensors or ()]
+    called = {each.name: _argument(each.name, list(parameters)) for each in fields.input_tensors or ()}
     constants = fields.module_arguments or {}
-    _refuse_unknown(parameters, names, constants)
+    _refuse_unknown(parameters, list(called.values()), constants)
     several = next((each.name for each in parameters.values() if each.kind is each.VAR_POSITIONAL), None)
 
     def call(**tensors: Tensor) -> dict[str, Tensor]:
-        arguments = {**assembled(tensors), **constants}
+        arguments = {**assembled({called[name]: tensor for name, tensor in tensors.items()}), **constants}
         unnamed = () if several is None else arguments.pop(several, ())
         result = forward(*unnamed, **arguments)
         return dict(named_outputs(result, tensors))
 
     module.forward = call
+
+
+def _argument(name: str, takes: Sequence[str]) -> str:
+    """The argument that *name* means: itself, or, as winml-cli calls those whose names it does not know, the one at the
+    place in ``input_1``.
+    """
+    place = name.removeprefix("input_")
+    by_place = name not in takes and name != place and place.isdecimal() and int(place) < len(takes)
+    return takes[int(place)] if by_place else name
 
 
 def _refuse_unknown(
