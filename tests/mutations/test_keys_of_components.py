@@ -100,11 +100,16 @@ def test_what_the_recipe_says_reaches_all_components_but_those_that_say_otherwis
         {**RECIPE, "loader": {**RECIPE["loader"], "model_type": "clip", "task": "zero-shot-image-classification"}},
         {
             **RECIPE,
+            "export": {"output_tensors": [{"name": "y"}]},
+            "components": {"decoder": {"export": {"output_tensors": [{"name": "z"}]}}},
+        },
+        {
+            **RECIPE,
             "quant": {"calibration_data": "data.npz"},
             "components": {"decoder": {"quant": {"calibration_data": None}, "validate": {"input_data": "data.npz"}}},
         },
     ],
-    ids=["plain", "sections", "tensors for all", "tensors of one", "towers", "data of one"],
+    ids=["plain", "sections", "tensors for all", "tensors of one", "towers", "outputs of one", "data of one"],
 )
 def test_the_settings_of_a_build_give_the_same_keys(project: Path, recipe: Mapping[str, Any]) -> None:
     first = planned(recipe, project)

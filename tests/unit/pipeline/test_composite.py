@@ -92,6 +92,20 @@ def test_what_holds_for_one_component_alone_is_told_with_its_name(store: LocalSt
     assert [notice.partition(" ")[0] for notice in one.summary.notices] == ["decoder:"]
 
 
+def test_names_of_outputs_are_for_one_component(store: LocalStore) -> None:
+    recipe = {
+        **MARIAN,
+        "auto": False,
+        "export": {"output_tensors": [{"name": "logits"}]},
+        "components": {"decoder": {"export": {"output_tensors": [{"name": "words"}]}}},
+    }
+    found = planned(recipe, store)
+    config = next(node for node in found.graph.nodes if node.id == "export").config
+    exports = {name: own["export"]["output_tensors"] for name, own in config["components"].items()}
+    assert exports == {"encoder": None, "decoder": ["words"]}
+    assert [notice for notice in found.summary.notices if "encoder put out all" in notice] != []
+
+
 @pytest.mark.parametrize(
     ("recipe", "options", "complaint"),
     [
@@ -99,7 +113,6 @@ def test_what_holds_for_one_component_alone_is_told_with_its_name(store: LocalSt
         (MARIAN, {"submodel": "tower"}, "It has: encoder, decoder"),
         ({**BERT, "components": {"encoder": {}}}, {}, "bert with random weights is exported in one piece"),
         (BERT, {"submodel": "encoder"}, "bert with random weights is exported in one piece"),
-        ({**MARIAN, "export": {"output_tensors": [{"name": "y"}]}}, {}, "components.encoder.export.output_tensors"),
         (
             {**MARIAN, "stages": {"look": {"command": ["true"], "outputs": {"out": "seen.txt"}}}},
             {},
