@@ -25,7 +25,6 @@ _TESTED_ELSEWHERE = {
     "reshape_mergedreshape",
     "bias_softmax_fusion",
     "attention_fusion",
-    "embed_layer_norm_fusion",
     "unsqueeze_elimination",
 }
 

@@ -78,6 +78,7 @@ def test_exported_models_compute_the_same_with_all_capabilities(
     fused = optimize(tmp_path / "fused", exported, *(name for name in TOGETHER if "conv2d" not in name))
     for result in (plain, together, fused):
         assert_same_results(result)
+    assert fused.ops["com.microsoft/MultiHeadAttention"] == SIZES["num_hidden_layers"]
     assert fused.metrics["nodes_after"] <= plain.metrics["nodes_after"]
     assert not fused.ops.keys() & {"Erf", "Tanh"}
     lowest = min(values.min() for values in fused.constants.values() if values.dtype == np.float32)

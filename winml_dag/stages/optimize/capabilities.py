@@ -204,22 +204,15 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "reshape_mergedreshape": Capability(
             "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape."
         ),
+        "attention_fusion": Capability(
+            "Fuse an attention block with separate heads into com.microsoft MultiHeadAttention.",
+            makes=("com.microsoft/MultiHeadAttention",),
+            waits=_GEMM,
+        ),
         "gather_slice_to_split_fusion": _extended(
             "Make several Gather or Slice that share an axis one Split.", "GatherSliceToSplitFusion", "Split"
         ),
         "gather_to_slice_fusion": _extended("Make a Gather of a Range a Slice.", "GatherToSliceFusion", "Slice"),
-        "attention_fusion": _extended(
-            "Fuse an attention block into com.microsoft Attention.",
-            "AttentionFusion",
-            "com.microsoft/Attention",
-            waits=_GEMM,
-        ),
-        "embed_layer_norm_fusion": _extended(
-            "Fuse the sum of embeddings and its layer normalization into com.microsoft EmbedLayerNormalization.",
-            "EmbedLayerNormFusion",
-            "com.microsoft/EmbedLayerNormalization",
-            needs=("layer_norm_fusion",),
-        ),
         "skip_layer_norm_fusion": _extended(
             "Fuse a residual Add and the layer normalization after it into com.microsoft SkipLayerNormalization.",
             "SkipLayerNormFusion",
@@ -279,6 +272,10 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "Fuse Add and Softmax into com.microsoft BiasSoftmax. Left to GPU providers, which do it when they load a "
             "model: no other could run the result.",
             by=NOBODY,
+        ),
+        "embed_layer_norm_fusion": _left(
+            "Fuse the sum of embeddings and its layer normalization.",
+            "onnxruntime's fusion has found no place in any BERT that PyTorch exports now",
         ),
         "matmul_activation_fusion": _left(
             "Fuse a MatMul and the activation after it.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from winml_dag.stages.optimize import (
+    attention,
     bias_softmax,
     channel_layer_norm,
     clamp_constants,
@@ -54,6 +55,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "matmuladd_conv2d3d": conv_linear.of_rank(3),
     "matmuladd_conv2d2d": conv_linear.of_rank(2),
     "matmul_add_fusion": matmul_add.apply,
+    "attention_fusion": attention.apply,
     "highdimRTR_lowdimRTR": high_rank_transpose.apply,
     "reshape_mergedreshape": reshape_chain.apply,
     "gelu_approximation": gelu.approximate,
