@@ -33,11 +33,14 @@ class Merged:
         sources: by content, by the names that they have in ``graph``.
         ids: for each part, by the id that a node has there, the id of the one that does its work; the first part that
             has a node gives it its label.
+        order: by id, the place of each node when all of one part comes before what only later ones have: whoever keeps
+            to it finishes part by part.
     """
 
     graph: Graph
     sources: Mapping[str, Artifact]
     ids: tuple[Mapping[str, str], ...]
+    order: Mapping[str, int]
 
     def readers(self) -> Mapping[str, Sequence[tuple[int, str]]]:
         """By the id of a node, all that it stands for: the place of a part, and the id there."""
@@ -52,7 +55,8 @@ def merge(parts: Sequence[Part]) -> Merged:
     """The graph of all *parts*, whose labels differ."""
     merging = _Merging()
     ids = tuple(merging.add(part) for part in parts)
-    return Merged(Graph.of(merging.nodes.values(), merging.sources.values()), merging.artifacts, ids)
+    order = {node.id: place for place, node in enumerate(merging.nodes.values())}
+    return Merged(Graph.of(merging.nodes.values(), merging.sources.values()), merging.artifacts, ids, order)
 
 
 class _Merging:

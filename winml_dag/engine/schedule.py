@@ -41,8 +41,10 @@ _MOST_REMAKES = 3
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to go through a graph; ``scope`` tells builds apart in what is remembered of them. ``remembered``: by id, what
-    the results of nodes that several builds share are remembered under instead.
+    """How to go through a graph; ``scope`` tells builds apart in what is remembered of them.
+
+    ``remembered``: by id, what the results of nodes that several builds share are remembered under instead. ``order``:
+    by id, which of the nodes that can run goes first, the least number first; without it, they go as they were found.
     """
 
     scope: str
@@ -50,6 +52,7 @@ class RunOptions:
     keep_going: bool = False
     rebuild: bool = False
     remembered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    order: Mapping[str, int] = field(default_factory=dict)
 
     def names(self, node: Node) -> Sequence[str]:
         """What the result of *node* is remembered under; a reason compares with what stood under the first."""
@@ -133,13 +136,22 @@ class Scheduler:
 
     def _fill_places(self, pool: ThreadPoolExecutor) -> None:
         while self._to_run and len(self._underway) + self._busy_threads < self._options.jobs:
-            node, decision = self._to_run.popleft()
+            node, decision = self._next()
             if (same := self._at_work.get(decision.key)) is not None:
                 # Decided again when that one has ended, and then found.
                 same.append(node)
                 continue
             self._at_work[decision.key] = []
             self._start(pool, node, decision)
+
+    def _next(self) -> tuple[Node, Run]:
+        order = self._options.order
+        if not order:
+            return self._to_run.popleft()
+        place = min(range(len(self._to_run)), key=lambda place: order[self._to_run[place][0].id])
+        found = self._to_run[place]
+        del self._to_run[place]
+        return found
 
     def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}

@@ -208,7 +208,7 @@ class _Builds:
                 (),
                 self._store,
                 scratch,
-                RunOptions("", self._options.jobs, True, self._options.rebuild, remembered),
+                RunOptions("", self._options.jobs, True, self._options.rebuild, remembered, common.order),
                 observer=_Shared(self._observer, common, running, self._put_finished),
                 executor=self._executor,
                 timeout_seconds=self._options.stage_timeout_seconds,

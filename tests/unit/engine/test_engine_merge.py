@@ -71,7 +71,7 @@ class Parts:
         ran = bench.run(nodes, part.graph.sources.values())
         return {each.id: bench.text(ran.file(each.id)) for each in nodes}
 
-    def together(self, merged: Merged) -> tuple[list[dict[str, str]], list[str]]:
+    def together(self, merged: Merged, jobs: int = 2) -> tuple[list[dict[str, str]], list[str]]:
         """The same of all parts run as one graph, and the nodes that were run."""
         scratch = self.bench.folder / "scratch"
         scratch.mkdir()
@@ -91,7 +91,7 @@ class Parts:
             node_id: [f"{self.parts[place].label}\n{own}" for place, own in readers]
             for node_id, readers in merged.readers().items()
         }
-        options = RunOptions("all", jobs=2, remembered=remembered)
+        options = RunOptions("all", jobs=jobs, remembered=remembered, order=merged.order)
         results = Scheduler(merged.graph, merged.sources, store, runner, options).run()
         texts = {}
         for result in results:
@@ -140,3 +140,13 @@ def test_sources_of_one_name_and_other_contents_stay_apart(tmp_path: Path) -> No
     merged = merge(Parts(tmp_path, [Drawn(("a", "a"), step), Drawn(("b", "a"), step)]).parts)
     assert len(merged.graph.nodes) == 2
     assert sorted(merged.sources) == ["b1/weights", "weights"], "and what has equal contents is one source"
+
+
+def test_parts_are_finished_one_after_the_other(tmp_path: Path) -> None:
+    chains = [
+        Drawn(("a", "a"), (("one", salt, ("weights",)), ("two", 0, ("n0.out",)), ("two", 1, ("n1.out",))))
+        for salt in (0, 1)
+    ]
+    parts = Parts(tmp_path, chains)
+    _, calls = parts.together(merge(parts.parts), jobs=1)
+    assert calls == [f"{label}/n{place}" for label in ("b0", "b1") for place in range(3)]
