@@ -8,26 +8,42 @@ from dataclasses import replace
 from winml_dag.ep.support.case import AttributeValue, Case
 from winml_dag.ep.support.tables import PATTERN
 from winml_dag.ep.support.verdict import Level
+from winml_dag.onnxmodel.dataflow import integers_of
 from winml_dag.stages.analyze.fusions import Situation
 from winml_dag.stages.analyze.judging import Judge
 from winml_dag.stages.analyze.patterns import Match
 from winml_dag.stages.analyze.result import Judged
+from winml_dag.stages.probe.wholes import turned_attributes
+
+Attributes = tuple[tuple[str, AttributeValue], ...]
 
 
-def _gelu(match: Match) -> dict[str, AttributeValue]:
-    return {"form": "Erf" if any(node.op_type == "Erf" for node in match.nodes) else "Tanh"}
+def _gelu(match: Match, _situation: Situation) -> Attributes | None:
+    return (("form", "Erf" if any(node.op_type == "Erf" for node in match.nodes) else "Tanh"),)
+
+
+def _turned(match: Match, situation: Situation) -> Attributes | None:
+    turned = match.nodes[1]
+    split, order = situation.operand(turned.inputs[0]).dims, integers_of(turned, "perm")
+    if split is None or None in split or len(split) != len(order):
+        return None
+    return turned_attributes(tuple(size or 0 for size in split), order)
 
 
 # What tells forms of a pattern apart, for those that are measured as wholes (:mod:`winml_dag.stages.probe.patterns`).
-_MEASURED: Mapping[str, Callable[[Match], dict[str, AttributeValue]]] = {"GeluPattern": _gelu}
+# None where the model leaves it open.
+_MEASURED: Mapping[str, Callable[[Match, Situation], Attributes | None]] = {
+    "GeluPattern": _gelu,
+    "ReshapeTransposeReshapeOverlyHighDim": _turned,
+}
 
 
 def as_wholes(judge: Judge, judged: Sequence[Judged], matches: Sequence[Match], situation: Situation) -> list[Judged]:
     """*judged*, where nodes of a pattern that the target takes as a whole are supported with it."""
     taken: dict[int, str] = {}
     for match in matches:
-        if match.pattern in _MEASURED:
-            verdict = judge.verdict(judge.as_it_will_be(_case(match, situation), match.nodes[0].name))
+        if (case := _case(match, situation)) is not None:
+            verdict = judge.verdict(judge.as_it_will_be(case, match.nodes[0].name))
             if verdict.level is Level.SUPPORTED:
                 taken.update((id(node), f"in a whole that is taken: {verdict.reason}") for node in match.nodes)
     return [
@@ -36,7 +52,9 @@ def as_wholes(judge: Judge, judged: Sequence[Judged], matches: Sequence[Match], 
     ]
 
 
-def _case(match: Match, situation: Situation) -> Case:
-    form = tuple(sorted(_MEASURED[match.pattern](match).items()))
+def _case(match: Match, situation: Situation) -> Case | None:
+    form = _MEASURED[match.pattern](match, situation) if match.pattern in _MEASURED else None
+    if form is None:
+        return None
     inputs = (situation.operand(match.values["x"]),)
-    return Case(match.pattern, PATTERN, situation.opset, inputs, (situation.result(match),), form)
+    return Case(match.pattern, PATTERN, situation.opset, inputs, (situation.result(match),), tuple(sorted(form)))

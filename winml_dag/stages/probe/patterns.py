@@ -1,16 +1,19 @@
 """Measuring patterns, groups of nodes that a provider takes as one although it does not take each of them:
 ``python -m winml_dag.stages.probe.patterns --ep qnn``.
 
-QNN takes a GELU that is spelled out with Erf, which it has no operator for. In integers it does not.
+QNN takes a GELU that is spelled out with Erf, which it has no operator for; in integers it does not. It takes a
+Reshape, a Transpose and a Reshape through six dimensions, if one of them is 1, and none of the three alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from winml_dag.ep.support.tables import PATTERN, patterns_name
 from winml_dag.ep.support.verdict import Outcome
 from winml_dag.stages.probe.attempt import attempt
 from winml_dag.stages.probe.generate import about_target, table_of
+from winml_dag.stages.probe.wholes import turned_attributes
 
 _SHAPES = ((32,), (8, 16), (1, 16, 32), (1, 2, 8, 16), (1, 2, 3, 4, 8))
 _OPSETS = (13, 17, 21)
@@ -35,6 +39,7 @@ _OUTER = (
     "m = Mul(s, half) y = Mul(x, m)",
 )
 _INTEGERS = ("uint8", "uint16")
+_TURNED = 60
 
 
 def _gelu(shape: tuple[int, ...], opset: int, inner: str, outer: str) -> onnx.ModelProto:
@@ -45,22 +50,76 @@ def _gelu(shape: tuple[int, ...], opset: int, inner: str, outer: str) -> onnx.Mo
     )
 
 
-def _case(shape: tuple[int, ...], opset: int, integers: str) -> Case:
-    value = Operand("float32", shape)
-    quantized = Quantized(integers, "") if integers else None
-    return Case("GeluPattern", PATTERN, opset, (value,), (value,), (("form", "Erf"),), quantized)
+@dataclass(frozen=True)
+class _Use:
+    """A pattern with values: the forms that it may be written in, and what it is fed."""
+
+    case: Case
+    forms: tuple[onnx.ModelProto, ...]
+    feeds: dict[str, Any]
+
+
+def _gelus() -> Iterator[_Use]:
+    for shape, opset in product(_SHAPES, _OPSETS):
+        value = Operand("float32", shape)
+        case = Case("GeluPattern", PATTERN, opset, (value,), (value,), (("form", "Erf"),))
+        forms = tuple(_gelu(shape, opset, inner, outer) for inner, outer in product(_INNER, _OUTER))
+        yield _Use(case, forms, {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)})
+
+
+def _turned(random: Random) -> _Use:
+    """A Reshape, a Transpose and a Reshape through as many dimensions as come out."""
+    rank = random.choice((5, 6, 6, 6, 7))
+    split = [random.choice((1, 2, 2, 3, 4)) for _ in range(rank)]
+    order = random.sample(range(rank), rank)
+    if random.random() < 0.5:  # one of size 1 that stays where it is
+        place = random.randrange(rank)
+        split[place], other = 1, order.index(place)
+        order[place], order[other] = order[other], order[place]
+    first, last = _joined(split, random), _joined([split[axis] for axis in order], random)
+    opset = random.choice(_OPSETS)
+    names = ", ".join(
+        f"int64[{len(dims)}] {name} = {{{_text(dims)}}}" for name, dims in (("up", split), ("down", last))
+    )
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> turned (float[{_text(first)}] x) => (float[{_text(last)}] y) '
+        f"<{names}> {{ r = Reshape(x, up) t = Transpose <perm = {order}> (r) y = Reshape(t, down) }}"
+    )
+    case = Case(
+        "ReshapeTransposeReshapeOverlyHighDim",
+        PATTERN,
+        opset,
+        (Operand("float32", tuple(first)),),
+        (Operand("float32", tuple(last)),),
+        turned_attributes(tuple(split), tuple(order)),
+    )
+    return _Use(case, (model,), {"x": np.random.default_rng(0).normal(size=first).astype(np.float32)})
+
+
+def _joined(dims: list[int], random: Random) -> list[int]:
+    """*dims* with some neighbours as one, so that four are left at most."""
+    left = list(dims)
+    while len(left) > random.randint(2, 4):
+        place = random.randrange(len(left) - 1)
+        left[place : place + 2] = [left[place] * left[place + 1]]
+    return left
+
+
+def _text(dims: Sequence[int]) -> str:
+    return ", ".join(map(str, dims))
 
 
 def rows(target: Target) -> Iterator[tuple[Case, Outcome]]:
     """What *target* does with each form of a pattern: of several forms of one case, the worst."""
     options = complete_options(target, {})
-    for shape, opset in product(_SHAPES, _OPSETS):
-        feeds = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
-        models = [_gelu(shape, opset, inner, outer) for inner, outer in product(_INNER, _OUTER)]
+    random = Random(0)
+    for use in (*_gelus(), *(_turned(random) for _ in range(_TURNED))):
         for integers in ("", *_INTEGERS):
-            made = models if not integers else [_quantized(models[0], feeds, integers)]
-            outcomes = [attempt(model.SerializeToString(), feeds, target, options) for model in made]
-            yield _case(shape, opset, integers), min(outcomes, key=lambda each: (each.ran, each.compiled, each.agrees))
+            made = use.forms if not integers else (_quantized(use.forms[0], use.feeds, integers),)
+            outcomes = [attempt(model.SerializeToString(), use.feeds, target, options) for model in made]
+            quantized = Quantized(integers, "") if integers else None
+            worst = min(outcomes, key=lambda each: (each.ran, each.compiled, each.agrees))
+            yield replace(use.case, quantized=quantized), worst
 
 
 def _quantized(model: onnx.ModelProto, feeds: dict[str, Any], integers: str) -> onnx.ModelProto:
