@@ -62,7 +62,7 @@ def _export_fields(export: Export) -> ExportFields:
     inputs = export.input_tensors
     outputs = export.output_tensors
     axes = export.dynamic_axes
-    sizes: dict[str, int] = {**(export.shape_config or {})}
+    sizes: dict[str, int] = {str(name): size for name, size in (export.shape_config or {}).items()}
     batch_size = sizes.pop(BATCH, export.batch_size)
     return ExportFields(
         opset_version=export.opset_version or DEFAULT_OPSET,
