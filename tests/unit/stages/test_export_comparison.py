@@ -15,6 +15,15 @@ def test_rounding_agrees() -> None:
     assert agreed.cosine > 0.9999
 
 
+def test_rounding_in_a_few_places_agrees_and_the_same_everywhere_does_not() -> None:
+    many = np.tile(RIGHT, 1000)
+    few = many.copy()
+    few[:3] += np.float32(8e-3)
+    agreement([{"logits": many}], [{"logits": few}])
+    with pytest.raises(StageError, match="differs from PyTorch"):
+        agreement([{"logits": many}], [{"logits": many + np.float32(8e-3)}])
+
+
 def test_tiny_outputs_are_held_against_their_own_scale() -> None:
     with pytest.raises(StageError, match="differs from PyTorch in 'logits'"):
         agreement([{"logits": RIGHT * 1e-6}], [{"logits": RIGHT * 1.1e-6}])

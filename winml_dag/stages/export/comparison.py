@@ -22,6 +22,11 @@ Arrays = Mapping[str, NDArray[np.generic]]
 # Correct exports in float32 were seen to differ by up to 1e-5 of the largest output; a wrong one is off by far more.
 LEAST_COSINE = 0.9999
 MOST_DIFFERENCE = 1e-3
+# A layer norm of nearly constant features magnifies rounding: OWL-ViT with random weights differs by 1.3e-3 of the
+# largest output in a few places, as PyTorch does from itself in double precision. All places together say that it is
+# rounding: noise 60 dB below the signal.
+ROUNDING_SQNR_DB = 60.0
+MOST_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,15 @@ def agreement(expected: Sequence[Arrays], found: Sequence[Arrays]) -> Agreement:
     """
     Raises:
         StageError: when an output differs in shape, is NaN, or is beyond :data:`LEAST_COSINE` or
-            :data:`MOST_DIFFERENCE` (relative to the largest magnitude in the expected output).
+            :data:`MOST_DIFFERENCE` (relative to the largest magnitude in the expected output), or
+            :data:`MOST_ROUNDING` where all of it together is no more noise than :data:`ROUNDING_SQNR_DB`.
     """
     difference, cosine = 0.0, 1.0
     for right, ours in zip(expected, found, strict=True):
         for each in compare(list(right.values()), list(ours.values()), list(right)):
             scale = _scale(each.name, right[each.name])
-            if each.max_abs_error > MOST_DIFFERENCE * scale or each.cosine < LEAST_COSINE:
+            most = MOST_ROUNDING if each.sqnr_db >= ROUNDING_SQNR_DB else MOST_DIFFERENCE
+            if each.max_abs_error > most * scale or each.cosine < LEAST_COSINE:
                 raise StageError(
                     f"The exported model differs from PyTorch in {each.name!r}: by up to {each.max_abs_error:.3g} "
                     f"where values reach {scale:.3g}, cosine {each.cosine:.6f}.",
