@@ -12,5 +12,5 @@ import signal
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-for variable in ("WINML_DAG_CONFIG", "WINML_DAG_EP_ENVIRONMENTS"):
+for variable in ("WINML_DAG_CONFIG", "WINML_DAG_EP_ENVIRONMENTS", "WINML_DAG_SUPPORT_DIR", "WINMLCLI_RULES_DIR"):
     os.environ.pop(variable, None)

@@ -19,6 +19,7 @@ SAME = "that of input 0"
 
 # Operators with any number of inputs tell them apart by their first three.
 _MOST_INPUTS = 8
+_OF_TYPES = ("quantized", "activations", "weights", "per channel", "type of input 0", "float", "bits", "dynamic")
 _AXES = ("axis", "axes", "batch_axis", "time_axis")
 
 
@@ -55,14 +56,24 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
     return found
 
 
-def is_text(name: str) -> bool:
+def is_binding(name: str) -> bool:
     """Whether the feature *name* is one that measurements of other values say nothing about."""
-    return name in ("activations", "weights") or name.startswith("type of") or name.endswith(" text")
+    return name in ("activations", "weights", "dynamic") or name.startswith("type of") or name.endswith(" text")
+
+
+def is_first(name: str) -> bool:
+    """Whether the feature *name* is one by which providers choose their kernels, before they look at anything else."""
+    return name in _OF_TYPES or name.startswith("type of")
 
 
 def is_size(name: str) -> bool:
     """Whether *name* is a size of an input or a value of a constant: there are many, and most are chance."""
     return "size" in name or "elements" in name or "values of" in name
+
+
+def of_types(found: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Those of the features of a case that every operator has: its types, and whether sizes are open."""
+    return {name: found[name] for name in _OF_TYPES if name in found}
 
 
 def _quantized(case: Case) -> dict[str, Feature]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from math import log2
 
-from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, is_size
+from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, is_first, is_size
 
 Features = Mapping[str, Feature]
 # A bound for what reads a table, no choice: measured trees are half as deep.
 _DEEPEST = 40
 _SIZES_COUNT = 0.4
+_FIRST_COUNT = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,15 @@ def _best(rows: Sequence[tuple[Features, str]], counts: Counter[str]) -> tuple[s
             size = left.total()
             rest = counts - left
             cost = _entropy(left) * size + _entropy(rest) * (len(rows) - size)
-            # What is left to tell apart, or all of it: a size has to tell more than anything else does to be asked for.
-            cost = whole - (whole - cost) * (_SIZES_COUNT if is_size(name) else 1.0)
+            cost = whole - (whole - cost) * _weight(name)
             if cost < least - 1e-9:
                 best, least = (name, value), cost
     return best
+
+
+def _weight(name: str) -> float:
+    """What a question about *name* counts. There are many sizes, some of which always go with the outcome by chance."""
+    return _FIRST_COUNT if is_first(name) else _SIZES_COUNT if is_size(name) else 1.0
 
 
 def _splits(rows: Sequence[tuple[Features, str]], name: str) -> Iterator[tuple[Feature, Counter[str]]]:

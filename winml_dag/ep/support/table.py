@@ -16,7 +16,7 @@ from typing import Any
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.ep.support.case import AttributeValue, Case
-from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, features, is_text
+from winml_dag.ep.support.features import ABSENT, UNKNOWN, Feature, features, is_binding, of_types
 from winml_dag.ep.support.questions import Leaf, Question, Tree, grow, walk
 from winml_dag.ep.support.verdict import Level, Outcome, Verdict
 from winml_dag.errors import InputError
@@ -29,6 +29,9 @@ _NAMES = {(True, True, True): "taken", (True, True, False): "taken, wrong", (Tru
 _OUTCOMES = {name: Outcome(*key) for key, name in _NAMES.items()}
 # Of measurements that fit a case whose model leaves something open, so many have to agree.
 _NEARLY_ALL = 0.95
+_ENOUGH = 20  # measurements of other operators
+# What is measured of all operators together, for types that one of them was not measured with.
+ANY_OPERATOR = ("", "*")
 _LONGEST_PATH = 5  # answers in a sentence
 
 
@@ -91,17 +94,42 @@ class OperatorEvidence:
     def _beyond(self, case: Case, seen: Mapping[str, Feature]) -> str | None:
         """Why *case* is none that measurements say something about; None when it is one."""
         for name, value in seen.items():
-            if isinstance(value, str) and is_text(name) and value != UNKNOWN:
+            if value != UNKNOWN and is_binding(name):
                 known = self.measured.get(name, frozenset({ABSENT}))
-                if value not in known:
+                if str(value) not in known:
                     return f"no {case} was measured whose {name} is {value or 'none'}"
         return None
+
+    def verdict_by_types(self, case: Case) -> Verdict | None:
+        """What the measurements of all operators say of the types of *case*; None where these do not nearly agree."""
+        leaves = [leaf for leaf, _ in walk(self.tree, of_types(features(case, self.defaults)))]
+        counts: Counter[str] = Counter()
+        for leaf in leaves:
+            counts.update(dict(leaf.counts))
+        levels: Counter[Level] = Counter()
+        for name, count in counts.items():
+            levels[_OUTCOMES[name].level] += count
+        (level, count), *_ = levels.most_common(1)
+        if counts.total() < _ENOUGH or count < _NEARLY_ALL * counts.total():
+            return None
+        name = max((name for name in counts if _OUTCOMES[name].level is level), key=lambda name: (counts[name], name))
+        outcome = _OUTCOMES[name]
+        reason = f"{case} was not measured with these types; of other operators, {count} of {counts.total()} measured"
+        return Verdict(level, f"{reason} {_SAID[name]}", outcome.compiled, outcome.ran)
 
 
 def evidence_of(rows: Iterable[tuple[Case, Outcome]], defaults: Mapping[str, AttributeValue]) -> OperatorEvidence:
     """What *rows*, all of one operator, come to."""
-    seen = [(features(case, defaults), outcome_name(outcome)) for case, outcome in rows]
-    texts = sorted({name for row, _ in seen for name in row if is_text(name)})
+    return _grown([(features(case, defaults), outcome_name(outcome)) for case, outcome in rows], defaults)
+
+
+def evidence_by_types(rows: Iterable[tuple[Case, Outcome]]) -> OperatorEvidence:
+    """What *rows*, of all operators, come to by their types alone."""
+    return _grown([(of_types(features(case, {})), outcome_name(outcome)) for case, outcome in rows], {})
+
+
+def _grown(seen: list[tuple[dict[str, Feature], str]], defaults: Mapping[str, AttributeValue]) -> OperatorEvidence:
+    texts = sorted({name for row, _ in seen for name in row if is_binding(name)})
     measured = {name: frozenset(str(row.get(name, ABSENT)) for row, _ in seen) for name in texts}
     return OperatorEvidence(defaults, measured, grow(seen))
 
@@ -124,7 +152,7 @@ class SupportTable:
     @property
     def operators(self) -> tuple[tuple[str, str], ...]:
         """Domain and type of each operator that was measured, sorted."""
-        return tuple(sorted(self._lines))
+        return tuple(key for key in sorted(self._lines) if key != ANY_OPERATOR)
 
     def verdict(self, case: Case) -> Verdict:
         """What was measured of *case*, or what follows for it."""
@@ -134,12 +162,17 @@ class SupportTable:
             return Verdict(Level.UNSUPPORTED, f"{why}: {self.about.opset} is the newest", False, False)
         if key not in self._lines:
             return Verdict(Level.UNKNOWN, f"{case} was not measured on {self.about}")
+        found = self._of(key).verdict(case)
+        if found.level is Level.UNKNOWN and ANY_OPERATOR in self._lines and not case.domain:
+            found = self._of(ANY_OPERATOR).verdict_by_types(case) or found
+        if found.level is Level.UNKNOWN:
+            return found
+        return Verdict(found.level, f"{found.reason} ({self.about})", found.compiled, found.ran)
+
+    def _of(self, key: tuple[str, str]) -> OperatorEvidence:
         if key not in self._parsed:
             self._parsed[key] = _evidence(json.loads(self._lines[key]))
-        found = self._parsed[key].verdict(case)
-        return found if found.level is Level.UNKNOWN else Verdict(
-            found.level, f"{found.reason} ({self.about})", found.compiled, found.ran
-        )  # fmt: skip
+        return self._parsed[key]
 
 
 def table_bytes(about: About, operators: Mapping[tuple[str, str], OperatorEvidence]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import CPU, Target, find_ep, package_of
 from winml_dag.ep.support.case import AttributeValue, Case
-from winml_dag.ep.support.table import About, evidence_of, table_bytes
+from winml_dag.ep.support.table import ANY_OPERATOR, About, evidence_by_types, evidence_of, table_bytes
 from winml_dag.ep.support.tables import table_name
 from winml_dag.ep.support.verdict import Outcome
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 
+_ROUND = 600
+_TABLES = 3
 # Options that decide how fast a compiled model is, and nothing of what is taken.
 _OF_SPEED = frozenset({"htp_graph_finalization_optimization_mode", "htp_performance_mode"})
 
@@ -33,7 +36,9 @@ def table_of(about: About, rows: Iterable[tuple[Case, Outcome]]) -> bytes:
         # something of one case in ten says nothing of the others.
         known = replace(outcome, agrees=True) if about.ep == CPU.name else outcome
         by_operator.setdefault((case.domain, case.op_type), []).append((case, known))
-    return table_bytes(about, {key: evidence_of(found, attribute_defaults(*key)) for key, found in by_operator.items()})
+    evidence = {key: evidence_of(found, attribute_defaults(*key)) for key, found in by_operator.items()}
+    standard = [row for (domain, _), found in by_operator.items() if not domain for row in found]
+    return table_bytes(about, {**evidence, **({ANY_OPERATOR: evidence_by_types(standard)} if standard else {})})
 
 
 def newest_opset(rows: Iterable[tuple[Case, Outcome]]) -> int:
@@ -94,17 +99,36 @@ def main() -> None:
     parser.add_argument("--ep", required=True, help="such as qnn")
     parser.add_argument("--device", help="by default the provider's first")
     parser.add_argument("--output", type=Path, help="the table; by default such as qnn_npu.support in this folder")
-    parser.add_argument("--samples", type=int, default=16000, help="how many uses of operators are tried")
+    parser.add_argument("--samples", type=int, default=7500, help="how many uses of operators are drawn and tried")
+    parser.add_argument("--doubted", type=int, default=2400, help="and how many more of which tables are in doubt")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     given = parser.parse_args()
     ep = find_ep(given.ep)
     target = Target(ep, given.device or ep.devices[0])
     output = given.output or Path(table_name(target))
-    rows = output.with_suffix(".rows.jsonl")
-    measure(Measurements(target, given.seed, 0, given.samples - 1), rows, _tell)
-    found = list(read_rows(rows))
+    drawn, doubted = output.with_suffix(".drawn.jsonl"), output.with_suffix(".doubted.jsonl")
+    measure(Measurements(target, given.seed, 0, given.samples - 1), drawn, _tell)
+    for last in range(_ROUND, given.doubted + 1, _ROUND):
+        _measure_doubted(Measurements(target, given.seed, 0, last - 1), drawn, doubted)
+    found = _all_rows(drawn, doubted)
     output.write_bytes(table_of(about_target(target, len(found), newest_opset(found)), found))
-    print(f"{output}: {len(found)} cases. What was measured stays in {rows}, and is not measured again.")
+    print(f"{output}: {len(found)} cases. What was measured stays in {drawn} and {doubted}.")
+
+
+def _measure_doubted(wanted: Measurements, drawn: Path, doubted: Path) -> None:
+    """Measure on into *doubted* what three tables, each of two thirds of what is known, do not agree on."""
+    rows = _all_rows(drawn, doubted)
+    about = about_target(wanted.target, len(rows), newest_opset(rows))
+    with tempfile.TemporaryDirectory() as folder:
+        tables = tuple(Path(folder) / f"{number}.support" for number in range(_TABLES))
+        for number, path in enumerate(tables):
+            path.write_bytes(table_of(about, [row for at, row in enumerate(rows) if at % _TABLES != number]))
+        measure(replace(wanted, doubted_by=tables), doubted, _tell)
+
+
+def _all_rows(drawn: Path, doubted: Path) -> list[tuple[Case, Outcome]]:
+    """Each case once."""
+    return list(dict([*read_rows(doubted), *read_rows(drawn)]).items())
 
 
 def _tell(done: int, total: int) -> None:

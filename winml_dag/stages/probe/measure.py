@@ -45,6 +45,7 @@ class Measurements:
 
 def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] = lambda *_: None) -> None:
     """Append to the file *rows* what is not in it yet. *tell* is called with how many are done, and of how many."""
+    _drop_half_a_line(rows)
     done = _next_number(rows, wanted.first)
     while done <= wanted.last:
         last = min(done + _IN_ONE_PROCESS - 1, wanted.last)
@@ -57,6 +58,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
             _wait(child, rows)
+        _drop_half_a_line(rows)
         after = _next_number(rows, wanted.first)
         if after <= last:
             with rows.open("a", encoding="utf-8", newline="\n") as file:
@@ -97,9 +99,16 @@ def read_rows(rows: Path) -> Iterator[tuple[Case, Outcome]]:
 
 
 def _complete_lines(rows: Path) -> list[str]:
-    """A process that was ended may have left half a line."""
     text = rows.read_text(encoding="utf-8") if rows.exists() else ""
-    return [line for line in text.split("\n")[:-1] if line.endswith("}")]
+    return text.split("\n")[:-1]
+
+
+def _drop_half_a_line(rows: Path) -> None:
+    """What a process left that was ended while it wrote."""
+    if rows.exists():
+        content = rows.read_bytes()
+        with rows.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _next_number(rows: Path, first: int) -> int:
