@@ -114,17 +114,21 @@ def optimize_onnx(
     model: str | Path,
     output: str | Path | None = None,
     *,
-    flags: Mapping[str, bool] | None = None,
+    capabilities: Mapping[str, bool] | None = None,
     ep: str | None = None,
     device: str | None = None,
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
-    """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` beside it, with *flags* on
-    or off. Raises as :func:`export_model` does.
+    """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` beside it, with
+    *capabilities* on or off. Raises as :func:`export_model` does.
     """
     overrides = Overrides(
-        onnx=Path(model), ep=ep, device=device, settings={"optim": flags or {}}, validate=None if validate else False
+        onnx=Path(model),
+        ep=ep,
+        device=device,
+        settings={"optim": capabilities or {}},
+        validate=None if validate else False,
     )
     return _command(_of_onnx(model, output, "optimize", overrides), arguments)
 

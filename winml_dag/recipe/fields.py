@@ -67,7 +67,7 @@ def _check_precision(name: str) -> str:
     return name
 
 
-def _check_flag(name: str) -> str:
+def _check_capability(name: str) -> str:
     if name not in CAPABILITIES:
         raise problem(f"unknown capability{known_instead(name, CAPABILITIES)}")
     return name
@@ -111,7 +111,7 @@ Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 PrecisionName = Annotated[str, AfterValidator(_check_precision)]
-OptimFlag = Annotated[str, AfterValidator(_check_flag)]
+CapabilityName = Annotated[str, AfterValidator(_check_capability)]
 Dimension = Annotated[int | str, BeforeValidator(_number_or_name("a dimension", "a dynamic axis"))]
 Chip = Annotated[int | str, BeforeValidator(_number_or_name("the number of a chip", "a chip"))]
 Axis = Annotated[str, AfterValidator(_check_axis)]

@@ -16,6 +16,7 @@ from winml_dag.recipe.assessment import Eval, Perf, Validate
 from winml_dag.recipe.fields import (
     Argument,
     Axis,
+    CapabilityName,
     Chip,
     Count,
     Device,
@@ -24,7 +25,6 @@ from winml_dag.recipe.fields import (
     IntegerType,
     ListOf,
     MapOf,
-    OptimFlag,
     OrEmpty,
     PrecisionName,
     Seconds,
@@ -292,7 +292,7 @@ class Component(Section):
 
     precision: PrecisionName | None = None
     export: Export = Field(default_factory=Export.model_construct)
-    optim: OrEmpty[Mapping[OptimFlag, bool]] = Field(default_factory=dict)
+    optim: OrEmpty[Mapping[CapabilityName, bool]] = Field(default_factory=dict)
     quant: Quant | None = None
     compile: Compile | None = None
     validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
@@ -316,7 +316,7 @@ class Recipe(Section):
     output_dir: Text | None = None
     loader: OrEmpty[Loader] = Field(default_factory=Loader.model_construct)
     export: Export | None = Field(default_factory=Export.model_construct)
-    optim: OrEmpty[Mapping[OptimFlag, bool]] = Field(default_factory=dict)
+    optim: OrEmpty[Mapping[CapabilityName, bool]] = Field(default_factory=dict)
     quant: Quant | None = None
     compile: Compile | None = None
     eval: Eval | None = None
