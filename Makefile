@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino test test-fast faults lint types layers docs check cache-fixtures bench clean
+.PHONY: quickstart ep-openvino op-support test test-fast faults lint types layers docs check cache-fixtures bench clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -31,6 +31,10 @@ ep-openvino: $(OPENVINO_VENV)/with-openvino $(PLUGIN_VENV)/with-openvino
 	@echo 'OpenVINO is in $(abspath $(OPENVINO_VENV)), and as a plugin in $(abspath $(PLUGIN_VENV)).'
 	@echo 'To use one of them, set for example'
 	@echo '  WINML_DAG_EP_ENVIRONMENTS=openvino=$(abspath $(PLUGIN_VENV))'
+
+# What an execution provider that is installed here does with operators, as a table: half an hour for QNN.
+op-support: $(VENV)/with-models
+	$(BIN)/python -m winml_dag.stages.probe.generate --ep $(EP)
 
 test: $(VENV)/with-tests
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --durations 15

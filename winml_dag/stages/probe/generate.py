@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,35 +100,38 @@ def main() -> None:
     parser.add_argument("--device", help="by default the provider's first")
     parser.add_argument("--output", type=Path, help="the table; by default such as qnn_npu.support in this folder")
     parser.add_argument("--samples", type=int, default=7500, help="how many uses of operators are drawn and tried")
+    parser.add_argument("--core", type=int, default=2400, help="how many of those that most models are made of")
     parser.add_argument("--doubted", type=int, default=2400, help="and how many more of which tables are in doubt")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     given = parser.parse_args()
     ep = find_ep(given.ep)
     target = Target(ep, given.device or ep.devices[0])
     output = given.output or Path(table_name(target))
-    drawn, doubted = output.with_suffix(".drawn.jsonl"), output.with_suffix(".doubted.jsonl")
+    names = ("drawn", "core", "doubted")
+    drawn, core, _ = files = [output.with_suffix(f".{name}.jsonl") for name in names]
     measure(Measurements(target, given.seed, 0, given.samples - 1), drawn, _tell)
+    measure(Measurements(target, given.seed, 0, given.core - 1, core=True), core, _tell)
     for last in range(_ROUND, given.doubted + 1, _ROUND):
-        _measure_doubted(Measurements(target, given.seed, 0, last - 1), drawn, doubted)
-    found = _all_rows(drawn, doubted)
+        _measure_doubted(Measurements(target, given.seed, 0, last - 1), files)
+    found = _all_rows(files)
     output.write_bytes(table_of(about_target(target, len(found), newest_opset(found)), found))
-    print(f"{output}: {len(found)} cases. What was measured stays in {drawn} and {doubted}.")
+    print(f"{output}: {len(found)} cases. What was measured stays beside it, and is not measured again.")
 
 
-def _measure_doubted(wanted: Measurements, drawn: Path, doubted: Path) -> None:
-    """Measure on into *doubted* what three tables, each of two thirds of what is known, do not agree on."""
-    rows = _all_rows(drawn, doubted)
+def _measure_doubted(wanted: Measurements, files: Sequence[Path]) -> None:
+    """Measure on into the last of *files* what three tables, each of two thirds of what is known, do not agree on."""
+    rows = _all_rows(files)
     about = about_target(wanted.target, len(rows), newest_opset(rows))
     with tempfile.TemporaryDirectory() as folder:
         tables = tuple(Path(folder) / f"{number}.support" for number in range(_TABLES))
         for number, path in enumerate(tables):
             path.write_bytes(table_of(about, [row for at, row in enumerate(rows) if at % _TABLES != number]))
-        measure(replace(wanted, doubted_by=tables), doubted, _tell)
+        measure(replace(wanted, doubted_by=tables), files[-1], _tell)
 
 
-def _all_rows(drawn: Path, doubted: Path) -> list[tuple[Case, Outcome]]:
+def _all_rows(files: Sequence[Path]) -> list[tuple[Case, Outcome]]:
     """Each case once."""
-    return list(dict([*read_rows(doubted), *read_rows(drawn)]).items())
+    return list({case: outcome for path in files for case, outcome in read_rows(path)}.items())
 
 
 def _tell(done: int, total: int) -> None:

@@ -33,6 +33,7 @@ class Measurements:
 
     *held_back*: with other sizes, and without ONNX's tests as they are. *doubted_by*: tables; of many samples that are
     drawn for each number, the first that one of them does not know, or that they do not agree on, is measured.
+    *core*: of the operators that most models are made of, in the forms that these have them in.
     """
 
     target: Target
@@ -41,6 +42,7 @@ class Measurements:
     last: int
     held_back: bool = False
     doubted_by: tuple[Path, ...] = ()
+    core: bool = False
 
 
 def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] = lambda *_: None) -> None:
@@ -54,6 +56,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
             "--ep", wanted.target.ep.alias, "--device", wanted.target.device, "--seed", str(wanted.seed),
             "--first", str(done), "--last", str(last), "--rows", str(rows),
             *(["--held-back"] if wanted.held_back else []),
+            *(["--core"] if wanted.core else []),
             *(f"--doubted-by={path}" for path in wanted.doubted_by),
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
@@ -125,6 +128,7 @@ def _measure_here(wanted: Measurements, rows: Path) -> None:
     """What the process does that may crash."""
     from winml_dag.stages.probe.attempt import attempt
     from winml_dag.stages.probe.readback import case_of_model
+    from winml_dag.stages.probe.samples.core import core_sample
     from winml_dag.stages.probe.samples.doubted import doubted
     from winml_dag.stages.probe.samples.draw import OTHER_SIZES, SIZES
     from winml_dag.stages.probe.samples.every import sample
@@ -136,6 +140,8 @@ def _measure_here(wanted: Measurements, rows: Path) -> None:
         for number in range(wanted.first, wanted.last + 1):
             if tables:
                 found = doubted(number, wanted.seed, tables, Path(folder))
+            elif wanted.core:
+                found = core_sample(wanted.seed * 1_000_003 + number, sizes)
             else:
                 found = sample(number, wanted.seed, sizes, tests=not wanted.held_back)
             if found is None:
@@ -164,12 +170,14 @@ def _main() -> None:
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--held-back", action="store_true")
+    parser.add_argument("--core", action="store_true")
     parser.add_argument("--doubted-by", type=Path, action="append", default=[])
     given = parser.parse_args()
     target = Target(find_ep(given.ep), given.device)
-    _measure_here(
-        Measurements(target, given.seed, given.first, given.last, given.held_back, tuple(given.doubted_by)), given.rows
+    wanted = Measurements(
+        target, given.seed, given.first, given.last, given.held_back, tuple(given.doubted_by), given.core
     )
+    _measure_here(wanted, given.rows)
 
 
 if __name__ == "__main__":
