@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from winml_dag.recipe.fields import (
     Count,
@@ -22,10 +22,18 @@ from winml_dag.recipe.fields import (
 )
 
 
+_SPLIT = "validation"
+
+
+def _default_split(value: object) -> object:
+    """Configurations of winml-cli have null for a data set whose split is the usual one."""
+    return _SPLIT if value is None else value
+
+
 class Dataset(Section):
     path: Text | None = None
     name: Text | None = None
-    split: Text = "validation"
+    split: Annotated[Text, BeforeValidator(_default_split)] = _SPLIT
     samples: Count = 100
     shuffle: bool = True
     seed: Seed = 42

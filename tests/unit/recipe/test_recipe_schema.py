@@ -131,6 +131,12 @@ def test_what_the_exporter_chooses_is_left_open() -> None:
     assert Export().opset_version is None
 
 
+def test_a_null_split_of_a_data_set_is_the_usual_one() -> None:
+    found = Recipe.model_validate({"eval": {"dataset": {"path": "org/set", "split": None}}})
+    assert found.eval is not None
+    assert found.eval.dataset.split == "validation"
+
+
 def test_old_names_still_work() -> None:
     found = recipe(quant={"mode": "qdq", "calibration_samples": 3}).quant
     assert found is not None
