@@ -17,6 +17,8 @@ SAME: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "model": (("model", "same"),),
     "ep": ((None, "cpu"), (None, "qnn")),
     "device": (("auto", "cpu"), ("auto", "npu")),
+    # However many rounds there may be, those that add nothing are the first.
+    "max_optim_iterations": (tuple(range(1, 21)),),
     "loader.task": _TASKS,
     "loader.path": ((None, "model", "same"),),
     "export.dynamic_axes": ((None, {}),),
@@ -59,6 +61,8 @@ SAME_OPTIONS: Mapping[str, tuple[tuple[Any, ...], ...]] = {
     "quant": ((None, False), (None, True)),
     "compile": ((None, True),),
     "optimize": ((None, True),),
+    "analyze": ((None, True),),
+    "max_optim_iterations": ((None, *range(1, 21)),),
     "validate": ((None, True),),
     "random_weights": ((None, False),),
 }
