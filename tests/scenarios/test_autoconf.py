@@ -26,7 +26,7 @@ from winml_dag.ep.support.verdict import Outcome
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.probe.cases import Scope, case_of
 
-_ABOUT = About("CPUExecutionProvider", "cpu", "1", "", "1", "1", {}, emulated=False)
+_ABOUT = About("CPUExecutionProvider", "cpu", "1", "", "1", "1", {}, emulated=False, opset=21)
 
 
 @dataclass
