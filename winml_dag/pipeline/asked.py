@@ -19,6 +19,7 @@ from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, secti
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
+from winml_dag.stages.export.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,6 @@ def task_for(asked: Asked, model: Model) -> str | None:
     if task is None and model.onnx is None:
         raise RecipeError(
             f"What is {model.name!r} for? Neither the recipe nor the model says.",
-            advice="Set loader.task or give --task, for example feature-extraction.",
+            advice=f"Set loader.task or give --task, for example feature-extraction. There are: {', '.join(TASKS)}.",
         )
     return task

@@ -7,7 +7,7 @@ import pytest
 
 from winml_dag.canonical import JsonValue
 from winml_dag.stages.export.detect import _BY_TYPE, _GENERATES, _TASK_BY_HEAD, model_type_of, task_of
-from winml_dag.stages.export.tasks import TASKS
+from winml_dag.stages.export.tasks import TASKS, Task
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,11 @@ def test_the_task_follows_from_the_class_that_was_trained(architecture: str, tas
 )
 def test_the_architecture_tells_heads_of_one_name_apart(config: dict[str, JsonValue], task: str) -> None:
     assert task_of(config) == task
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_no_task_exports_an_output_twice(task: Task) -> None:
+    assert len(set(task.outputs)) == len(task.outputs)
 
 
 def test_every_task_that_is_detected_can_be_exported() -> None:

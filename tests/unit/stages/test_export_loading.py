@@ -158,7 +158,7 @@ def test_the_recipes_model_type_must_be_the_folders(bench: Bench, folder: Path) 
 
 def test_one_tower_of_a_composite_model(bench: Bench, tmp_path: Path) -> None:
     text = {"vocab_size": 100, "max_position_embeddings": 16, "hidden_size": 32, "intermediate_size": 64}
-    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "projection_dim": 8}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"hidden_size": 32, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
     config = AutoConfig.for_model(
         "clip", text_config={**text, **layers}, vision_config={**vision, **layers}, projection_dim=8

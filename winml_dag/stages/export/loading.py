@@ -259,6 +259,8 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
         )
     except Exception as error:  # a validation error of whichever class
         raise StageError(f"config.json of the model folder cannot be used: {logged_reason(error)}") from error
+    if reader is not AutoConfig and "projection_dim" in saved and hasattr(config, "projection_dim"):
+        config.projection_dim = saved["projection_dim"]  # the whole model goes by its own, and not by that of its part
     return config
 
 

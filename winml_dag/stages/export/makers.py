@@ -30,7 +30,15 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 _BOX = (0, 1000)
 
 # Parts of a composite configuration, in the order in which a setting is looked for.
-_PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "backbone_config")
+_PARTS = (
+    "text_config",
+    "vision_config",
+    "audio_config",
+    "encoder",
+    "decoder",
+    "backbone_config",
+    "prompt_encoder_config",
+)
 
 Shape = tuple[int | str, ...]
 

@@ -68,7 +68,7 @@ TASKS = {
         # Images and videos.
         Task("depth-estimation", ("AutoModelForDepthEstimation",), ("predicted_depth", "field_of_view")),
         Task("image-classification", ("AutoModelForImageClassification",), _LOGITS),
-        Task("image-feature-extraction", ("AutoModel", "AutoBackbone"), ("image_embeds", *_FEATURES, "feature_maps")),
+        Task("image-feature-extraction", ("AutoModel", "AutoBackbone"), _FEATURES),
         Task("image-segmentation", _SEGMENTATION, _MASKS),
         Task("image-to-image", ("AutoModelForImageToImage",), ("reconstruction",)),
         Task("instance-segmentation", tuple(reversed(_SEGMENTATION)), _MASKS),
