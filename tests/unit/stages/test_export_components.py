@@ -16,9 +16,13 @@ from transformers import (
 )
 
 from winml_dag.errors import RecipeError
-from winml_dag.stages.export.architectures import configuration
+from winml_dag.stages.export import ExportFields
+from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, configuration
 from winml_dag.stages.export.component_modules import DecoderModule, cache_shape, component_module
 from winml_dag.stages.export.components import chosen_components, component_named, composite_of
+from winml_dag.stages.export.loading import LoadedModel
+from winml_dag.stages.export.subject import component_subject
+from winml_dag.stages.export.work import exporter_of
 
 _CACHE = 12
 _SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
@@ -69,6 +73,16 @@ def trocr() -> tuple[PreTrainedModel, Mapping[str, Any]]:
     picture = {"image_size": 16, "patch_size": 8}
     config = configuration("vision-encoder-decoder", {"encoder": {**encoder, **picture}, "decoder": decoder})
     return VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 16, 16)}
+
+
+def test_a_decoder_with_a_cache_goes_through_torchscript_unless_the_recipe_says_otherwise() -> None:
+    """TrOCR's decoder is a language model, and those go through dynamo when they have no cache."""
+    parent, _ = trocr()
+    composite = composite_of("vision_encoder_decoder")
+    assert composite is not None
+    decoder = component_subject(LoadedModel(parent, frozenset()), composite.components[1], None)
+    assert exporter_of(ExportFields(), decoder) == TORCHSCRIPT
+    assert exporter_of(ExportFields(dynamo=True), decoder) == DYNAMO
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run
 from winml_dag.stages.export.comparison import Arrays, agreement, onnx_outputs, pytorch_outputs
+from winml_dag.stages.export.component_modules import DecoderModule
 from winml_dag.stages.export.components import chosen_components
 from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx
 from winml_dag.stages.export.fitting import fitted
@@ -172,7 +173,7 @@ def export_subject(loaded: LoadedModel, subject: Subject, fields: ExportFields, 
     check_tensors(fields.dynamic_axes or {}, [*(each.name for each in inputs), *names])
 
     options = ExportOptions(
-        exporter=_exporter(fields, subject.config.model_type),
+        exporter=exporter_of(fields, subject),
         opset_version=fields.opset_version,
         do_constant_folding=fields.do_constant_folding,
         input_names=tuple(each.name for each in inputs),
@@ -197,10 +198,12 @@ def export_subject(loaded: LoadedModel, subject: Subject, fields: ExportFields, 
     return Exported(path, options, inputs, sizes, feeds, expected, modules, facts)
 
 
-def _exporter(fields: ExportFields, model_type: str) -> str:
-    if fields.dynamo is None:
-        return exporter_for(model_type)
-    return DYNAMO if fields.dynamo else TORCHSCRIPT
+def exporter_of(fields: ExportFields, subject: Subject) -> str:
+    """The exporter that is asked for, else the one that suits *subject*."""
+    if fields.dynamo is not None:
+        return DYNAMO if fields.dynamo else TORCHSCRIPT
+    # A cache that is written at a place that only the input tells has no shape that dynamo could know.
+    return TORCHSCRIPT if isinstance(subject.module, DecoderModule) else exporter_for(subject.config.model_type)
 
 
 def _feed(inputs: Sequence[ModelInput], sizes: Sizes, seed: int) -> Arrays:
