@@ -44,7 +44,7 @@ def builds() -> None:
         x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
         graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "tiny.onnx")
-        recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out"}
+        recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out", "auto": False}
         Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
     store = LocalStore(Path("cache"))
     planned = plan_request(Request(Path("recipe.yaml"), Overrides()), store, download=False)

@@ -53,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (place / (name or f"{slot}.json")).write_bytes(content if name else b"{}")
         return {}
 
-    recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out"}
+    recipe = {"model": "tiny.onnx", "ep": "cpu", "precision": "fp32", "output_dir": "out", "auto": False}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     store = LocalStore(folder / "cache")
     planned = plan_request(Request(folder / "recipe.yaml", Overrides()), store, download=False)

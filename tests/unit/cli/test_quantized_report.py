@@ -64,7 +64,7 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
         return metrics.get(node.id) or metrics.get(node.stage.name, {})
 
     store = LocalStore(Path("cache"))
-    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision, quant_settings=quant)
+    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision, quant_settings=quant, analyze=False)
     request = Request(None, overrides, Path("out"))
     return build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work))
 
@@ -183,7 +183,7 @@ def test_json_has_what_winml_cli_has_and_the_rest(capsys: pytest.CaptureFixture[
 
 def test_a_plan_tells_of_no_quantization(capsys: pytest.CaptureFixture[str]) -> None:
     store = LocalStore(Path("cache"))
-    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16"), Path("out"))
+    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
     foreseen = plan(plan_request(request, store, download=False), store)
     print_json([foreseen], 0.0, foreseen=True)
     assert "quantization" not in json.loads(capsys.readouterr().out)["builds"][0]
@@ -219,7 +219,7 @@ def test_a_failed_quantization_says_why() -> None:
         return {}
 
     store = LocalStore(Path("cache"))
-    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16"), Path("out"))
+    request = Request(None, Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision="w8a16", analyze=False), Path("out"))
     result = done(build(plan_request(request, store, download=False), store, executor=MemoryExecutor(work)))
     assert (result.success, result.output_path, result.steps) == (False, None, ())
     assert result.errors == ("quantize: No node of the model could be quantized.",)
