@@ -165,8 +165,11 @@ def _eager_if_possible(make: Callable[..., Any]) -> Any:
         return make()
 
 
-def model_without_weights(loader: LoaderFields, folder: Path | None) -> LoadedModel:
-    """The architecture that *loader* describes, its tensors with shapes and without values: no file of weights is read.
+def model_without_weights(
+    loader: LoaderFields, folder: Path | None, tensors: Sequence[InputTensor] | None = None
+) -> LoadedModel:
+    """The architecture that *loader* describes, its weights with shapes and without values: no file of them is read.
+    Without a *folder* it is one that can take *tensors*.
 
     Raises:
         StageError: when there is no such architecture or class, or only code of the folder's own could make it.
@@ -176,6 +179,7 @@ def model_without_weights(loader: LoaderFields, folder: Path | None) -> LoadedMo
         config = _saved_configuration(loader, folder)
     elif loader.model_type is not None:
         config = configuration(loader.model_type, made_from.config)
+        follow_tensors(config, made_from.config, tensors or ())
     else:
         raise StageError("There is neither a model folder nor loader.model_type, which says what architecture it is.")
     config.architectures = config.architectures or []

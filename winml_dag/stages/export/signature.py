@@ -47,7 +47,7 @@ def run(config: SignatureConfig, workspace: Workspace) -> JsonObject:
         StageError: when there is no such architecture, or nothing is known of its inputs.
     """
     folder = Path(named) if (named := workspace.surroundings.get(MODEL)) else None
-    loaded = model_without_weights(config.loader, folder)
+    loaded = model_without_weights(config.loader, folder, config.export.input_tensors)
     subject = chosen_subject(loaded, config.loader, folder)
     fields = config.export if config.component is None else own_fields(config.component, subject.takes)
     with _without_values():  # how long the states of an encoder are, it has to be run to know
