@@ -265,6 +265,23 @@ SAMPLES: Mapping[str, Sample] = {
         {"Reshape": 2, "Transpose": 1},
         {"windows": _ints(1, 2, 3, 2, 3, 4), "tokens": _ints(4, 9, 4)},
     ),
+    # As GPT-2 has it: behind the heads there is a Reshape to two dimensions at once.
+    "attention_fusion": Sample(
+        """(float[1, 4, 8] x) => (float[4, 8] y) {
+        q = MatMul(x, wq) qs = Reshape(q, apart) qt = Transpose<perm = [0, 2, 1, 3]>(qs)
+        k = MatMul(x, wk) ks = Reshape(k, apart) kt = Transpose<perm = [0, 2, 3, 1]>(ks)
+        v = MatMul(x, wv) vs = Reshape(v, apart) vt = Transpose<perm = [0, 2, 1, 3]>(vs)
+        p = MatMul(qt, kt) s = Mul(p, half) w = Softmax<axis = -1>(s) m = MatMul(w, vt)
+        t = Transpose<perm = [0, 2, 1, 3]>(m) r = Reshape(t, rows) y = Gemm(r, wo) }""",
+        {"MatMul": 3, "com.microsoft/MultiHeadAttention": 1, "Reshape": 1, "Gemm": 1},
+        {
+            **{name: _weights(8, 8, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))},
+            "apart": _ints(1, 4, 2, 4),
+            "rows": _ints(4, 8),
+            "half": _number(0.5),
+        },
+        standard=False,
+    ),
     "gather_slice_to_split_fusion": Sample(
         """(float[1, 3, 8] x) => (float[1, 8] p, float[1, 8] q, float[1, 8] r) { a = Relu(x) b = Gather<axis = 1>(a, i)
         c = Gather<axis = 1>(a, j) d = Gather<axis = 1>(a, k) p = Relu(b) q = Neg(c) r = Abs(d) }""",

@@ -24,7 +24,6 @@ _TESTED_ELSEWHERE = {
     "remove_isnan_in_attention_mask",
     "reshape_mergedreshape",
     "bias_softmax_fusion",
-    "attention_fusion",
     "unsqueeze_elimination",
 }
 

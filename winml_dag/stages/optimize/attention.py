@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome
+from winml_dag.stages.optimize.rewrite import Outcome, constant, known_shape, nodes_of, replace_node
 
 
 def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
@@ -19,9 +19,35 @@ def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
     from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
     from onnxscript.rewriter.ort_fusions.sdpa_via_mha import replace_sdpa_by_mha
 
+    if not all(_with_three_dimensions(node) for node in nodes_of(model, "Reshape")):
+        return Outcome(0, "attention blocks stay: the shapes behind them are not known")
     found = int(fuse_sdpa(model, apply_shape_inference=True))
     if not found:
         return Outcome(0)
     changes = int(fuse_mha1(model)) + int(fuse_mha2(model)) + int(replace_sdpa_by_mha(model))
     left = found - changes
     return Outcome(changes, f"{left} attention blocks stay: their shapes are not known well enough" if left else "")
+
+
+def _with_three_dimensions(node: ir.Node) -> bool:
+    """Join heads to three dimensions first, and then to what the Reshape *node* makes of them; False where that cannot
+    be. The rules take any Reshape behind the heads for one to three dimensions, and onnxruntime has merged it with the
+    one to two for a Gemm, as in GPT-2. What stays is merged again.
+    """
+    heads = node.inputs[0].producer() if node.inputs[0] is not None else None
+    turned = (
+        heads is not None
+        and heads.op_type == "Transpose"
+        and list(heads.attributes.get_ints("perm", ())) == [0, 2, 1, 3]
+    )
+    joined = node.outputs[0].shape
+    if not turned or (joined is not None and len(joined) in (3, 4)):
+        return True
+    before, after = known_shape(node.inputs[0]), known_shape(node.outputs[0])
+    if before is None or after is None:
+        return False
+    tape = ir.tape.Tape()
+    three = constant(tape, (*before[:2], before[2] * before[3]), ir.DataType.INT64)
+    together = tape.op("Reshape", [node.inputs[0], three])
+    replace_node(node, tape, [tape.op("Reshape", [together, constant(tape, after, ir.DataType.INT64)])])
+    return True

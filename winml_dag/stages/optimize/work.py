@@ -39,7 +39,7 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     """Write the optimized model; its metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by
     capability beyond the portable level), ``left`` (by capability, what stayed as it was and why) and ``tagged_nodes``.
 
-    Peak of memory: about the size of the weights; 0.6 GB for 2.5 GB of weights in a file of their own.
+    Peak of memory: about the size of the weights; that of the largest tensor where they are in a file of their own.
 
     Raises:
         StageError: for a compiled, quantized or half precision model, capabilities that are unknown or contradict each
