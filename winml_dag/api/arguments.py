@@ -30,6 +30,9 @@ class OnnxArguments(TypedDict, total=False):
     quant: bool | None
     compile: bool | None
     optimize: bool | None
+    analyze: bool | None
+    max_optim_iterations: int | None
+    allow_unsupported_nodes: bool
     force_rebuild: bool
     link: bool
     jobs: int

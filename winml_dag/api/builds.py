@@ -18,6 +18,7 @@ from winml_dag.pipeline.commandresult import CommandResult, command_result
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
 from winml_dag.pipeline.request import Overrides, Request, beside
+from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.recipe.chain import chained
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
@@ -207,7 +208,8 @@ def _carry_out(
 ) -> BuildResult:
     store = store_at(cache_dir)
     planned = plan_request(request, store, download=True)
-    result = build(planned, store, options, observer=observer)
+    told = None if observer is None else WithoutRounds(observer)
+    result = build(planned, store, options, observer=told)
     for view in result.stages:
         if view.result is not None and view.result.error:
             failed = view.result
