@@ -53,7 +53,7 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
             found |= _sizes(f"input {number}", operand.dims)
     if len(given) > 1:
         found |= _relation(given[0], given[1])
-    return found
+    return {**found, **_rank_of_result(case, found)}
 
 
 def is_binding(name: str) -> bool:
@@ -187,6 +187,22 @@ def _sizes(name: str, dims: Sequence[int | None]) -> dict[str, Feature]:
     found[f"{name} last size"] = _size(dims[-1])
     found[f"{name} elements"] = UNKNOWN if None in dims else _count(dims)
     return found
+
+
+def _rank_of_result(case: Case, found: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Where it is another than that of the first input: providers stop at some rank."""
+    if case.op_type == "Unsqueeze":
+        axes = found.get("count of axes", found.get("count of values of input 1", UNKNOWN))
+        return _sum(found.get("rank of input 0", UNKNOWN), axes, 0)
+    if case.op_type == "Gather":
+        return _sum(found.get("rank of input 0", UNKNOWN), found.get("rank of input 1", UNKNOWN), -1)
+    return {}
+
+
+def _sum(one: Feature, other: Feature, more: int) -> dict[str, Feature]:
+    if isinstance(one, str) or isinstance(other, str):
+        return {"rank of the result": UNKNOWN}
+    return {"rank of the result": one + other + more}
 
 
 def _size(dim: int | None) -> Feature:

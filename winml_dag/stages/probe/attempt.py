@@ -11,6 +11,7 @@ import numpy.typing as npt
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import RECORD_ASSIGNMENT, reason, session_options
 from winml_dag.ep.support.verdict import Outcome
+from winml_dag.errors import StageError
 from winml_dag.stages.compiled import CONVERSIONS
 from winml_dag.stages.probe.onenode import PROBED
 
@@ -40,9 +41,14 @@ def attempt(
 
     The result is held against *expected*, and without that against what the CPU makes of the same model. On the CPU
     without it, nothing is known against the result.
+
+    Raises:
+        StageError: when the provider or its device is not here, which says nothing of the model.
     """
     try:
         session = open_session(model, target, options)
+    except StageError:
+        raise
     except Exception as error:  # onnxruntime raises what it likes; all of it means that the model does not load
         return Outcome(False, False, words=reason(error)[:_LONGEST_WORDS])
     compiled = target.ep == CPU or _is_taken(session, target)

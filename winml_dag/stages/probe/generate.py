@@ -13,11 +13,13 @@ from typing import Any
 from winml_dag.engine.toolchain import installed_distributions, normalised
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options
-from winml_dag.ep.registry import CPU, Target, find_ep, package_of
+from winml_dag.ep.registry import CPU, Target, find_ep, package_of, require_installed
+from winml_dag.ep.session import session_options
 from winml_dag.ep.support.case import AttributeValue, Case
 from winml_dag.ep.support.table import ANY_OPERATOR, About, evidence_by_types, evidence_of, table_bytes
 from winml_dag.ep.support.tables import table_name
 from winml_dag.ep.support.verdict import Outcome
+from winml_dag.errors import WinmlDagError
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 
 _ROUND = 600
@@ -106,6 +108,11 @@ def main() -> None:
     given = parser.parse_args()
     ep = find_ep(given.ep)
     target = Target(ep, given.device or ep.devices[0])
+    try:
+        require_installed(ep)
+        session_options(target, complete_options(target, {}))  # its device may be missing
+    except WinmlDagError as error:
+        sys.exit(str(error))
     output = given.output or Path(table_name(target))
     names = ("drawn", "core", "doubted")
     drawn, core, _ = files = [output.with_suffix(f".{name}.jsonl") for name in names]

@@ -22,9 +22,11 @@ from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.support.case import Case, case_json, case_of_json
 from winml_dag.ep.support.table import read_table
 from winml_dag.ep.support.verdict import Outcome
+from winml_dag.errors import StageError
 
 _IN_ONE_PROCESS = 400
-_HANGS_AFTER_SECONDS = 90
+_HANGS_AFTER_SECONDS = 240
+_MOST_IDLE = 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
     """Append to the file *rows* what is not in it yet. *tell* is called with how many are done, and of how many."""
     _drop_half_a_line(rows)
     done = _next_number(rows, wanted.first)
+    idle = 0
     while done <= wanted.last:
         last = min(done + _IN_ONE_PROCESS - 1, wanted.last)
         command = [
@@ -63,12 +66,20 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
             _wait(child, rows)
         _drop_half_a_line(rows)
         after = _next_number(rows, wanted.first)
-        if after <= last:
+        if after <= last and not _has_begun(rows, after):
+            idle += 1  # it died, or was too slow, before it tried anything
+            if idle == _MOST_IDLE:
+                raise StageError(f"The process that tries {wanted.target.ep.name} ends before it begins.")
+        elif after <= last:
             with rows.open("a", encoding="utf-8", newline="\n") as file:
                 _write(file, {"number": after, "outcome": [False, False, True], "words": "it ended the process"})
             after += 1
         done = after
         tell(done - wanted.first, wanted.last - wanted.first + 1)
+
+
+def _has_begun(rows: Path, number: int) -> bool:
+    return any(row["number"] == number and "case" in row for row in map(json.loads, _complete_lines(rows)))
 
 
 def _wait(child: subprocess.Popen[bytes], rows: Path) -> None:
