@@ -265,20 +265,20 @@ SAMPLES: Mapping[str, Sample] = {
         {"Reshape": 2, "Transpose": 1},
         {"windows": _ints(1, 2, 3, 2, 3, 4), "tokens": _ints(4, 9, 4)},
     ),
-    # As GPT-2 has it: behind the heads there is a Reshape to two dimensions at once.
+    # Behind the heads there is a Reshape to two dimensions at once.
     "attention_fusion": Sample(
-        """(float[1, 4, 8] x) => (float[4, 8] y) {
+        """(float[1, 4, 8] x, float[1, 1, 4, 4] mask) => (float[4, 8] y) {
         q = MatMul(x, wq) qs = Reshape(q, apart) qt = Transpose<perm = [0, 2, 1, 3]>(qs)
         k = MatMul(x, wk) ks = Reshape(k, apart) kt = Transpose<perm = [0, 2, 3, 1]>(ks)
         v = MatMul(x, wv) vs = Reshape(v, apart) vt = Transpose<perm = [0, 2, 1, 3]>(vs)
-        p = MatMul(qt, kt) s = Mul(p, half) w = Softmax<axis = -1>(s) m = MatMul(w, vt)
+        p = MatMul(qt, kt) s = Div(p, two) a = Add(s, mask) w = Softmax<axis = -1>(a) m = MatMul(w, vt)
         t = Transpose<perm = [0, 2, 1, 3]>(m) r = Reshape(t, rows) y = Gemm(r, wo) }""",
         {"MatMul": 3, "com.microsoft/MultiHeadAttention": 1, "Reshape": 1, "Gemm": 1},
         {
             **{name: _weights(8, 8, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))},
             "apart": _ints(1, 4, 2, 4),
-            "rows": _ints(4, 8),
-            "half": _number(0.5),
+            "rows": _ints(-1, 8),
+            "two": _number(2),
         },
         standard=False,
     ),

@@ -34,6 +34,14 @@ def _vit() -> tuple[Any, dict[str, Any]]:
     return transformers.ViTModel(config), {"pixel_values": torch.zeros(1, 3, 32, 32)}
 
 
+def _gpt2() -> tuple[Any, dict[str, Any]]:
+    """Behind its heads there is a Reshape to two dimensions at once."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16, "use_cache": False}
+    config = transformers.GPT2Config(**sizes, attn_implementation="eager")
+    ids = torch.ones(1, 12, dtype=torch.long)
+    return transformers.GPT2Model(config), {"input_ids": ids, "attention_mask": ids}
+
+
 def _export(model: Any, inputs: dict[str, Any], *, dynamo: bool, opset: int) -> onnx.ModelProto:
     class FirstOutput(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -64,13 +72,15 @@ def _export(model: Any, inputs: dict[str, Any], *, dynamo: bool, opset: int) -> 
         ("bert gelu_new", False, 21),
         ("bert gelu_new", True, 21),
         ("vit", False, 21),
+        ("gpt2", False, 17),
     ],
 )
 def test_exported_models_compute_the_same_with_all_capabilities(
     tmp_path: Path, made: str, dynamo: bool, opset: int
 ) -> None:
     torch.manual_seed(0)
-    model, inputs = _vit() if made == "vit" else _bert(made.removeprefix("bert "))
+    makers = {"vit": _vit, "gpt2": _gpt2}
+    model, inputs = makers[made]() if made in makers else _bert(made.removeprefix("bert "))
     exported = _export(model, inputs, dynamo=dynamo, opset=opset)
     plain = optimize(tmp_path / "plain", exported)
     together = optimize(tmp_path / "together", exported, *TOGETHER)
