@@ -155,9 +155,9 @@ FIELDS: dict[str, Meaning] = {
     ),
     "export.hierarchy_tag_format": Meaning("How a module is written there."),
     "export.shape_config": _ours(
-        "Sizes by the name of the dimension: `{sequence_length: 64}`, `{height: 384, width: 384}`. They come before the "
-        "sizes in `input_tensors`; an axis that has a name there stays open. A dimension that no input has changes "
-        "nothing."
+        "Sizes by the name of the dimension: `{sequence_length: 64}`, `{height: 384, width: 384}`. They come before "
+        "the sizes in `input_tensors`; an axis that has a name there stays open. A dimension that no input has "
+        "changes nothing."
     ),
     "export.compatibility": Meaning("See below."),
     "export.compatibility.transformers_attention": Meaning("Attention is always exported as `eager`."),

@@ -61,19 +61,15 @@ def test_every_architecture_has_a_recipe_for_every_task_that_it_is_used_for() ->
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.name)
-def test_a_recipe_says_what_it_is_and_plans_for_more_than_one_target(shipped: Shipped, tmp_path: Path) -> None:
+def test_a_recipe_says_what_it_is_and_leaves_the_target_open(shipped: Shipped, tmp_path: Path) -> None:
     assert shipped.summary
     assert shipped.recipe.model
     assert shipped.recipe.export is not None
     assert shipped.recipe.export.input_tensors or shipped.recipe.export.shape_config
     store = LocalStore(tmp_path / "cache")
-    found = {}
-    for ep, precision in (("qnn", "w8a16"), ("dml", "fp16")):
-        asked = Overrides(ep=ep, precision=precision, random_weights=True, compile=False)
-        planned = plan_request(Request(shipped.path, asked), store, download=False, needs_folder=False)
-        found[precision] = sorted(node.stage.name for node in planned.graph.nodes)
-    assert {"export", "calibrate", "quantize"} <= {*found["w8a16"]}
-    assert {"export", "quantize"} <= {*found["fp16"]}
+    asked = Overrides(ep="qnn", precision="w8a16", compile=True, random_weights=True)
+    planned = plan_request(Request(shipped.path, asked), store, download=False, needs_folder=False)
+    assert {"export", "calibrate", "quantize", "compile"} <= {node.stage.name for node in planned.graph.nodes}
 
 
 def test_a_recipe_is_built_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

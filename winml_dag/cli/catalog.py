@@ -43,7 +43,7 @@ def command(
 
     \b
     winml-dag catalog -t text-classification
-    winml-dag build -c catalog:resnet/image-classification --ep qnn -p w8a16 -o out
+    winml-dag build -c catalog:resnet/image-classification --ep qnn -p w8a16 --compile -o out
     """
     try:
         if output is not None and output.exists() and not overwrite:

@@ -21,7 +21,6 @@ from winml_dag.recipe.fields import (
     problem,
 )
 
-
 _SPLIT = "validation"
 
 
