@@ -57,6 +57,7 @@ def make_project(folder: Path) -> None:
         (folder / name / "tokenizer.json").write_bytes(b"{}")
     for name in ("data.npz", "same.npz", "data.txt", "same.txt", "photo.png", "rows.parquet", "script.py"):
         (folder / name).write_bytes(b"content")
+    (folder / "other.py").write_bytes(b"other content")
     for name in ("affinity.json", "renamed.json"):
         (folder / name).write_bytes(b'{"method": "minmax"}')
     (folder / "other.json").write_bytes(b'{"method": "minmax", "other": true}')
