@@ -138,7 +138,6 @@ EDITS: tuple[Edit, ...] = (
     ("loader.task", "static", "token-classification", "export"),
     ("loader.task", "rows", "question-answering", "export calibrate validate"),
     ("loader.model_class", "static", "BertForMaskedLM", "export"),
-    ("loader.model_class", "onnx", "BertForMaskedLM", "validate"),
     ("loader.model_type", "static", "roberta", "export"),
     ("loader.module_path", "static", "encoder", "export"),
     ("loader.user_script", "static", "script.py", "export"),

@@ -193,7 +193,7 @@ def task_for(asked: Asked, model: Model) -> str | None:
         RecipeError: when nobody says.
     """
     task = asked.task or model.task
-    if task is None and asked.recipe.loader.model_class is not None:
+    if task is None and asked.recipe.loader.model_class is not None and model.onnx is None:
         task = task_of({"architectures": [asked.recipe.loader.model_class]})
     if task is None and asked.recipe.loader.module_path is not None:
         return _BARE  # which class has the module around it says no more than this
