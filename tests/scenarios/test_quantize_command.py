@@ -73,7 +73,9 @@ def test_it_finds_what_a_build_of_the_same_model_has_made(shared: Project) -> No
 def test_a_build_finds_what_it_has_made(shared: Project) -> None:
     asked = quantize(shared, "-m", "model.onnx", "-p", "w8a16", "-o", "w8a16.onnx")
     assert asked.code == 0, asked.messages
-    assert build(shared, "--onnx", "model.onnx", "--no-optimize", "-p", "w8a16", "-o", "built-w8a16") == ["finalize"]
+    assert build(
+        shared, "--onnx", "model.onnx", "--no-optimize", "--no-analyze", "-p", "w8a16", "-o", "built-w8a16"
+    ) == ["finalize"]
 
 
 def test_it_finds_what_a_build_has_made_of_the_model_that_the_build_optimized(shared: Project) -> None:
@@ -130,7 +132,9 @@ def test_weights_beside_a_model_that_is_given_are_found_both_ways(shared: Projec
     assert "quantize" in build(shared, "--onnx", "apart.onnx", "--no-optimize", "-p", "dynamic", "-o", "built-apart")
     assert quantize(shared, "-m", "apart.onnx", "-p", "dynamic", "-o", "dynamic-apart.onnx").ran == ["finalize"]
     assert "quantize" in quantize(shared, "-m", "apart.onnx", "-p", "int4", "-o", "int4-apart.onnx").ran
-    assert build(shared, "--onnx", "apart.onnx", "--no-optimize", "-p", "int4", "-o", "built-apart") == ["finalize"]
+    assert build(
+        shared, "--onnx", "apart.onnx", "--no-optimize", "--no-analyze", "-p", "int4", "-o", "built-apart"
+    ) == ["finalize"]
 
 
 def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared: Project) -> None:
@@ -143,7 +147,9 @@ def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared
     types = {tensor.data_type for tensor in onnx.load(shared.folder / "int4-fp16.onnx").graph.initializer}
     assert types == {TensorProto.UINT8, TensorProto.FLOAT16}
     # The same by its name, and from the result of the first.
-    assert build(shared, "--onnx", "model.onnx", "--no-optimize", "-p", "w4a16", "-o", "w4a16") == ["finalize"]
+    assert build(shared, "--onnx", "model.onnx", "--no-optimize", "--no-analyze", "-p", "w4a16", "-o", "w4a16") == [
+        "finalize"
+    ]
     assert {path.name for path in (shared.folder / "w4a16").iterdir()} == {
         "quantized.onnx",
         "model.onnx",
@@ -152,7 +158,9 @@ def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared
     }
     made = {stage["id"]: stage["filename"] for stage in shared.manifest("w4a16")["stages"] if "id" in stage}
     assert (made["quantize"], made["quantize.1"]) == (None, "quantized.onnx")
-    assert build(shared, "--onnx", "model.onnx", "--no-optimize", "-p", "w4a32", "-o", "w4a32") == ["finalize"]
+    assert build(shared, "--onnx", "model.onnx", "--no-optimize", "--no-analyze", "-p", "w4a32", "-o", "w4a32") == [
+        "finalize"
+    ]
     going_on = quantize(shared, "-m", "w4a32/quantized.onnx", "-p", "fp16", "-o", "going-on.onnx")
     assert "quantize" in going_on.reused
     assert (shared.folder / "going-on.onnx").read_bytes() == (shared.folder / "int4-fp16.onnx").read_bytes()
