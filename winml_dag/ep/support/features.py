@@ -192,7 +192,7 @@ def _sizes(name: str, dims: Sequence[int | None]) -> dict[str, Feature]:
 def _rank_of_result(case: Case, found: Mapping[str, Feature]) -> dict[str, Feature]:
     """Where it is another than that of the first input: providers stop at some rank."""
     if case.op_type == "Unsqueeze":
-        axes = found.get("count of axes", found.get("count of values of input 1", UNKNOWN))
+        axes = found.get("count of axes", found.get("input 1 elements", UNKNOWN))
         return _sum(found.get("rank of input 0", UNKNOWN), axes, 0)
     if case.op_type == "Gather":
         return _sum(found.get("rank of input 0", UNKNOWN), found.get("rank of input 1", UNKNOWN), -1)
