@@ -88,7 +88,7 @@ def test_a_decoder_with_a_cache_goes_through_torchscript_unless_the_recipe_says_
 @pytest.mark.parametrize(
     ("model_type", "make"),
     [("t5", t5), ("whisper", whisper), ("vision_encoder_decoder", trocr)],
-    ids=lambda each: str(each),
+    ids=["t5", "whisper", "trocr"],
 )
 def test_tokens_one_by_one_with_a_cache_give_what_all_at_once_give(model_type: str, make: Any) -> None:
     torch.manual_seed(0)
