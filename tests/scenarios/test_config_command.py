@@ -51,7 +51,7 @@ def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:
     perceptron(config.folder / "model.onnx")
     target = ("--ep", "qnn", "-p", "w8a16", "--no-compile", "--no-validate")
     code, out, err = config("config", "--onnx", "model.onnx", *target, "-o", "recipes/model.yaml")
-    assert (code, "recipes/model.yaml" in out) == (0, True), err
+    assert (code, "winml-dag build -c recipes/model.yaml -o OUT builds it" in out) == (0, True), err
     written = load_recipe(config.folder / "recipes" / "model.yaml").recipe
     assert written.model == "../model.onnx"
     assert written.quant is not None
@@ -86,9 +86,10 @@ def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(
 
 
 def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Config) -> None:
-    code, out, err = config("config", "--model-type", "resnet", "-t", "image-classification", "-p", "fp16")
-    assert code == 0, err
-    recipe = yaml.safe_load(out)
+    any_resnet = ("--model-type", "resnet", "-t", "image-classification", "-p", "fp16")
+    code, out, err = config("config", *any_resnet, "-o", "resnet.yaml")
+    assert (code, "winml-dag build -c resnet.yaml -m MODEL -o OUT builds it" in out) == (0, True), err
+    recipe = yaml.safe_load((config.folder / "resnet.yaml").read_text(encoding="utf-8"))
     assert "model" not in recipe
     assert recipe["loader"] == {"model_type": "resnet", "task": "image-classification", "trust_remote_code": False}
     assert recipe["quant"]["mode"] == "fp16"

@@ -17,6 +17,7 @@ from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.reading import ModuleItem
@@ -119,9 +120,10 @@ def carry_out(
     quiet: bool,
     format_: str,
     lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
+    refuse: Callable[[BuildSummary], None] = lambda _: None,
 ) -> BuildResult:
     """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr. *lines*: what
-    there is to tell besides of work that was done.
+    there is to tell besides of work that was done. *refuse* raises for a build that is not to be begun.
     """
     from winml_dag.cli.progress import progress
     from winml_dag.cli.report import print_result
@@ -134,6 +136,7 @@ def carry_out(
     # A part is enough where neither every stage is to run nor every stage is to be told of.
     part = not (how.rebuild or verbose or format_ == "json")
     planned = plan_request(request, store, download=True, standing=standing, part=part)
+    refuse(planned.summary)
     with progress(
         quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes) + planned.others
     ) as observer:

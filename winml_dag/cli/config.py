@@ -79,7 +79,8 @@ def command(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8", newline="\n")
     many = f" ({len(decided.recipes)} modules)" if module else ""
-    click.echo(f"Wrote {output}{many}; winml-dag build -c {output} builds it.", err=format_ == "json")
+    which = " -m MODEL" if decided.needs_model else ""
+    click.echo(f"Wrote {output}{many}; winml-dag build -c {output}{which} -o OUT builds it.", err=format_ == "json")
     if format_ == "json":
         print_object({"success": True, "output": str(output), "notices": list(decided.notices)})
     return 0

@@ -56,16 +56,17 @@ def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject
             f"{what} are {len(given)} models." if given else "No model is given.",
             advice="Give an .onnx file or the output folder of a build, or a recipe with -c.",
         )
-    return find_subject(given[0] if recipe is None else _built(recipe, how, cache_dir), options["submodel"])
+    component: str | None = options["submodel"]
+    return find_subject(given[0] if recipe is None else _built(recipe, component, how, cache_dir), component)
 
 
-def _built(recipe: Path, how: How, cache_dir: Path) -> Path:
-    """The output folder of *recipe*, up to date."""
+def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Path:
+    """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.resolve import output_dir_of
     from winml_dag.pipeline.standing.check import note_use
-    from winml_dag.pipeline.subject import request_for
+    from winml_dag.pipeline.subject import refuse_component, request_for
 
     request = request_for(recipe)
     standing = look(request, cache_dir)
@@ -73,7 +74,16 @@ def _built(recipe: Path, how: How, cache_dir: Path) -> Path:
         note_use(str(cache_dir.absolute()), standing)
         return output_dir_of(request, cache_dir)
     options = BuildOptions(jobs=os.cpu_count() or 1)
-    result = carry_out(request, cache_dir, standing, options, verbose=how.verbose, quiet=how.quiet, format_=how.format_)
+    result = carry_out(
+        request,
+        cache_dir,
+        standing,
+        options,
+        verbose=how.verbose,
+        quiet=how.quiet,
+        format_=how.format_,
+        refuse=lambda build: refuse_component(recipe, build, component),
+    )
     if result.failed:
         raise StageError(f"{recipe} could not be built, so there is no model to look at.")
     return result.build.output_dir

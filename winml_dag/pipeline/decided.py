@@ -31,12 +31,16 @@ _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")
 
 @dataclass(frozen=True)
 class DecidedRecipe:
-    """``recipes``: the one recipe, or one for each module; ``notices``: what to know of them, a sentence each."""
+    """``recipes``: the one recipe, or one for each module; ``notices``: what to know of them, a sentence each.
+
+    ``needs_model``: whether it is for all models of an architecture, so that who builds says which.
+    """
 
     recipes: tuple[JsonObject, ...]
     notices: tuple[str, ...]
     model: str
     target: str
+    needs_model: bool = False
 
 
 def decided_recipe(request: Request, folder: Path, *, module: str | None = None) -> DecidedRecipe:
@@ -69,7 +73,7 @@ def decided_recipe(request: Request, folder: Path, *, module: str | None = None)
     }
     summary = build.summary
     model = f"Any {_model_type(request, base)}" if nameless else str(summary.model_id)
-    told = DecidedRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}")
+    told = DecidedRecipe((settings,), summary.notices, model, f"{summary.ep} on the {summary.device}", nameless)
     if module is not None:
         return _modules(told, settings, build, module)
     return _with_tensors(told, settings, build)

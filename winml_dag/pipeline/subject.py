@@ -18,12 +18,14 @@ from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
+from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED, prefixed
 from winml_dag.pipeline.manifest import Manifest, component_in, read_manifest, told_of
 from winml_dag.pipeline.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.load import load_recipe
+from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages import kinds
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -106,6 +108,20 @@ def request_for(recipe: Path) -> Request:
     if loaded.recipe.stages and loaded.recipe.model_fields_set <= {"stages", "output_dir"}:
         raise UsageError(f"{recipe} builds no model, but stages of its own.", advice=_GIVE)
     return Request(recipe, Overrides(), use_cache=loaded.recipe.output_dir is None)
+
+
+def refuse_component(recipe: Path, build: BuildSummary, component: str | None) -> None:
+    """Raise UsageError where *build*, that of *recipe*, will not have one model for *component*, or one without."""
+    known = list(build.components)
+    if component is None and known:
+        raise UsageError(
+            f"{recipe} builds a model for each component: {', '.join(known)}.",
+            advice=f"Name one of them, such as --submodel {known[0]}.",
+        )
+    if component is not None and not known:
+        raise UsageError(f"{recipe} builds one model, without components.", advice="Leave out --submodel.")
+    if component is not None and component not in known:
+        raise UsageError(f"{recipe} builds no component {component!r}{known_instead(component, known)}")
 
 
 def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:

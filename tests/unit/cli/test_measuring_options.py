@@ -41,3 +41,28 @@ def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(
     assert "no labelled data" in json.loads(capsys.readouterr().out)["errors"][0]
     assert run(["eval", "-c", "recipe.yaml", "--mode", "compare", "-f", "json"]) == 3
     assert "nowhere.onnx" in json.loads(capsys.readouterr().out)["errors"][0]
+
+
+@pytest.mark.parametrize("command", [["perf"], ["eval", "--mode", "compare"]], ids=["perf", "eval"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "encoder, decoder. Name one of them"),
+        (["--submodel", "encodr"], "no component 'encodr'; did you mean 'encoder'"),
+    ],
+    ids=["none", "unknown"],
+)
+def test_a_recipe_of_several_components_is_not_built_until_one_of_them_is_named(
+    command: list[str],
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loader = "loader: {model_type: marian, task: translation, random_weights: {}}"
+    Path("recipe.yaml").write_text(f"{loader}\noutput_dir: out\n", encoding="utf-8")
+    assert run([*command, "-c", "recipe.yaml", *options, "-f", "json"]) == 2
+    assert words in json.loads(capsys.readouterr().out)["errors"][0]
+    assert not Path("out").exists()
