@@ -54,8 +54,8 @@ def components_for(asked: Asked, model: Model) -> tuple[Component, ...]:
             raise RecipeError("loader.module_path names one module, so there are no components.", advice=_LEAVE_OUT)
         return ()
     loader = asked.recipe.loader
-    # One module of it, or what a user's script makes, is a model in one piece.
-    composite = None if loader.module_path or loader.user_script else composite_of(model.model_type)
+    # What a user's script makes is a model in one piece.
+    composite = None if loader.user_script else composite_of(model.model_type)
     if composite is None:
         if named is not None or asked.recipe.components:
             raise RecipeError(f"{model.name} is exported in one piece.", advice=_LEAVE_OUT)
@@ -165,6 +165,13 @@ def _refuse_in_common(asked: Asked, parts: Mapping[Component, Build]) -> None:
         raise RecipeError(
             "Stages of your own cannot stand between those of several components.",
             advice="Build one component with --submodel, or take `stages` away.",
+        )
+    targets = {component.name: f"{build.target.ep.name} ({build.target.device})" for component, build in parts.items()}
+    if len(set(targets.values())) > 1:
+        named = " and ".join(f"{name} for {target}" for name, target in targets.items())
+        raise RecipeError(
+            f"The components of one build have one target, and these have several: {named}.",
+            advice="Name the target of all of them with `ep` and `device`, or build each alone with --submodel.",
         )
     saved = [build.save_ranges for build in parts.values() if build.save_ranges is not None]
     if len(set(saved)) < len(saved):

@@ -123,6 +123,11 @@ def test_names_of_outputs_are_for_one_component(store: LocalStore) -> None:
             {},
             "several components would go to ranges.json",
         ),
+        (
+            {"loader": MARIAN["loader"], "components": {"decoder": {"compile": {"execution_provider": "openvino"}}}},
+            {"compile": False},
+            r"encoder for \w+ExecutionProvider \(\w+\) and decoder for OpenVINOExecutionProvider.*`ep`",
+        ),
     ],
 )
 def test_what_components_cannot_have_is_refused(
