@@ -127,7 +127,11 @@ def test_a_wrong_result_is_partial_and_says_so(tmp_path: Path) -> None:
     assert "gave other numbers" in found.reason
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b'{"format":99}\n')])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b'{"format":99}\n')],
+    ids=["empty", "no gzip", "no format", "another format"],
+)
 def test_a_damaged_table_or_one_of_another_format_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "qnn_npu.support"
     path.write_bytes(content)
