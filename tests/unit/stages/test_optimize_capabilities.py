@@ -116,6 +116,14 @@ class TestWhatIsNotItsPlace:
             ("concat_slice_elimination", "(float[2] a, float[2] b) => (float[2] y) { c = Concat<axis = 0>(a, b) "
              "d = Slice(c, s, e, z) y = Relu(d) }",
              {"s": np.array([1]), "e": np.array([3]), "z": np.array([0])}),
+            ("concat_slice_elimination", "(float[2, 2] a, float[2, 2] b) => (float[2, 4] y) "
+             "{ c = Concat<axis = 1>(a, b) d = Slice(c, s, e, , o) y = Relu(d) }",
+             {"s": np.array([0]), "e": np.array([2]), "o": np.array([1])}),
+            ("remove_isnan_in_attention_mask", "(float[4] x) => (float[1, 4] y) "
+             "{ s = Softmax<axis = -1>(x) n = IsNaN(s) y = Where(n, z, s) }", {"z": np.zeros((1, 1), np.float32)}),
+            ("fuse_rmsnorm", "(float[8] x) => (float[1, 8] y) { q = Mul(x, x) v = ReduceMean<axes = [-1]>(q) "
+             "z = Add(v, e) r = Sqrt(z) n = Div(x, r) y = Mul(n, s) }",
+             {"e": np.full((1, 1), 1e-6, np.float32), "s": np.ones(8, np.float32)}),
             ("highdimRTR_lowdimRTR", "(float[2, 3, 4] x) => (float[4, 6] y) { s = Reshape(x, a) "
              "t = Transpose<perm = [2, 1, 0]>(s) y = Reshape(t, b) }",
              {"a": np.array([2, 3, 4]), "b": np.array([4, 6])}),
@@ -128,6 +136,44 @@ class TestWhatIsNotItsPlace:
         result = optimize(tmp_path, model, name)
         assert result.content == optimize(tmp_path, model).content
         assert not any(result.metrics["applied"].values())
+
+    @pytest.mark.parametrize(
+        ("name", "opset", "body", "constants"),
+        [
+            ("static_split_to_slice", 9, "(float[2, 8] x) => (float[2, 2] y, float[2, 6] z) "
+             "{ y, z = Split<axis = 1, split = [2, 6]>(x) }", {}),
+            ("omit_empty_resize_inputs", 11, "(float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) "
+             '{ y = Resize<mode = "nearest">(x, roi, scales) }',
+             {"roi": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}),
+        ],
+    )  # fmt: skip
+    def test_an_opset_that_has_no_form_for_it_is_told(
+        self, tmp_path: Path, name: str, opset: int, body: str, constants: dict[str, np.ndarray]
+    ) -> None:
+        result = optimize(tmp_path, graph(f"agraph {body}", opset, **constants), name)
+        assert f"the model has {opset}" in result.metrics["left"][name]
+
+    def test_a_size_that_is_whole_by_a_scale_that_is_not_is_no_place_for_asymmetric(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[1, 1, 3, 2] x) => (float[1, 1, 6, 4] y)
+            { y = Resize<coordinate_transformation_mode = "tf_half_pixel_for_nn", nearest_mode = "floor">(x, r, s) }""",
+            11,
+            r=np.zeros(0, np.float32),
+            s=np.array([1, 1, 2.3, 2], np.float32),
+        )
+        result = optimize(tmp_path, model, "resize_tf_half_pixel_for_nn_to_asymmetric")
+        assert not any(result.metrics["applied"].values())
+        assert_same_results(result)
+
+    def test_attention_in_double_precision_stays(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (double[1, 2, 3, 4] q, double[1, 2, 4, 3] k, double[1, 2, 3, 4] v) => (double[1, 3, 8] y)
+            <int64[3] joined = {1, 3, 8}> {
+                s = MatMul(q, k) w = Softmax<axis = -1>(s) a = MatMul(w, v) t = Transpose<perm = [0, 2, 1, 3]>(a)
+                y = Reshape(t, joined)
+            }"""
+        )
+        assert "stay" in optimize(tmp_path, model, "attention_fusion").metrics["left"]["attention_fusion"]
 
 
 class TestHighRankTranspose:

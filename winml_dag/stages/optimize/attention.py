@@ -19,6 +19,10 @@ def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
     from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
     from onnxscript.rewriter.ort_fusions.sdpa_via_mha import replace_sdpa_by_mha
 
+    if any(
+        node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE for node in nodes_of(model, "Softmax")
+    ):
+        return Outcome(0, "attention blocks in double precision stay: MultiHeadAttention has none")
     if not all(_with_three_dimensions(node) for node in nodes_of(model, "Reshape")):
         return Outcome(0, "attention blocks stay: the shapes behind them are not known")
     found = int(fuse_sdpa(model, apply_shape_inference=True))

@@ -16,6 +16,7 @@ from winml_dag.stages.optimize.rewrite import (
     count_sites,
     either,
     is_constant,
+    keeps_rank,
     known_shape,
     numbers,
     shape_constant,
@@ -66,7 +67,7 @@ class _Normalized(RewriteRuleClassBase):  # type: ignore[misc]
 
     def check(
         self,
-        context: MatchContext,  # noqa: ARG002
+        context: MatchContext,
         x: ir.Value,
         epsilon: ir.Value,
         scale: ir.Value,
@@ -76,6 +77,8 @@ class _Normalized(RewriteRuleClassBase):  # type: ignore[misc]
     ) -> bool:
         shape, guard = known_shape(x), numbers(epsilon)
         if shape is None or guard is None or guard.size != 1 or x.dtype != ir.DataType.FLOAT:
+            return False
+        if not keeps_rank(context, x):
             return False
         axis = _axis(mean, len(shape))
         if axis is None or axis == len(shape) - 1 or axis != _axis(variance, len(shape)):

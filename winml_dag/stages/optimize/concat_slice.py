@@ -24,13 +24,13 @@ def _take_the_part(node: ir.Node) -> bool:
     if concat is None or concat.op_type != "Concat" or concat.domain:
         return False
     shapes = [known_shape(part) for part in concat.inputs]
-    bounds = [numbers(value) for value in node.inputs[1:] if value is not None]
-    if None in shapes or len(bounds) < 3 or any(each is None or each.size != 1 for each in bounds):
+    bounds = _numbers(node)
+    if None in shapes or bounds is None:
         return False
-    start, end, axis, *step = (int(each.item()) for each in bounds if each is not None)
+    start, end, axis, step = bounds
     rank = len(shapes[0] or ())
     along = concat.attributes.get_int("axis", 0) % rank
-    if axis % rank != along or step not in ([], [1]):
+    if axis % rank != along or step != 1:
         return False
     ends = [0, *accumulate((shape or ())[along] for shape in shapes)]
     taken = slice(start, end).indices(ends[-1])[:2]
@@ -40,3 +40,19 @@ def _take_the_part(node: ir.Node) -> bool:
             replace_node(node, tape, [tape.op("Identity", [part])])
             return True
     return False
+
+
+def _numbers(node: ir.Node) -> tuple[int, int, int, int] | None:
+    """Start, end, axis and step of a Slice along one axis; None where they are computed."""
+    given = [None if value is None else numbers(value) for value in node.inputs[1:]]
+    if any(
+        value is not None and (each is None or each.size != 1)
+        for value, each in zip(node.inputs[1:], given, strict=True)
+    ):
+        return None
+    start, end, axis, step = (*(None if each is None else int(each.item()) for each in given), None, None, None, None)[
+        :4
+    ]
+    if start is None or end is None:
+        return None  # attributes, before opset 10
+    return start, end, axis or 0, 1 if step is None else step

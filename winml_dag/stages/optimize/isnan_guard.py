@@ -11,18 +11,19 @@ from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, RewriteRuleClassBase, Var
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome, apply_rules, is_constant
+from winml_dag.stages.optimize.rewrite import Outcome, apply_rules, is_constant, keeps_rank
 
 
 class _Guard(RewriteRuleClassBase):  # type: ignore[misc]
     def pattern(self, op: OpsetPatternBuilder, scores: Var, zero: Var) -> Var:
         return op.Where(op.IsNaN(scores), zero, scores)
 
-    def check(self, context: MatchContext, scores: ir.Value, zero: ir.Value) -> bool:  # noqa: ARG002
+    def check(self, context: MatchContext, scores: ir.Value, zero: ir.Value) -> bool:
         producer = scores.producer()
         return (
             producer is not None
             and producer.op_type == "Softmax"
+            and keeps_rank(context, scores)
             and is_constant(zero)
             and zero.const_value is not None
             and zero.const_value.size == 1

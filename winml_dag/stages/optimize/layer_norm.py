@@ -12,7 +12,15 @@ from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, OrValue, RewriteRuleClassBase, Var
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome, apply_rules, count_sites, either, is_constant, standard_opset
+from winml_dag.stages.optimize.rewrite import (
+    Outcome,
+    apply_rules,
+    count_sites,
+    either,
+    is_constant,
+    keeps_rank,
+    standard_opset,
+)
 
 STANDARD_SINCE = 17
 AXES_ARE_AN_INPUT_SINCE = 18
@@ -46,10 +54,10 @@ class _Scaled(RewriteRuleClassBase):  # type: ignore[misc]
         normalized = OrValue([op.Div(deviation, root), either(op.Mul, deviation, op.Reciprocal(root))])
         return op.Mul(scale, normalized) if self._swapped else op.Mul(normalized, scale)
 
-    def check(self, context: MatchContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> bool:  # noqa: ARG002
+    def check(self, context: MatchContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> bool:
         if x.dtype != ir.DataType.FLOAT or not is_constant(epsilon) or not _fits_last_axis(scale, x):
             return False
-        return epsilon.const_value is not None and epsilon.const_value.size == 1
+        return keeps_rank(context, x) and epsilon.const_value is not None and epsilon.const_value.size == 1
 
     def rewrite(self, op: RewriterContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> ir.Value | None:
         if epsilon.const_value is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnxscript.rewriter import RewriterContext
+from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OrValue, RewriteRule, RewriteRuleSet, Var
 
 from winml_dag.stages.optimize import OptimizeTarget
@@ -86,6 +86,14 @@ def replace_node(node: ir.Node, tape: ir.tape.Tape, values: Sequence[ir.Value]) 
 def constant(tape: ir.tape.Tape, values: object, dtype: ir.DataType) -> ir.Value:
     """*values* as a new constant of the graph; a node, as with :func:`shape_constant`."""
     return tape.op("Constant", [], {"value": ir.tensor(np.asarray(values, dtype.numpy()))})
+
+
+def keeps_rank(context: MatchContext, x: ir.Value) -> bool:
+    """Whether what a pattern gives has as many dimensions as *x*, as far as that is known: a constant of one number may
+    have more of them, and would give them to the result.
+    """
+    result = context.output_values[0].shape
+    return x.shape is None or result is None or len(x.shape) == len(result)
 
 
 def known_shape(value: ir.Value | None) -> tuple[int, ...] | None:

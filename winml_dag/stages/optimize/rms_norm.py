@@ -14,7 +14,15 @@ from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, OrValue, RewriteRuleClassBase, Var
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome, apply_rules, either, is_constant, numbers, standard_opset
+from winml_dag.stages.optimize.rewrite import (
+    Outcome,
+    apply_rules,
+    either,
+    is_constant,
+    keeps_rank,
+    numbers,
+    standard_opset,
+)
 
 STANDARD_SINCE = 23
 _AXES_ARE_AN_INPUT_SINCE = 18
@@ -42,8 +50,13 @@ class _Normalized(RewriteRuleClassBase):  # type: ignore[misc]
         )
         return op.Mul(scale, normalized) if self._swapped else op.Mul(normalized, scale)
 
-    def check(self, context: MatchContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> bool:  # noqa: ARG002
-        if x.dtype != ir.DataType.FLOAT or x.shape is None or not isinstance(x.shape[-1], int):
+    def check(self, context: MatchContext, x: ir.Value, epsilon: ir.Value, scale: ir.Value) -> bool:
+        if (
+            x.dtype != ir.DataType.FLOAT
+            or not keeps_rank(context, x)
+            or x.shape is None
+            or not isinstance(x.shape[-1], int)
+        ):
             return False
         guard = numbers(epsilon)
         if guard is None or guard.size != 1 or not 0 <= guard.item() <= _LARGEST_EPSILON:

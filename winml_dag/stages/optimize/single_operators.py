@@ -9,10 +9,19 @@ import numpy as np
 import onnx_ir as ir
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome, constant, known_shape, nodes_of, numbers, replace_node
+from winml_dag.stages.optimize.rewrite import (
+    Outcome,
+    constant,
+    known_shape,
+    nodes_of,
+    numbers,
+    replace_node,
+    standard_opset,
+)
 
 # Above, following every element of a GatherND would take longer than it saves.
 _LARGEST_TABLE = 4_000_000
+_EMPTY_MAY_BE_LEFT_OUT_SINCE = 13
 
 
 def prelu_to_relu(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
@@ -51,7 +60,11 @@ def _reshape_instead(node: ir.Node) -> bool:
 
 def omit_empty_resize_inputs(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
     changes = 0
-    for node in nodes_of(model, "Resize"):
+    opset, nodes = standard_opset(model), nodes_of(model, "Resize")
+    if opset < _EMPTY_MAY_BE_LEFT_OUT_SINCE:
+        left = f"{len(nodes)} Resize stay: they may leave inputs out since opset {_EMPTY_MAY_BE_LEFT_OUT_SINCE}"
+        return Outcome(0, f"{left}, the model has {opset}" if nodes else "")
+    for node in nodes:
         empty = [place for place in (1, 2) if _is_empty(node, place)]
         for place in empty:
             node.replace_input_with(place, None)
@@ -80,9 +93,14 @@ def asymmetric_resize(model: ir.Model, target: OptimizeTarget) -> Outcome:  # no
 def _grows_by_whole_numbers(node: ir.Node) -> bool:
     """floor((i + 0.5) / s) is floor(i / s) for every whole s."""
     before, after = known_shape(node.inputs[0]), known_shape(node.outputs[0])
-    return (
-        before is not None and after is not None and all(b and a % b == 0 for b, a in zip(before, after, strict=True))
-    )
+    if before is None or after is None or not all(b and a % b == 0 for b, a in zip(before, after, strict=True)):
+        return False
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    if scales is None or known_shape(scales) == (0,):
+        return True
+    # A size may be whole where its scale is not: 3 by 2.3 is 6, in steps of 2.3.
+    factors = numbers(scales)
+    return factors is not None and bool((factors % 1 == 0).all())
 
 
 def linear_resize(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001

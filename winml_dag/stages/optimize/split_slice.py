@@ -10,11 +10,25 @@ from itertools import accumulate
 import onnx_ir as ir
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome, constant, known_shape, nodes_of, numbers, replace_node
+from winml_dag.stages.optimize.rewrite import (
+    Outcome,
+    constant,
+    known_shape,
+    nodes_of,
+    numbers,
+    replace_node,
+    standard_opset,
+)
+
+_BOUNDS_ARE_INPUTS_SINCE = 10
 
 
 def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
-    return Outcome(sum(_spell_out(node) for node in nodes_of(model, "Split")))
+    opset, nodes = standard_opset(model), nodes_of(model, "Split")
+    if opset < _BOUNDS_ARE_INPUTS_SINCE:
+        left = f"{len(nodes)} Split stay: Slice is another operator before opset {_BOUNDS_ARE_INPUTS_SINCE}"
+        return Outcome(0, f"{left}, and the model has {opset}" if nodes else "")
+    return Outcome(sum(_spell_out(node) for node in nodes))
 
 
 def _spell_out(node: ir.Node) -> bool:
