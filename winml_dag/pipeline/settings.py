@@ -12,6 +12,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.ep.options import NPU_SETTINGS
 from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import file_option_names
 from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.validation import left_out
@@ -35,14 +36,15 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -
     Defaults are written out: another version may have others.
     """
     written = {name: value for name, value in to_json(asked.recipe).items() if name not in _DECIDED}
-    random = asked.random_weights is not None and model.onnx is None
+    # Random weights and a script of the user's make a model that has no file.
+    made = model.onnx is None and model.folder is None
     export = asked.recipe.export or Export()
     return {
         **written,
-        **({} if random else {"model": _model(model, build)}),
+        **({} if made else {"model": _model(model, build)}),
         "ep": build.summary.ep,
         "device": build.summary.device,
-        "loader": _loader(asked, build.summary.task),
+        "loader": _loader(asked, build.summary),
         "export": None
         if build.summary.origin == "onnx"
         else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
@@ -61,9 +63,12 @@ def _whole(section: Section) -> dict[str, JsonValue]:
     return plain
 
 
-def _loader(asked: Asked, task: str | None) -> JsonObject:
-    loader = asked.recipe.loader.model_copy(update={"task": task, "random_weights": asked.random_weights})
-    return {name: value for name, value in _whole(loader).items() if name != "path"}  # `model` says it
+def _loader(asked: Asked, summary: BuildSummary) -> JsonObject:
+    loader = asked.recipe.loader.model_copy(update={"task": summary.task, "random_weights": asked.random_weights})
+    settings = {name: value for name, value in _whole(loader).items() if name != "path"}  # `model` says it
+    if loader.user_script is not None:
+        settings["user_script"] = _portable(resolve_path(asked.base, loader.user_script), summary.output_dir)
+    return settings
 
 
 def _model(model: Model, build: Build) -> str:

@@ -37,6 +37,7 @@ RECIPES = {
     },
     "a folder and data": {"model": "model", "precision": "int8", "quant": {"calibration_data": "data.npz"}},
     "inputs to validate on": {"loader": RANDOM, "validate": {"input_data": "data.npz", "min_sqnr_db": 9}},
+    "a script of one's own": {"loader": {"user_script": "files/mine.py", "task": "feature-extraction"}},
     "everything off": {"loader": RANDOM, "skip_optimize": True, "quant": None, "compile": None},
     "inputs of one's own": {
         "loader": RANDOM,
@@ -73,6 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "affinity.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "files" / "mine.py").write_text("", encoding="utf-8")
     (tmp_path / "data.npz").write_bytes(b"data")
     compiled_model(tmp_path / "compiled.onnx")
     (tmp_path / "model").mkdir()

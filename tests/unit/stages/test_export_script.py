@@ -57,11 +57,19 @@ def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
         (SCRIPT, "Som", "does not define. Did you mean 'Sum'"),
         ("x = 1", None, "defines 0 model classes"),
         (SCRIPT.replace("return Sum()", "return 3"), "make", "no torch.nn.Module"),
+        ("import sys; sys.exit()", "Sum", "mine.py .* cannot be run: SystemExit"),
     ],
 )
 def test_a_script_that_makes_no_model_is_refused(tmp_path: Path, text: str, name: str | None, words: str) -> None:
     with pytest.raises(StageError, match=words):
         load_pytorch_model(LoaderFields("feature-extraction", model_class=name), None, script(tmp_path, text))
+
+
+def test_a_class_without_a_constructor_is_called_with_nothing(tmp_path: Path) -> None:
+    text = "import torch\nclass Twice(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\n"
+    loader = LoaderFields("feature-extraction", model_class="Twice")
+    loaded = load_pytorch_model(loader, None, script(tmp_path, text))
+    assert loaded.model(torch.ones(1)).item() == 2
 
 
 def test_only_what_the_script_defines_itself_is_taken_for_the_model(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def scripted(folder: Path, name: str | None) -> Any:
     sys.modules[_MODULE] = module  # dataclasses and pickling of its own classes look there
     try:
         specification.loader.exec_module(module)
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise StageError(f"{path.name} (loader.user_script) cannot be run: {logged_reason(error)}") from error
     defined = {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == _MODULE}
     if name is not None:
@@ -65,11 +65,17 @@ def made_by_script(maker: Any, folder: Path | None, seed: int) -> PreTrainedMode
     name = maker.__name__
     torch.manual_seed(seed)
     try:
-        model = maker(folder) if inspect.signature(maker).parameters else maker()
-    except Exception as error:  # whatever the user's code raises
+        model = maker(folder) if _takes_argument(maker) else maker()
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise StageError(f"{name} (loader.model_class) cannot make a model: {logged_reason(error)}") from error
     if not isinstance(model, torch.nn.Module):
-        raise StageError(f"{name} (loader.model_class) gives a {type(model).__name__}, which is no torch.nn.Module.")
+        raise StageError(f"{name} (loader.model_class) gives {type(model).__name__}, which is no torch.nn.Module.")
     if not hasattr(model, "config"):
         model.config = PreTrainedConfig()
     return model
+
+
+def _takes_argument(maker: Any) -> bool:
+    """Whether it names one: a class without an ``__init__`` of its own has torch's, which accepts any and refuses it."""
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(parameter.kind in by_place for parameter in inspect.signature(maker).parameters.values())
