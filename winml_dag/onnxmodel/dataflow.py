@@ -66,9 +66,11 @@ class Dataflow:
     @cached_property
     def constants(self) -> Mapping[str, Tensor]:
         """Initializers, what Constant nodes give, and what Identity nodes make of either (exporters write one for each
-        further use of equal weights), by the name under which nodes read them.
+        further use of equal weights), by the name under which nodes read them. An initializer that is among the inputs
+        is none: the user may feed another value.
         """
-        found = {tensor.name: tensor for tensor in self.model.graph.initializers}
+        fed = {value.name for value in self.model.graph.inputs}
+        found = {tensor.name: tensor for tensor in self.model.graph.initializers if tensor.name not in fed}
         for node in self.nodes:
             if node.op_type == "Constant" and node.outputs:
                 found.update((node.outputs[0], tensor) for attribute in node.attributes for tensor in attribute.tensors)

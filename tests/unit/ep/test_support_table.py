@@ -129,8 +129,15 @@ def test_a_wrong_result_is_partial_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b'{"format":99}\n')],
-    ids=["empty", "no gzip", "no format", "another format"],
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"{}"),
+        gzip.compress(b'{"format":99}\n'),
+        gzip.compress(b'{"format":1}\n')[:-9],
+        gzip.compress(b'{"format":1}\n')[:10] + b"\xff" * 20,
+    ],
+    ids=["empty", "no gzip", "no format", "another format", "cut short", "overwritten"],
 )
 def test_a_damaged_table_or_one_of_another_format_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "qnn_npu.support"

@@ -146,6 +146,7 @@ def test_matmul_and_add_need_constants_of_the_right_rank(scratch: Path) -> None:
     w, b, c = (np.ones(dims, np.float32) for dims in ((4, 4), (4,), (3, 4)))
     assert _count(scratch, graph(text.format("w", "b"), w=w, b=b)) == {"MatMulAddPattern": 1}
     assert _count(scratch, graph(text.format("z", "b"), b=b)) == {}
+    assert _count(scratch, graph(text.format("z", "b"), z=w, b=b)) == {}  # may be fed, and has a value if it is not
     assert _count(scratch, graph(text.format("w", "c"), w=w, c=c)) == {}
 
 

@@ -42,7 +42,9 @@ Tree = Leaf | Question
 
 
 def grow(rows: Sequence[tuple[Features, str]]) -> Tree:
-    """The tree of *rows*, each the features of a case and its outcome. The same rows in any order give the same."""
+    """The tree of *rows*, each the features of a case and its outcome. The same rows in the same order give the same;
+    of two features that tell them apart equally well, the one that is met first is asked for.
+    """
     return _grow(rows, 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -207,7 +208,7 @@ def read_table(path: Path) -> SupportTable:
         return SupportTable(About(**about), {(domain, op_type): text for domain, op_type, text in keyed})
     except FileNotFoundError:
         raise InputError(f"The table of support {path} does not exist.", advice="Check the path.") from None
-    except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{path} is no table of support, or is damaged: {error}.", advice=_MADE_AGAIN) from error
 
 
