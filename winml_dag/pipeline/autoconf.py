@@ -15,6 +15,7 @@ from pathlib import Path
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.registry import Target
 from winml_dag.ep.support.tables import table_places
+from winml_dag.ep.support.winmlcli import rule_folder
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.search import Search
@@ -36,13 +37,16 @@ def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Se
         return Search(BEGIN)
     places = table_places(target)
     there = tuple(path for path in places if path.is_file())
+    # The names in it say which tables there are.
+    folder = rule_folder(target)
+    asked_for = (*places, *([] if folder is None else [folder]))
     return Search(
         begin=BEGIN,
         rounds=_rounds(asked) if analyze.analyze.propose else 0,
         refuses_unsupported=not _allows_unsupported(asked),
         tables=support_of(there),
-        looked_at=there,
-        absent=tuple(path for path in places if path not in there),
+        looked_at=tuple(path for path in asked_for if path.exists()),
+        absent=tuple(path for path in asked_for if not path.exists()),
     )
 
 

@@ -170,3 +170,18 @@ def test_a_table_of_the_users_own_counts_and_comes_first(store: LocalStore, monk
     table.write_bytes(b"another")
     other = plan_request(request, store, download=False)
     assert other.sources["operator support"] != graph.sources["operator support"]
+
+
+def test_tables_of_winml_cli_that_come_later_are_seen(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changetime, "SETTLED_NS", 0)
+    Path("rules").mkdir()
+    monkeypatch.setenv("WINMLCLI_RULES_DIR", str(Path.cwd() / "rules"))
+    Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
+    request = Request(Path("recipe.yaml"), Overrides(), Path("out"))
+    assert "operator support" not in plan_request(request, store, download=False).sources
+    folder = Path("rules", "MIGraphXExecutionProvider_GPU")
+    folder.mkdir()
+    for number, op_type in enumerate(("Add", "Relu"), 1):
+        (folder / f"{op_type}_MIGraphXExecutionProvider_GPU_ai.onnx_opset13.parquet").write_bytes(b"table")
+        graph = plan_request(request, store, download=False)
+        assert len(graph.graph.sources["operator support"].files) == number

@@ -34,19 +34,26 @@ _NOT_KNOWN = object()
 
 
 def rule_files(target: Target) -> tuple[Path, ...]:
-    """The files for *target* in the folder that WINMLCLI_RULES_DIR names; none without that variable.
+    """The files for *target* in the folder that WINMLCLI_RULES_DIR names; none without that variable. Raises as
+    :func:`rule_folder` does.
+    """
+    folder = rule_folder(target)
+    return () if folder is None else tuple(sorted(folder.glob(f"*{SUFFIX}")))
+
+
+def rule_folder(target: Target) -> Path | None:
+    """Where the files for *target* are, or would be, in the folder that WINMLCLI_RULES_DIR names.
 
     Raises:
         UsageError: when it names no folder.
     """
     named = os.environ.get(RULES_VARIABLE)
     if not named:
-        return ()
+        return None
     folder = expanded(named)
     if not folder.is_dir():
         raise UsageError(f"{RULES_VARIABLE} names {folder}, which is no folder.", advice="Correct the variable.")
-    inner = folder / f"{target.ep.name}_{target.device.upper()}"
-    return tuple(sorted(inner.glob(f"*{SUFFIX}"))) if inner.is_dir() else ()
+    return folder / f"{target.ep.name}_{target.device.upper()}"
 
 
 class WinmlCliRules:
