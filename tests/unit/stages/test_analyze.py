@@ -153,6 +153,26 @@ def test_what_is_no_better_or_not_known_to_be_is_not_proposed(
     assert found.flags == NOTHING
 
 
+def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed(tmp_path: Path, scratch: Path) -> None:
+    model = graph(
+        """g (float[2, 4] x) => (float[2, 4] y, float[2, 8] z)
+        { m = MatMul(x, w) y = Add(m, b) n = MatMul(x, v) z = Add(n, c) }""",
+        **{name: np.ones(dims, np.float32) for name, dims in {"w": (4, 4), "b": (4,), "v": (4, 8), "c": (8,)}.items()},
+    )
+    products = [case for case in cases_of(model, scratch) if case.op_type == "MatMul"]
+    sums = [case for case in cases_of(model, scratch) if case.op_type == "Add"]
+    fused = [
+        replace(product, op_type="Gemm", inputs=(*product.inputs, added.inputs[1]))
+        for product, added in zip(products, sums, strict=True)
+    ]
+    rows = [*zip(products, [LEFT, TAKEN], strict=True), *zip(fused, [TAKEN, LEFT], strict=True)]
+    found = analyze(tmp_path / "a", model, QNN, table([*rows, *((case, TAKEN) for case in sums)]), flags=NOTHING)
+    (action,) = _only(found, "SUBGRAPH/MatMulAddPattern")["actions"]
+    assert "1 other place would be worse off" in action["details"]
+    assert not action["enabled"]
+    assert found.flags == NOTHING
+
+
 def test_what_nobody_measured_as_it_is_makes_no_proposal(tmp_path: Path, gelu: onnx.ModelProto, scratch: Path) -> None:
     found = analyze(tmp_path / "a", gelu, QNN, table([(_gelu_case(gelu, scratch), TAKEN)]))
     assert found.metrics["proposed"] == {}

@@ -17,6 +17,7 @@ from winml_dag.stages.analyze.patterns import PATTERNS, Match
 from winml_dag.stages.analyze.result import Judged, identifier, worst
 from winml_dag.stages.discovered import Discovered
 from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.store.quantities import counted
 
 _BETTER = {Level.UNSUPPORTED: 0, Level.PARTIAL: 1, Level.SUPPORTED: 2}
 _MOST_REASONS = 5
@@ -134,7 +135,8 @@ class Adviser:
                 worst(now for now, _ in helped),
                 min((then for _, then in helped), key=lambda v: _BETTER[v.level]),
             )
-            yield self._action(pattern, fusion, now, then)
+            harmed = sum(then is not None and _is_better(now, then.level) for now, then in compared)
+            yield self._action(pattern, fusion, now, then, harmed)
         elif fusion.since > self._situation.opset and (later := self._later(fusion, matches)) is not None:
             now = worst(now for now, _ in compared)
             if _is_better(later.level, now):
@@ -144,7 +146,8 @@ class Adviser:
                 )
                 yield Action(pattern, fusion.becomes, "warning", later.level, False, advice)
 
-    def _action(self, pattern: str, fusion: Fusion, now: Level, then: Verdict) -> Action:
+    def _action(self, pattern: str, fusion: Fusion, now: Level, then: Verdict, harmed: int) -> Action:
+        """*harmed*: how many other places would be worse off, since a capability acts on all of them."""
         level = "required" if now is Level.UNSUPPORTED else "optional"
         said = self._judge.config.optim.get(fusion.capability)
         details = f"{now} becomes {then.level}: {then.reason}."
@@ -152,9 +155,11 @@ class Adviser:
             details += f" The recipe switches {fusion.capability} off."
         elif said or fusion.capability in self._before.capabilities:
             details += f" {fusion.capability} is on already and has left these places."
+        elif harmed:
+            details += f" It is not proposed: {counted(harmed, 'other place')} would be worse off with it."
         elif not self._judge.config.analyze.propose:
             details += f" Nothing is proposed here; optim.{fusion.capability} switches it on."
-        proposed = said is None and self._judge.config.analyze.propose
+        proposed = said is None and not harmed and self._judge.config.analyze.propose
         enabled = proposed and fusion.capability not in self._before.capabilities
         return Action(pattern, fusion.becomes, level, then.level, enabled, details, fusion.capability)
 
