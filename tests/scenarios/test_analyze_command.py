@@ -39,6 +39,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(tmp_path_factory.mktemp("analyze"))
     folder = project.folder
     perceptron(folder / "model.onnx")
+    (folder / "kept.json").write_text("{}", encoding="utf-8")
     gelu = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(GELU))
     onnx.save(gelu, folder / "gelu.onnx")
     unknown = onnx.parser.parse_model(UNKNOWN)
@@ -140,7 +141,11 @@ def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) ->
         (2, ("model.onnx", "--ep", "all", "-d", "gpu"), "There are tables for: "),
         (2, ("model.onnx", "--no-information", "--run-unknown-op"), "--run-unknown-op"),
         (2, ("model.onnx", "--ep", "all", "--optim-config", "optim.json"), "one target"),
-        (2, ("model.onnx", "-o", "model.onnx"), "is in the way"),
+        (2, ("model.onnx", "-o", "kept.json"), "is in the way"),
+        (2, ("model.onnx", "-o", "model.onnx", "--overwrite"), "is the model that is read"),
+        (2, ("model.onnx", "--ep", "qnn", "-o", "one.json", "--optim-config", "./one.json"), "named twice"),
+        (1, ("model.onnx", "-o", "model.onnx/one.json"), "cannot be written"),
+        (1, ("gelu.onnx", "--ep", "qnn", "--save-node", "partial", "--save-dir", "model.onnx"), "cannot be written"),
         (3, ("missing.onnx",), "missing.onnx"),
     ],
 )

@@ -104,6 +104,8 @@ def test_a_file_that_is_there_is_kept(config: Config) -> None:
     assert (code, "mine.yaml is there already" in err) == (2, True)
     assert (config.folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
     assert config("config", "--onnx", "model.onnx", "-o", "mine.yaml", "--overwrite")[0] == 0
+    code, out, _ = config("config", "--onnx", "model.onnx", "-o", "mine.yaml/a.json", "-f", "json")
+    assert (code, "cannot be written" in json.loads(out)["errors"][0]) == (1, True)
     assert load_recipe(config.folder / "mine.yaml").recipe.model == "model.onnx"
 
 

@@ -87,6 +87,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
 
     if options["save_dir"] is not None and not options["save_node"]:
         raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
+    _refuse_places(subject, options)
     store = LocalStore(cache_dir)
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
@@ -104,6 +105,19 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
         for line in analysis_lines(plan, done, found, put, saved, quiet=how.quiet):
             click.echo(line)
     return 0 if all(each.is_fine(lint_only=request.lint_only) for each in found) else _NOT_SUPPORTED
+
+
+def _refuse_places(subject: Subject, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for files that would take the place of the model, or of each other; --overwrite or not."""
+    taken = {(subject.folder / name).resolve() for name in subject.model.summary.files}
+    for option in ("output", "optim_config"):
+        path: Path | None = options[option]
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            what = f"--{option.replace('_', '-')}: {path} is the model that is read, or named twice."
+            raise UsageError(what, advice="Choose another file.")
+        taken.add(path.resolve())
 
 
 def _look(

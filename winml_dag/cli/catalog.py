@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,18 +44,19 @@ def command(
     winml-dag catalog -t text-classification
     winml-dag build -c catalog:resnet/image-classification --ep qnn -p w8a16 --compile -o out
     """
+    from winml_dag.pipeline.jsonfile import put_json
+
     try:
         if output is not None and output.exists() and not overwrite:
             raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
         found = [*_matching(model_type, task, ep, device, precision)]
+        value: JsonObject = {"recipes": [_told(each) for each in found]}
+        if output is not None:
+            put_json(output, value, "recipes", overwrite=True)
     except WinmlDagError as error:
         if format_ == "json":
             print_object({"success": False, "errors": [str(error)]})
         raise
-    value: JsonObject = {"recipes": [_told(each) for each in found]}
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
     if format_ == "json":
         print_object(value)
         return 0

@@ -59,6 +59,8 @@ def command(
     winml-dag config -m ./bert --ep qnn -p w8a16 -o recipe.yaml
     winml-dag config --model-type resnet -t image-classification
     """
+    from winml_dag.pipeline.jsonfile import put_text
+
     named = {"model_type": model_type, "model_class": model_class}
     loader = {name: value for name, value in named.items() if value is not None}
     try:
@@ -66,18 +68,18 @@ def command(
         if output is not None and output.exists() and not overwrite:
             raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
         decided = _decide(options, loader, output, module)
+        text = _json(decided) if as_json else _yaml(decided)
+        if output is not None:
+            put_text(output, text)
     except WinmlDagError as error:
         if format_ == "json":
             print_object({"success": False, "errors": [str(error)]})
         raise
-    text = _json(decided) if as_json else _yaml(decided)
     for notice in decided.notices:
         click.echo(f"note: {notice}", err=True)
     if output is None:
         click.echo(text, nl=False)
         return 0
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8", newline="\n")
     many = f" ({len(decided.recipes)} modules)" if module else ""
     which = " -m MODEL" if decided.needs_model else ""
     click.echo(f"Wrote {output}{many}; winml-dag build -c {output}{which} -o OUT builds it.", err=format_ == "json")

@@ -1,11 +1,12 @@
-"""A JSON file that a command puts where its user says.
+"""A file of text, mostly JSON, that a command puts where its user says.
 
-What is there is only replaced when it is a file of the same kind, or when that was asked for.
+JSON that is there is only replaced when it is a file of the same kind, or when that was asked for.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
@@ -19,19 +20,30 @@ def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Pa
         UsageError: when another file is in the way, and *overwrite* does not allow it.
         StoreError: when the file cannot be written; what was there is as it was.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder.", advice="Choose a file.")
-    if path.exists() and not (overwrite or _has(path, mark)):
+    if path.is_file() and not (overwrite or _has(path, mark)):
         raise UsageError(
             f"{path} is in the way, and no file of that kind.", advice="Give --overwrite, or another file."
         )
+    return put_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def put_text(path: Path, text: str) -> Path:
+    """Write *text* to *path*, whatever file is there.
+
+    Raises:
+        UsageError: for a folder.
+        StoreError: when the file cannot be written; what was there is as it was.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", advice="Choose a file.")
     beside = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+        beside.write_text(text, encoding="utf-8", newline="\n")
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # where a file is in place of a folder, this fails as well
+            beside.unlink()
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}.", advice="Choose another place."
         ) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.errors import UsageError
+from winml_dag.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -43,6 +43,7 @@ def save_nodes(model: Path, nodes: Sequence[SavedNode], folder: Path, *, overwri
 
     Raises:
         UsageError: when a file is in the way, and *overwrite* does not allow it.
+        StoreError: when a file cannot be written.
     """
     import onnx
 
@@ -57,8 +58,14 @@ def save_nodes(model: Path, nodes: Sequence[SavedNode], folder: Path, *, overwri
         content = _alone(whole, by_name[each.node], types, model.parent).SerializeToString()
         if path.exists() and not overwrite and path.read_bytes() != content:
             raise UsageError(f"{path} is in the way.", advice="Give --overwrite, or another folder with --save-dir.")
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be written: {error.strerror or error}.",
+                advice="Choose another folder with --save-dir.",
+            ) from error
         written.append(path)
     return written
 

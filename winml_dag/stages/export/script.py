@@ -76,6 +76,6 @@ def made_by_script(maker: Any, folder: Path | None, seed: int) -> PreTrainedMode
 
 
 def _takes_argument(maker: Any) -> bool:
-    """Whether it names one: a class without an ``__init__`` of its own has torch's, which accepts any and refuses it."""
+    """Whether it names one: a class without an ``__init__`` of its own has torch's, which fails on any."""
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(parameter.kind in by_place for parameter in inspect.signature(maker).parameters.values())
