@@ -6,16 +6,15 @@ runs: what analyze discovers is not. So a build from it is the build of the requ
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
-from winml_dag.engine.execute import Job, LocalExecutor
-from winml_dag.engine.stage import Node, Source
+from winml_dag.engine.stage import Source
 from winml_dag.errors import StageError, UsageError
+from winml_dag.pipeline.answer import answer_of
 from winml_dag.pipeline.modulerecipes import module_recipes
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve_whole
@@ -144,7 +143,7 @@ def _readable(settings: JsonObject) -> JsonObject:
 
 def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | None, notices: list[str]) -> JsonObject:
     try:
-        told = _signature(config, model)
+        told = answer_of(SIGNATURE, config_json(config), {MODEL: model})
     except StageError as error:
         notices.append(f"The tensors are not spelled out: {error}")
         return settings
@@ -152,21 +151,6 @@ def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | 
     # Their shapes have the sizes by now.
     export = {name: value for name, value in _section(settings, "export") if name != "shape_config"}
     return {**settings, "export": {**export, "batch_size": config.export.batch_size, **tensors}}
-
-
-def _signature(config: SignatureConfig, model: Source | None) -> JsonObject:
-    """What a process of its own tells: torch is not imported here."""
-    folders = {} if model is None else {MODEL: str(model.files[0].path.absolute().parent)}
-    node = Node(SIGNATURE.name, SIGNATURE, config_json(config), {}, surroundings=folders)
-    with tempfile.TemporaryDirectory(prefix="winml-dag-config-", ignore_cleanup_errors=True) as name:
-        executor = LocalExecutor()
-        try:
-            outcome = executor.run(Job(node, Path(name), SIGNATURE.timeout_seconds))
-        finally:
-            executor.close()
-    if outcome.error:
-        raise StageError(outcome.error, advice=outcome.advice)
-    return outcome.metrics
 
 
 def _section(settings: JsonObject, name: str) -> list[tuple[str, JsonValue]]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
-from winml_dag.engine.execute import Job, LocalExecutor
-from winml_dag.engine.stage import Node, Source
-from winml_dag.errors import StageError
+from winml_dag.engine.stage import Source
+from winml_dag.pipeline.answer import answer_of
 from winml_dag.stages.capture import CAPTURE, MODEL, SCRIPT, CaptureConfig
 from winml_dag.stages.export import ExportFields, LoaderFields
 
@@ -53,7 +50,8 @@ def module_recipes(
     Raises:
         StageError: when the model cannot be loaded or called, or has no such modules.
     """
-    told = _captured(CaptureConfig(loader, export, module_class), {MODEL: model, SCRIPT: script})
+    asked = config_json(CaptureConfig(loader, export, module_class))
+    told = answer_of(CAPTURE, asked, {MODEL: model, SCRIPT: script})
     found = _objects(told.get("modules"))
     left_out = {path: str(why) for path, why in _section(told, "left_out").items()}
     return ModuleRecipes(tuple(_recipe(settings, loader, module_class, module) for module in found), left_out)
@@ -78,28 +76,6 @@ def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, mod
     if isinstance(quant, Mapping):
         whole["quant"] = {name: value for name, value in quant.items() if name not in _OF_ITS_DATA}
     return {**whole, "loader": loader, "export": export}
-
-
-def _captured(config: CaptureConfig, sources: Mapping[str, Source | None]) -> JsonObject:
-    """What the process that loads the model tells: it may bring code of its own, and its memory comes back."""
-    folders = {name: str(_folder(source)) for name, source in sources.items() if source is not None}
-    node = Node(CAPTURE.name, CAPTURE, config_json(config), {}, surroundings=folders)
-    with tempfile.TemporaryDirectory(prefix="winml-dag-capture-", ignore_cleanup_errors=True) as name:
-        executor = LocalExecutor()
-        try:
-            outcome = executor.run(Job(node, Path(name), CAPTURE.timeout_seconds))
-        finally:
-            executor.close()
-    if outcome.error:
-        raise StageError(outcome.error, advice=outcome.advice)
-    return outcome.metrics
-
-
-def _folder(source: Source) -> Path:
-    """The folder that all files of *source* lie in, under the names that they have there."""
-    first = source.files[0]
-    # A snapshot of the hub has links to files of other names elsewhere, so they are not followed.
-    return first.path.absolute().parents[len(Path(first.name).parts) - 1]
 
 
 def _section(settings: JsonObject, name: str) -> JsonObject:
