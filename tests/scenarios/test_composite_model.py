@@ -133,15 +133,6 @@ def test_a_build_killed_in_one_component_goes_on_there(project: Project) -> None
     assert project.run("verify", "out").stdout.startswith("Sound: ")
 
 
-@pytest.mark.slow
-def test_one_component_alone_finds_what_the_whole_has_made(project: Project) -> None:
-    alone = project.build("--submodel", "decoder", out="alone")
-    assert alone.code == 0, alone.messages
-    assert ran(alone) == {"export", "finalize"}, "its export has the bytes of the one before"
-    assert project.contents("alone")["export.onnx"] == project.contents()["decoder_export.onnx"]
-    assert project.manifest("alone")["final_artifact"] == "model.onnx"
-
-
 def test_components_are_exported_into_files_beside_each_other(project: Project) -> None:
     done = project.run("export", "-c", "recipe.yaml", "-o", "single/model.onnx", "--format", "json")
     value = json.loads(done.stdout)

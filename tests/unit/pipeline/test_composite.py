@@ -64,6 +64,21 @@ def test_components_have_one_export_and_a_line_each(store: LocalStore) -> None:
     assert read == {"encoder.optimize.0": "export.encoder_model", "decoder.optimize.0": "export.decoder_model"}
 
 
+def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(store: LocalStore) -> None:
+    recipe = {**MARIAN, "precision": "w8a8", "quant": {"samples": 4}}
+    whole = {node.id: node for node in planned(recipe, store).graph.nodes}
+    alone = [node for node in planned(recipe, store, submodel="decoder").graph.nodes if node.stage.name != "export"]
+    assert "optimize" in {node.stage.name for node in alone}
+    for node in alone:
+        same = whole[f"decoder.{node.id}"]
+        assert (node.stage, node.toolchain, node.kinds, [*node.inputs]) == (
+            *(same.stage, same.toolchain, same.kinds),
+            [*same.inputs],
+        )
+        # The final file alone has another name.
+        assert node.config == same.config or node.id == "finalize"
+
+
 @pytest.mark.parametrize(
     ("loader", "lines"),
     [

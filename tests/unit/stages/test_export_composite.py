@@ -17,6 +17,7 @@ from winml_dag.errors import StageError
 from winml_dag.stages.export import (
     ComponentFields,
     ComponentsConfig,
+    ExportConfig,
     ExportFields,
     InputTensor,
     LoaderFields,
@@ -89,6 +90,22 @@ def test_the_model_is_loaded_once_for_all_components(
     measured = metrics["components"]
     assert isinstance(measured, Mapping)
     assert {name: round(each["cosine"], 6) for name, each in measured.items()} == {TEXT: 1, IMAGE: 1}
+
+
+def test_a_component_alone_has_the_bytes_that_it_has_among_others(
+    exported: tuple[Path, JsonObject, list[LoaderFields]], tmp_path: Path
+) -> None:
+    from winml_dag.stages.export.work import run
+
+    text = replace(FIELDS, input_tensors=FIELDS.input_tensors and FIELDS.input_tensors[:2], dynamic_axes=None)
+    loader = replace(LOADER, model_class=_CLASSES[TEXT], task=_TASKS[TEXT])
+    outputs = {slot: tmp_path / slot for slot in ("model", "hierarchy")}
+    for output in outputs.values():
+        output.mkdir()
+    with contextlib.chdir(tmp_path):
+        run(ExportConfig(loader, text), Workspace({}, outputs))
+    alone = (outputs["model"] / "export.onnx").read_bytes()
+    assert alone == (exported[0] / f"{TEXT}_model" / "export.onnx").read_bytes()
 
 
 def test_each_takes_its_own_of_the_tensors_that_are_named_for_all(

@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from export_models import Bench, random_model
+import torch
+from export_models import SMALL, Bench, random_model
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
@@ -97,6 +101,24 @@ def test_what_a_module_is_called_with_is_what_it_is_exported_with(
     assert [value.name for value in model.graph.input] == inputs
     assert [value.name for value in model.graph.output] == module["outputs"]
     assert exported.hierarchy["model"]["class_name"] == module_class
+
+
+def test_modules_of_a_saved_model_answer_what_they_answer_in_it(bench: Bench, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(BertConfig(**SMALL["bert"])).eval()
+    model.save_pretrained(tmp_path / "model")
+    given, answers = torch.randn(1, 5, 32), []
+    for place, layer in enumerate(model.bert.encoder.layer):
+        loader = LoaderFields("text-classification", "bert", module_path=f"bert.encoder.layer.{place}")
+        exported = bench.export(loader, HIDDEN, tmp_path / "model")
+        session = onnxruntime.InferenceSession(exported.model)
+        (answer,) = session.run(None, {"hidden_states": given.numpy()})
+        with torch.no_grad():
+            expected = layer(given)
+        expected = expected if isinstance(expected, torch.Tensor) else expected[0]
+        np.testing.assert_allclose(answer, expected.numpy(), atol=1e-5)
+        answers.append(answer)
+    assert not np.allclose(*answers)
 
 
 @pytest.mark.parametrize(
