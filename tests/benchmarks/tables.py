@@ -72,6 +72,22 @@ def miss_table(found: Mapping[str, Any]) -> str:
     return table(["what", "seconds, run by run"], rows)
 
 
+def export_memory_table(found: Mapping[str, Any]) -> str:
+    head = ["exporter", "peak, MiB", "... to the weights", "of no file, MiB", "imports alone, MiB", "seconds"]
+    rows = [
+        (
+            exporter,
+            round(one["peak"] / 2**20),
+            _ratio(one["peak"], found["weights"]),
+            round(one["anonymous"] / 2**20),
+            round(one["imports"] / 2**20),
+            one["seconds"],
+        )
+        for exporter, one in found["exporters"].items()
+    ]
+    return table(head, rows)
+
+
 def machine_table(named: Mapping[str, str]) -> str:
     return table(["what", "which"], ((name, value) for name, value in named.items() if value))
 
