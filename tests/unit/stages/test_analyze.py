@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from analysis_samples import ABOUT, FAILS, LEFT, TAKEN, Analyzed, analyze, cases_of, table, table_of
-from onnx import TensorProto, helper
-from optimize_samples import graph, optimize
+from onnx import TensorProto, helper, numpy_helper
+from optimize_samples import graph, optimize, outputs
 
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.support.case import Case
@@ -69,6 +69,8 @@ def test_without_a_table_everything_is_unknown_and_nothing_proposed(tmp_path: Pa
         "OP/ai.onnx/Add",
         "OP/ai.onnx/Tanh",
     ]
+    # As winml-cli's own example has it: what is not known is no warning.
+    assert not found.result["results"][0]["has_warnings"]
     assert found.flags == NOTHING
     assert found.metrics["table"] == ""
 
@@ -300,11 +302,9 @@ def test_lint_says_what_to_look_at_and_what_to_do(tmp_path: Path) -> None:
         "{ t = Mul(two, two) n = Add(x, huge) y = Mul(n, t) }",
         17,
     )
-    for node in model.graph.node:
-        node.name = "same"
     found = analyze(tmp_path / "a", model, replace(QNN, quant=QuantizedTo("uint8", "uint8")))
     assert _lint(found, "errors").keys() == {"dynamic_inputs"}
-    assert _lint(found, "warnings") == {"constant_folding": 1, "shape_inference": 2, "duplicate_names": 1}
+    assert _lint(found, "warnings") == {"constant_folding": 1, "shape_inference": 2}
     assert _lint(found, "info") == {"infinite_constants": 1, "unused_initializers": 1}
     assert found.result["lint"]["passed"] is False
     assert found.metrics["lint"]["error_patterns"] == ["dynamic_inputs"]
@@ -312,6 +312,33 @@ def test_lint_says_what_to_look_at_and_what_to_do(tmp_path: Path) -> None:
     assert all(each["message"].endswith(".") and each["advice"].endswith(".") for each in told)
     on_the_cpu = analyze(tmp_path / "a", model, AnalyzeConfig())
     assert on_the_cpu.result["lint"]["passed"] is True
+
+
+def test_nodes_of_one_name_are_an_error_since_onnxruntime_loads_no_such_model(tmp_path: Path) -> None:
+    model = graph("g (float[2] x) => (float[2] y) { a = Relu(x) y = Neg(a) }")
+    for node in model.graph.node:
+        node.name = "same"
+    with pytest.raises(Exception, match="same node name"):
+        outputs(model, {"x": np.zeros(2, np.float32)})
+    assert _lint(analyze(tmp_path / "a", model, AnalyzeConfig()), "errors") == {"duplicate_names": 1}
+
+
+def test_a_model_that_is_cut_wrongly_is_analyzed_all_the_same(tmp_path: Path) -> None:
+    wrong_order = helper.make_node("Transpose", ["s"], ["t"], perm=[0, 1, 2, 3, 9])
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], []),
+        helper.make_node("Squeeze", [], []),
+        helper.make_node("Reshape", ["x", "split"], ["s"]),
+        wrong_order,
+        helper.make_node("Reshape", ["t", "joined"], ["y"]),
+    ]
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [2] * 5) for name in ("s", "t")}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [32]) for name in ("x", "y")]
+    shapes = {"split": [2] * 5, "joined": [32]}
+    constants = [numpy_helper.from_array(np.array(shape), name) for name, shape in shapes.items()]
+    made = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants, value_info=list(values.values()))
+    found = analyze(tmp_path / "a", helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]), QNN)
+    assert found.result["metadata"]["total_operators"] == len(nodes)
 
 
 @pytest.mark.parametrize(

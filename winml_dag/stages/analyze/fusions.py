@@ -114,7 +114,7 @@ def _fewer_axes(match: Match, situation: Situation) -> tuple[Case, ...]:
     turned = match.nodes[1]
     split = situation.operand(turned.inputs[0])
     order = integers_of(turned, "perm")
-    if split.dims is None or None in split.dims or 0 in split.dims or len(order) != len(split.dims):
+    if split.dims is None or None in split.dims or 0 in split.dims or sorted(order) != [*range(len(split.dims))]:
         return ()
     shape, order = merged(tuple(dim or 0 for dim in split.dims), order)
     if len(shape) >= len(split.dims):

@@ -188,10 +188,10 @@ def _duplicate_names(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Ite
     counts = Counter(node.name for node in flow.nodes if node.name)
     left = [name for name, count in counts.items() if count > 1]
     yield from _about(
-        Severity.WARNING,
+        Severity.ERROR,
         "duplicate_names",
-        f"{_counted(left, 'name is that', 'names are those')} of several nodes, so what names a node means them all.",
-        "Give nodes names of their own; `winml-dag optimize` does.",
+        f"{_counted(left, 'name is that', 'names are those')} of several nodes, and onnxruntime loads no such model.",
+        "Give nodes names of their own, or none.",
         left,
     )
 

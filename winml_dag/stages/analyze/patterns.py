@@ -74,7 +74,7 @@ def _forms(*forms: Term, last: str | tuple[str, ...]) -> Callable[[Dataflow], It
         taken: set[int] = set()
         for form in forms:
             for node in flow.nodes:
-                if node.op_type in types and id(node) not in taken:
+                if node.op_type in types and node.outputs and id(node) not in taken:
                     bound = next((b for b in form(node.outputs[0], Bound(), flow) if is_enclosed(b, flow)), None)
                     if bound is not None and not any(id(each) in taken for each in bound.nodes):
                         taken.update(map(id, bound.nodes))
@@ -95,7 +95,7 @@ def _chains(types: Sequence[str]) -> Callable[[Dataflow], Iterator[Bound]]:
     def find(flow: Dataflow) -> Iterator[Bound]:
         inner = {id(above(node, flow)) for node in flow.nodes if node.op_type in types}
         for node in flow.nodes:
-            if node.op_type not in types or id(node) in inner:
+            if node.op_type not in types or not node.outputs or id(node) in inner:
                 continue
             chain = [node]
             while (maker := above(chain[-1], flow)) is not None:

@@ -94,7 +94,7 @@ def target_result(
         "driver_version": None,
         "runtime_support": not any(classes[level] for level in LEVELS[1:]),
         "has_errors": bool(classes["unsupported"]),
-        "has_warnings": bool(classes["partial"] or classes["unknown"]),
+        "has_warnings": bool(classes["partial"]),
         "classification": classes,
         "information": list(information),
     }

@@ -25,7 +25,7 @@ def _gelu(match: Match, _situation: Situation) -> Attributes | None:
 def _turned(match: Match, situation: Situation) -> Attributes | None:
     turned = match.nodes[1]
     split, order = situation.operand(turned.inputs[0]).dims, integers_of(turned, "perm")
-    if split is None or None in split or len(split) != len(order):
+    if split is None or None in split or sorted(order) != [*range(len(split))]:
         return None
     return turned_attributes(tuple(size or 0 for size in split), order)
 
