@@ -391,9 +391,7 @@ def _inputs(
 def _model_source(asked: Asked, model: Model) -> Source | None:
     if model.onnx is not None:
         return model.onnx.source()
-    if model.folder is None:
-        return None
-    return model.folder.model_source(code=asked.trusts_code)
+    return None if model.folder is None else model.folder.model_source(code=asked.trusts_code)
 
 
 def _save_ranges(asked: Asked, calibration: Calibration) -> SavePath | None:
