@@ -155,10 +155,9 @@ def stages() -> str:
 
 def declared_stages() -> Iterator[Stage]:
     for name in (*LINE, "sensitivity", "perf", "evaluate"):
-        if name != "analyze":
-            stage = load(f"winml_dag.stages.{name}:{name.upper()}")
-            assert isinstance(stage, Stage)
-            yield stage
+        stage = load(f"winml_dag.stages.{name}:{name.upper()}")
+        assert isinstance(stage, Stage)
+        yield stage
 
 
 def _stage(stage: Stage) -> str:
@@ -172,7 +171,7 @@ def _stage(stage: Stage) -> str:
     return "\n\n".join(
         [
             f"## {stage.name}",
-            about[:1].upper() + " ".join(about[1:].split()),
+            about[:1].upper() + " ".join(about.split())[1:],
             table(("input", "takes", ""), inputs),
             table(("output", "is", "in the output folder"), outputs),
             f"Version {stage.version}; limit {stage.timeout_seconds:g} s. Fields in the key: {fields}.",
