@@ -217,6 +217,17 @@ class TestExpandedAttention:
         assert "Attention" not in result.ops
         assert_same_results(result)
 
+    def test_a_row_that_is_hidden_as_a_whole_gives_nothing(self, tmp_path: Path) -> None:
+        model = graph(
+            """agraph (float[1, 2, 2, 4] q, float[1, 2, 2, 4] k, float[1, 2, 2, 4] v) => (float[1, 2, 2, 4] y)
+            { y = Attention(q, k, v, mask) }""",
+            23,
+            mask=np.array([[True, False], [False, False]]),
+        )
+        result = optimize(tmp_path, model, "attention_expandedattention")
+        assert "Attention" not in result.ops
+        assert_same_results(result)
+
     def test_a_causal_one_stays(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v) => (float[1, 2, 3, 4] y)

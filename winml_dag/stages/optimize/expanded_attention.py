@@ -45,6 +45,9 @@ def _spell_out(node: ir.Node) -> bool:
     if mask is not None:
         scores = tape.op("Add", [scores, _added(tape, mask)])
     weights = tape.op("Softmax", [scores], {"axis": -1})
+    if mask is not None and mask.dtype == ir.DataType.BOOL:
+        # Of a row that is hidden as a whole, Softmax makes equal shares, and Attention nothing.
+        weights = tape.op("Where", [mask, weights, constant(tape, 0.0, ir.DataType.FLOAT)])
     replace_node(node, tape, [tape.op("MatMul", [weights, value])])
     return True
 
