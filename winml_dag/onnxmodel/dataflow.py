@@ -119,12 +119,6 @@ def attribute_of(node: Node, name: str) -> Attribute | None:
     return next((attribute for attribute in node.attributes if attribute.name == name), None)
 
 
-def integer_of(node: Node, name: str, default: int = 0) -> int:
-    """The integer attribute *name*, or what it is when it is left out."""
-    found = attribute_of(node, name)
-    return default if found is None or found.integer is None else found.integer
-
-
 def integers_of(node: Node, name: str) -> tuple[int, ...]:
     found = attribute_of(node, name)
     return () if found is None else found.integers

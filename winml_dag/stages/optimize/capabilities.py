@@ -61,11 +61,6 @@ class Capability:
         return bool(self.makes)
 
     @property
-    def always_on(self) -> bool:
-        """Whether ``true`` changes nothing."""
-        return self.default
-
-    @property
     def domain(self) -> str:
         """The domain of what it makes, for people."""
         if not self.makes:
