@@ -1,7 +1,5 @@
-"""From builds to one graph of stages: every node with its config, its inputs and the tools that shape its bytes.
-
-source -> export -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> calibrate -> quantize -> compile -> validate
--> finalize
+"""From builds to one graph of stages, whose sources are digested: the line of our stages
+(:mod:`winml_dag.pipeline.line`), or one for each component behind one export.
 
 Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userplan`.
 """
