@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Number, Operand, Quantized
+from winml_dag.onnxmodel.dataflow import numbers_of
 from winml_dag.onnxmodel.dtypes import dtype_name
 from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
 
-_FORMATS = {"float32": "f", "float64": "d", "float16": "e", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H",
-            "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "bool": "?"}  # fmt: skip
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
 _MOST_VALUES = 8
@@ -178,14 +177,10 @@ def values_of(tensor: Tensor) -> tuple[Number, ...] | None:
         return None
     if count == 0:
         return ()
-    if len(tensor.integers) == count and dtype_name(tensor.data_type) not in _FLOATS:
-        return tensor.integers
-    letter = _FORMATS.get(dtype_name(tensor.data_type))
-    if letter is None or len(tensor.plain) != count * struct.calcsize(f"<{letter}"):
+    numbers = numbers_of(tensor)
+    if numbers is None or not all(map(math.isfinite, numbers)):
         return None
-    numbers = struct.unpack(f"<{count}{letter}", tensor.plain)
-    finite = all(math.isfinite(number) for number in numbers)
-    return tuple(int(number) if letter == "?" else number for number in numbers) if finite else None
+    return tuple(int(number) if isinstance(number, bool) else number for number in numbers)
 
 
 def _constant(node: Node) -> Tensor | None:
