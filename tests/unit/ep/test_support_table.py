@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.support.case import Case, Operand, Quantized, case_json, case_of_json
+from winml_dag.ep.support.features import features
 from winml_dag.ep.support.table import About, SupportTable, evidence_of, read_table, table_bytes
 from winml_dag.ep.support.tables import Support, table_files, table_name
 from winml_dag.ep.support.verdict import Level, Outcome
@@ -24,6 +25,7 @@ from winml_dag.errors import InputError, UsageError
 
 ABOUT = About("QNNExecutionProvider", "npu", "2.7.0", "2.51.0", "1.31.1", "1.23.2", {"soc_model": "60"}, True, 23)
 TAKEN, LEFT, FAILS = Outcome(True, True), Outcome(False, True), Outcome(False, False)
+IMAGE, NOTHING = Operand("float32", (1, 3, 8, 8)), None
 SHIPPED = [Target(CPU, "cpu"), Target(QNN, "npu")]
 
 dtypes = st.sampled_from(["float32", "float16", "int64"])
@@ -95,6 +97,40 @@ def test_types_and_words_that_were_not_measured_are_unknown_with_the_reason(tmp_
     other = found.verdict(relu(2, op_type="Mish"))
     assert (other.level, other.compiled) == (Level.UNKNOWN, None)
     assert "Mish was not measured on QNN npu" in other.reason
+
+
+def operator(op_type: str, *inputs: Operand | None, opset: int = 17, **attributes: int | tuple[int, ...]) -> Case:
+    return Case(op_type, "", opset, inputs, (Operand(),), tuple(sorted(attributes.items())))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(
+            operator("Resize", IMAGE, NOTHING, Operand("float32", (4,), True, (1, 1, 2, 2))),
+            operator("Resize", IMAGE, NOTHING, NOTHING, Operand("int64", (4,), True, (1, 3, 16, 16))),
+            id="scales or sizes",
+        ),
+        pytest.param(operator("Transpose", IMAGE), operator("Transpose", IMAGE, perm=(3, 2, 1, 0)), id="all reversed"),
+        pytest.param(operator("Softmax", IMAGE), operator("Softmax", IMAGE, axis=-1), id="the last axis"),
+        pytest.param(
+            operator("Softmax", IMAGE, opset=11), operator("Softmax", IMAGE, opset=11, axis=1), id="the second"
+        ),
+    ],
+)
+def test_what_is_the_same_is_asked_for_by_the_same_features(one: Case, other: Case) -> None:
+    asked = {"scale", "scale is whole", "perm[0]", "perm[3]", "axis from the end", "length of axis"}
+    found = [{name: value for name, value in features(each, {}).items() if name in asked} for each in (one, other)]
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_a_bias_for_each_column_is_told_from_one_that_is_spread() -> None:
+    def gemm(bias: tuple[int, ...], **attributes: int) -> object:
+        inputs = (Operand("float32", (2, 8)), Operand("float32", (8, 4), True), Operand("float32", bias, True))
+        return features(operator("Gemm", *inputs, **attributes), {})["bias is spread"]
+
+    assert [gemm((4,)), gemm((1,)), gemm(()), gemm((1, 4)), gemm((8,), transB=1)] == [0, 1, 1, 0, 0]
 
 
 def test_an_opset_that_onnxruntime_does_not_load_is_unsupported(tmp_path: Path) -> None:

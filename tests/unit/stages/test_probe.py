@@ -15,16 +15,19 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.support.case import Case, Operand, Quantized
 from winml_dag.ep.support.table import read_table
 from winml_dag.ep.support.tables import table_files
-from winml_dag.ep.support.verdict import Level
+from winml_dag.ep.support.verdict import Level, Outcome
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.pipeline.probing import probe
+from winml_dag.stages.probe.again import confirmed
 from winml_dag.stages.probe.attempt import agree, attempt
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
 from winml_dag.stages.probe.fromcase import UnmakeableError, one_node
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
 from winml_dag.stages.probe.readback import case_of_model
+from winml_dag.stages.probe.samples.cells import cell_sample, cells
 from winml_dag.stages.probe.samples.draw import OTHER_SIZES
 from winml_dag.stages.probe.samples.every import drawn
+from winml_dag.stages.probe.samples.exports import exports_sample
 from winml_dag.store.local import LocalStore
 
 ON_CPU = Target(CPU, "cpu")
@@ -122,6 +125,47 @@ def test_results_agree_within_what_small_numbers_of_an_npu_allow() -> None:
 def test_what_is_not_known_of_a_case_is_not_made_up(case: Case) -> None:
     with pytest.raises(UnmakeableError):
         one_node(case)
+
+
+def test_a_wrong_result_counts_only_where_other_numbers_are_wrong_too() -> None:
+    wrong = Outcome(True, True, False)
+    assert confirmed(CONV, wrong, ON_CPU, {}) == Outcome(True, True)
+    nobody_has_it = replace(CONV, op_type="Convolve")
+    assert confirmed(nobody_has_it, wrong, ON_CPU, {}) == wrong
+    not_known_whole = replace(CONV, inputs=(Operand("float32", None), WEIGHTS))
+    assert confirmed(not_known_whole, wrong, ON_CPU, {}) == wrong
+
+
+@pytest.mark.parametrize("op_type", ["Sigmoid", "Softmax", "Tanh"])
+def test_what_is_always_within_bounds_is_quantized_to_the_bounds(op_type: str) -> None:
+    case = Case(op_type, "", 21, (Operand("float32", (2, 3)),), (RESULT,), (), Quantized("uint16", ""))
+    model = one_node(case).with_ranges([np.full((2, 3), 0.25, np.float32)]).model()
+    scales = {tensor.name: float(numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
+    assert scales["y0_out_scale"] == pytest.approx((2 if op_type == "Tanh" else 1) / 65535)
+
+
+def test_every_operator_is_drawn_with_every_type_that_it_may_have() -> None:
+    known = cells()
+    for wanted in [("Abs", "uint64"), ("Where", "bool"), ("Conv", "float64"), ("Relu", "between int16")]:
+        number = known.index(wanted)
+        assert cell_sample(number, 1) is not None
+        name, kind = wanted
+        found = [cell_sample(number + turn * len(known), 1) for turn in range(3)]
+        for sample in found:
+            assert sample is not None
+            assert sample.node.op_type == name
+            if kind.startswith("between "):
+                assert sample.node.quantized is not None
+                assert sample.node.quantized.activations == kind.removeprefix("between ")
+            else:
+                assert kind in {str(array.dtype) for array in sample.node.inputs if array is not None}
+
+
+def test_what_is_drawn_like_exports_is_mostly_what_they_are_made_of() -> None:
+    found = [sample for seed in range(60) if (sample := exports_sample(seed)) is not None]
+    assert len(found) > 30
+    assert sum(sample.node.op_type in ("Add", "MatMul", "Reshape", "Transpose") for sample in found) > len(found) / 4
+    assert any(sample.node.quantized is not None for sample in found)
 
 
 def test_what_was_measured_is_not_measured_again_and_half_a_row_is(tmp_path: Path) -> None:

@@ -21,6 +21,14 @@ SAME = "that of input 0"
 _MOST_INPUTS = 8
 _OF_TYPES = ("quantized", "activations", "weights", "per channel", "type of input 0", "float", "bits", "dynamic")
 _AXES = ("axis", "axes", "batch_axis", "time_axis")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+_SOFTMAX = ("Softmax", "LogSoftmax", "Hardmax")
+_LAST_AXIS_FROM = 13  # the opset in which their axis became the last one, where none is given
+# ONNX's numbers for types, which say nothing by being less or more.
+_TYPES: Mapping[AttributeValue, str] = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+}  # fmt: skip
 
 
 def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Feature]:
@@ -43,6 +51,12 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
     found["outputs"] = sum(operand is not None for operand in case.outputs)
     attributes = {**defaults, **dict(case.attributes)}
     rank = _rank(given)
+    if case.op_type == "Transpose" and rank is not None:
+        attributes.setdefault("perm", tuple(reversed(range(rank))))
+    elif case.op_type in _SOFTMAX:
+        attributes.setdefault("axis", 1 if case.opset < _LAST_AXIS_FROM else -1)
+    elif case.op_type == "Cast" and "to" in attributes:
+        attributes["to"] = _TYPES.get(attributes["to"], str(attributes["to"]))
     for name, value in sorted(attributes.items()):
         found |= _attribute(name, value, rank)
     for number, operand in enumerate(given):
@@ -53,6 +67,13 @@ def features(case: Case, defaults: Mapping[str, AttributeValue]) -> dict[str, Fe
             found |= _sizes(f"input {number}", operand.dims)
     if len(given) > 1:
         found |= _relation(given[0], given[1])
+    found |= _length_of_axis(attributes, given)
+    if case.op_type in _CONVOLUTIONS:
+        found |= _groups(attributes, given)
+    elif case.op_type == "Resize":
+        found |= _scale(given)
+    elif case.op_type == "Gemm":
+        found |= _bias(attributes, given)
     return {**found, **_rank_of_result(case, found)}
 
 
@@ -203,6 +224,52 @@ def _sum(one: Feature, other: Feature, more: int) -> dict[str, Feature]:
     if isinstance(one, str) or isinstance(other, str):
         return {"rank of the result": UNKNOWN}
     return {"rank of the result": one + other + more}
+
+
+def _length_of_axis(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | None]) -> dict[str, Feature]:
+    """How many numbers there are along the axis that is worked on."""
+    axis, first = attributes.get("axis"), given[0] if given else None
+    if not isinstance(axis, int) or first is None:
+        return {}
+    if first.dims is None:
+        return {"length of axis": UNKNOWN}
+    rank = len(first.dims)
+    return {"length of axis": _size(first.dims[axis])} if -rank <= axis < rank else {}
+
+
+def _groups(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | None]) -> dict[str, Feature]:
+    """Whether each channel is a group of its own."""
+    group, first = attributes.get("group"), given[0] if given else None
+    if not isinstance(group, int) or first is None:
+        return {}
+    channels = first.dims[1] if first.dims is not None and len(first.dims) > 1 else None
+    return {"channels are groups": UNKNOWN if channels is None else int(1 < channels == group)}
+
+
+def _bias(attributes: Mapping[str, AttributeValue], given: Sequence[Operand | None]) -> dict[str, Feature]:
+    """Whether there is a number for each column, or fewer that are spread."""
+    weights, bias = (given[at] if len(given) > at else None for at in (1, 2))
+    if bias is None:
+        return {}
+    if weights is None or not weights.dims or bias.dims is None:
+        return {"bias is spread": UNKNOWN}
+    columns, count = weights.dims[0 if attributes.get("transB") else -1], bias.dims[-1] if bias.dims else 1
+    return {"bias is spread": UNKNOWN if columns is None or count is None else int(count < columns)}
+
+
+def _scale(given: Sequence[Operand | None]) -> dict[str, Feature]:
+    """By how much the last axis grows, whether that is said by scales or by sizes."""
+    scales, sizes = (given[at] if len(given) > at else None for at in (2, 3))
+    first = given[0] if given else None
+    data = first.dims if first is not None else None
+    scale: float | None = None
+    if scales is not None and scales.values:
+        scale = scales.values[-1]
+    elif sizes is not None and sizes.values and data and data[-1]:
+        scale = sizes.values[-1] / data[-1]
+    if scale is None:
+        return {"scale": UNKNOWN}
+    return {"scale": round(scale, 4), "scale is whole": int(scale == round(scale))}
 
 
 def _size(dim: int | None) -> Feature:

@@ -19,6 +19,7 @@ Features = Mapping[str, Feature]
 _DEEPEST = 40
 _SIZES_COUNT = 0.4
 _FIRST_COUNT = 1.5
+_OPEN_SIZES_COUNT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,11 @@ def _best(rows: Sequence[tuple[Features, str]], counts: Counter[str]) -> tuple[s
 
 
 def _weight(name: str) -> float:
-    """What a question about *name* counts. There are many sizes, some of which always go with the outcome by chance."""
+    """What a question about *name* counts. There are many sizes, some of which always go with the outcome by chance.
+    And a provider that takes no open sizes takes them in no type, though few types are measured with them.
+    """
+    if name == "dynamic":
+        return _OPEN_SIZES_COUNT
     return _FIRST_COUNT if is_first(name) else _SIZES_COUNT if is_size(name) else 1.0
 
 

@@ -12,20 +12,19 @@ _TENSOR_ATTRIBUTES = {"ConstantOfShape": "value"}
 # Inputs that say what shape comes out.
 _TARGET_SHAPES = {("Reshape", 1), ("Expand", 1)}
 _OPEN_SIZE = 2
-_SEED = 0
 
 
 class UnmakeableError(Exception):
     """The case does not say enough to make a model of it."""
 
 
-def one_node(case: Case) -> OneNode:
-    """The model of *case*. Sizes that it leaves open are open, and fed as 2.
+def one_node(case: Case, seed: int = 0) -> OneNode:
+    """The model of *case*, with numbers of *seed*. Sizes that it leaves open are open, and fed as 2.
 
     Raises:
         UnmakeableError: for a case with inner graphs, types or ranks that are not known, or types that numpy has not.
     """
-    numbers = np.random.default_rng(_SEED)
+    numbers = np.random.default_rng(seed)
     inputs = tuple(_array(case, at, operand, numbers) for at, operand in enumerate(case.inputs))
     return OneNode(
         case.op_type,

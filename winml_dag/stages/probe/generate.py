@@ -103,7 +103,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="the table; by default such as qnn_npu.support in this folder")
     parser.add_argument("--samples", type=int, default=7500, help="how many uses of operators are drawn and tried")
     parser.add_argument("--core", type=int, default=2400, help="how many of those that most models are made of")
-    parser.add_argument("--doubted", type=int, default=2400, help="and how many more of which tables are in doubt")
+    parser.add_argument("--cells", type=int, default=4500, help="how many of every operator with every type in turn")
+    parser.add_argument("--doubted", type=int, default=4800, help="and how many more of which tables are in doubt")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     given = parser.parse_args()
     ep = find_ep(given.ep)
@@ -114,10 +115,11 @@ def main() -> None:
     except WinmlDagError as error:
         sys.exit(str(error))
     output = given.output or Path(table_name(target))
-    names = ("drawn", "core", "doubted")
-    drawn, core, _ = files = [output.with_suffix(f".{name}.jsonl") for name in names]
+    names = ("drawn", "core", "cells", "doubted")
+    drawn, core, cells, _ = files = [output.with_suffix(f".{name}.jsonl") for name in names]
     measure(Measurements(target, given.seed, 0, given.samples - 1), drawn, _tell)
-    measure(Measurements(target, given.seed, 0, given.core - 1, core=True), core, _tell)
+    measure(Measurements(target, given.seed, 0, given.core - 1, of="core"), core, _tell)
+    measure(Measurements(target, given.seed, 0, given.cells - 1, of="cells"), cells, _tell)
     for last in range(_ROUND, given.doubted + 1, _ROUND):
         _measure_doubted(Measurements(target, given.seed, 0, last - 1), files)
     found = _all_rows(files)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.options import complete_options
@@ -24,9 +24,13 @@ from winml_dag.ep.support.table import read_table
 from winml_dag.ep.support.verdict import Outcome
 from winml_dag.errors import StageError
 
+if TYPE_CHECKING:
+    from winml_dag.stages.probe.samples.every import Sample
+
 _IN_ONE_PROCESS = 400
 _HANGS_AFTER_SECONDS = 240
 _MOST_IDLE = 3
+KINDS = ("all", "core", "cells", "exports")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Measurements:
 
     *held_back*: with other sizes, and without ONNX's tests as they are. *doubted_by*: tables; of many samples that are
     drawn for each number, the first that one of them does not know, or that they do not agree on, is measured.
-    *core*: of the operators that most models are made of, in the forms that these have them in.
+    *of* says what is drawn: ``all`` operators; the ``core`` that most models are made of; ``cells``, which are every
+    operator with every type in turn; or what is in ``exports``, as often as it is there.
     """
 
     target: Target
@@ -44,7 +49,7 @@ class Measurements:
     last: int
     held_back: bool = False
     doubted_by: tuple[Path, ...] = ()
-    core: bool = False
+    of: str = "all"
 
 
 def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] = lambda *_: None) -> None:
@@ -59,7 +64,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
             "--ep", wanted.target.ep.alias, "--device", wanted.target.device, "--seed", str(wanted.seed),
             "--first", str(done), "--last", str(last), "--rows", str(rows),
             *(["--held-back"] if wanted.held_back else []),
-            *(["--core"] if wanted.core else []),
+            "--of", wanted.of,
             *(f"--doubted-by={path}" for path in wanted.doubted_by),
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
@@ -135,26 +140,34 @@ def _write(file: IO[str], row: dict[str, object]) -> None:
     file.flush()
 
 
-def _measure_here(wanted: Measurements, rows: Path) -> None:
-    """What the process does that may crash."""
-    from winml_dag.stages.probe.attempt import attempt
-    from winml_dag.stages.probe.readback import case_of_model
+def _drawn(wanted: Measurements, number: int) -> Sample | None:
+    from winml_dag.stages.probe.samples.cells import cell_sample
     from winml_dag.stages.probe.samples.core import core_sample
-    from winml_dag.stages.probe.samples.doubted import doubted
     from winml_dag.stages.probe.samples.draw import OTHER_SIZES, SIZES
     from winml_dag.stages.probe.samples.every import sample
+    from winml_dag.stages.probe.samples.exports import exports_sample
+
+    sizes = OTHER_SIZES if wanted.held_back else SIZES
+    if wanted.of == "cells":
+        return cell_sample(number, wanted.seed, sizes)
+    if wanted.of == "all":
+        return sample(number, wanted.seed, sizes, tests=not wanted.held_back)
+    draw = core_sample if wanted.of == "core" else exports_sample
+    return draw(wanted.seed * 1_000_003 + number, sizes)
+
+
+def _measure_here(wanted: Measurements, rows: Path) -> None:
+    """What the process does that may crash."""
+    from winml_dag.stages.probe.again import confirmed
+    from winml_dag.stages.probe.attempt import attempt
+    from winml_dag.stages.probe.readback import case_of_model
+    from winml_dag.stages.probe.samples.doubted import doubted
 
     options = complete_options(wanted.target, {})
-    sizes = OTHER_SIZES if wanted.held_back else SIZES
     tables = [read_table(path) for path in wanted.doubted_by]
     with rows.open("a", encoding="utf-8", newline="\n") as file, tempfile.TemporaryDirectory() as folder:
         for number in range(wanted.first, wanted.last + 1):
-            if tables:
-                found = doubted(number, wanted.seed, tables, Path(folder))
-            elif wanted.core:
-                found = core_sample(wanted.seed * 1_000_003 + number, sizes)
-            else:
-                found = sample(number, wanted.seed, sizes, tests=not wanted.held_back)
+            found = doubted(number, wanted.seed, tables, Path(folder)) if tables else _drawn(wanted, number)
             if found is None:
                 _write(file, {"number": number, "skipped": True})
                 continue
@@ -163,6 +176,8 @@ def _measure_here(wanted: Measurements, rows: Path) -> None:
             _write(file, {"number": number, "case": case_json(case)})
             expected = found.expected if found.node.quantized is None and wanted.target.ep.alias == "cpu" else None
             outcome = attempt(model, found.node.feeds(), wanted.target, options, expected)
+            if expected is None:
+                outcome = confirmed(case, outcome, wanted.target, options)
             _write(
                 file,
                 {
@@ -181,12 +196,12 @@ def _main() -> None:
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--held-back", action="store_true")
-    parser.add_argument("--core", action="store_true")
+    parser.add_argument("--of", choices=KINDS, required=True)
     parser.add_argument("--doubted-by", type=Path, action="append", default=[])
     given = parser.parse_args()
     target = Target(find_ep(given.ep), given.device)
     wanted = Measurements(
-        target, given.seed, given.first, given.last, given.held_back, tuple(given.doubted_by), given.core
+        target, given.seed, given.first, given.last, given.held_back, tuple(given.doubted_by), given.of
     )
     _measure_here(wanted, given.rows)
 

@@ -21,6 +21,8 @@ _IR_VERSION = 10
 _SIXTEEN_BITS_FROM = 21  # below, conversions of 16-bit integers are not ONNX's own
 _LEVELS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 _INT4 = {"int4": (TensorProto.INT4, -8, 7), "uint4": (TensorProto.UINT4, 0, 15)}
+# Whose outputs are always within these bounds: what quantizes them takes the bounds, whatever the numbers are.
+_BOUNDED = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
 # Whose outputs have the values of their inputs, and so their scale.
 _KEEPS_VALUES = frozenset({
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
@@ -184,6 +186,8 @@ class _Writer:
             return name, name
         if self.of.op_type in _KEEPS_VALUES and self.of.inputs and self.of.inputs[0] is not None:
             low, high = _range(self.of.inputs[0])
+        elif self.of.op_type in _BOUNDED:
+            low, high = _BOUNDED[self.of.op_type]
         else:
             low, high = self.of.ranges[number] if number < len(self.of.ranges) else (-1.0, 1.0)
         scale, point = _encoding(quantized.activations, low, high)

@@ -23,7 +23,7 @@ TYPES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "float": _FLOATS,
     "number": (*_FLOATS, *_INTEGERS),
     "any": (*_FLOATS, *_INTEGERS, ("bool", 2)),
-    "float32": (("float32", 1),),
+    **{kind: ((kind, 1),) for kind, _ in (*_FLOATS, *_INTEGERS, ("bool", 2))},
 }
 
 
@@ -33,7 +33,7 @@ class Draft:
 
     Attributes:
         inputs: float32 stands for the type that is drawn, unless the input is in ``keeps``.
-        types: a key of ``TYPES``.
+        types: a key of ``TYPES``: a group of them, or one.
         opsets: the least and the most in which it is written so.
         constants: inputs that are mostly constant; ``weights``: inputs that are so about every other time.
         quantizes: whether it may stand between conversions.

@@ -20,7 +20,7 @@ from winml_dag.stages.probe.samples.draw import TYPES, Draft, Draw
 # Exporters write 17 and 18 mostly, and 21 where integers of 16 bits are wanted.
 _OPSETS = {7: 0.4, 8: 0.2, 9: 0.4, 10: 0.3, 11: 1.0, 12: 1.0, 13: 2.0, 14: 1.5, 15: 1.0, 16: 1.0, 17: 4.0, 18: 3.0,
            19: 1.0, 20: 2.0, 21: 3.0, 22: 1.0, 23: 1.5, 24: 0.7, 25: 0.3}  # fmt: skip
-_INTEGERS = (
+INTEGERS = (
     (Quantized("uint8", "uint8"), 3.0),
     (Quantized("uint16", "uint8"), 3.0),
     (Quantized("uint8", "uint8", True), 1.5),
@@ -90,7 +90,7 @@ def finish(node: OneNode, draw: Draw, *, quantizes: bool) -> OneNode:
     if draw.chance(0.08):
         node = replace(node, open_axes=_open_axes(node, draw))
     if quantizes and node.opset >= _CONVERSIONS_FROM and draw.chance(0.5):
-        return quantized(node, draw.weighted(_INTEGERS))
+        return quantized(node, draw.weighted(INTEGERS))
     return node
 
 
