@@ -54,7 +54,7 @@ def outputs(model: Path) -> np.ndarray:
 def test_every_file_of_a_stage_is_a_link_that_the_next_build_leaves_alone(small: Project) -> None:
     build(small, "--link")
     linked = {path.name for path in small.out.iterdir() if path.stat().st_nlink > 1}
-    assert linked == {"model.onnx", "optimized.onnx"}
+    assert linked == {"analyze_result.json", "model.onnx", "optimized.onnx"}
     times = small.times()
     assert "Up to date" in build(small)
     assert small.times() == times
@@ -93,7 +93,10 @@ def test_where_no_link_can_be_made_the_build_says_in_a_line_that_it_copied(small
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         out = Path(folder) / "out"
         said = build(small, "--link", "-q", out=out)
-        assert f"note: copied, no links can be made from the cache to {out}: model.onnx, optimized.onnx\n" in said
+        assert (
+            f"note: copied, no links can be made from the cache to {out}: analyze_result.json, model.onnx, optimized.onnx\n"
+            in said
+        )
         assert {path.stat().st_nlink for path in out.iterdir()} == {1}
 
 
