@@ -140,7 +140,8 @@ def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) ->
         (2, ("model.onnx", "--ep", "vitisai"), "was never measured"),
         (2, ("model.onnx", "--ep", "all", "-d", "gpu"), "There are tables for: "),
         (2, ("model.onnx", "--no-information", "--run-unknown-op"), "--run-unknown-op"),
-        (2, ("model.onnx", "--ep", "all", "--optim-config", "optim.json"), "one target"),
+        (2, ("model.onnx", "--ep", "all", "--optim-config", "optim.json", "-o", "never.json"), "one target"),
+        (2, ("model.onnx", "--ep", "all", "--save-node", "unknown", "-o", "never.json"), "one target"),
         (2, ("model.onnx", "-o", "kept.json"), "is in the way"),
         (2, ("model.onnx", "-o", "model.onnx", "--overwrite"), "is the model that is read"),
         (2, ("model.onnx", "--ep", "qnn", "-o", "one.json", "--optim-config", "./one.json"), "named twice"),
@@ -156,6 +157,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     assert found["success"] is False
     assert words in found["errors"][0]
     assert onnx.load(shared.folder / "model.onnx").graph.node
+    assert not (shared.folder / "never.json").exists()
 
 
 def test_lint_alone_needs_no_table(analyzed: Analyze) -> None:

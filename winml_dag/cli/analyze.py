@@ -92,6 +92,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
         plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])
+    _refuse_several(found, options)
     result = merged(plan, found, done.made_at)
     put: dict[str, Path] = {}
     if options["output"] is not None:
@@ -105,6 +106,15 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
         for line in analysis_lines(plan, done, found, put, saved, quiet=how.quiet):
             click.echo(line)
     return 0 if all(each.is_fine(lint_only=request.lint_only) for each in found) else _NOT_SUPPORTED
+
+
+def _refuse_several(found: list[TargetAnalysis], options: Mapping[str, Any]) -> None:
+    """Raise UsageError, before anything is put, for what is for one target where there are several."""
+    for option in ("optim_config", "save_node"):
+        if len(found) > 1 and options[option]:
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for one target.", advice="Name it with --ep and --device."
+            )
 
 
 def _refuse_places(subject: Subject, options: Mapping[str, Any]) -> None:
@@ -162,8 +172,6 @@ def _save_nodes(subject: Subject, found: list[TargetAnalysis], options: Mapping[
 
     if not options["save_node"]:
         return []
-    if len(found) > 1:
-        raise UsageError("--save-node is for one target.", advice="Name it with --ep and --device.")
     path = subject.model.path
     cases: Any = found[0].metrics["cases"]
     nodes = list(nodes_to_save(cases, set(options["save_node"])))
