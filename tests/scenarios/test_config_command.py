@@ -115,6 +115,7 @@ def test_a_file_that_is_there_is_kept(config: Config) -> None:
         (("--model-type", "bert"), 2, "Neither the recipe nor the model says"),
         (("-m", "none.onnx"), 3, "none.onnx"),
         (("--model-type", "resnet", "-t", "image-classification", "-o", "recipe.txt"), 2, "ends with .yaml or .json"),
+        (("--model-type", "bert", "-t", "fill-maks"), 2, "'fill-maks', which cannot be exported"),
         ((), 2, "No model is named"),
     ],
 )

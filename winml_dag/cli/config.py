@@ -144,5 +144,6 @@ def _sections(recipe: JsonObject) -> Iterator[str]:
 def _dumped(value: JsonValue, flow: bool | None = None) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=110)
+    distinct = json.loads(json.dumps(value))  # YAML would name what stands in several places, and refer to it
+    text: str = yaml.safe_dump(distinct, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=110)
     return text.rstrip("\n")

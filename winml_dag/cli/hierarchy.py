@@ -14,6 +14,7 @@ from winml_dag.errors import InputError
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.hierarchy import Module, alike, module_tree
 from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
+from winml_dag.pipeline.modelfile import model_file
 
 _INDENT = "  "
 _MOST_OPERATORS = 4
@@ -40,7 +41,7 @@ def find_hierarchy(path: Path) -> Tagged:
     Raises:
         InputError: when it cannot be read, or tells of no module.
     """
-    files = [path / name for name in _IN_A_FOLDER if (path / name).exists()] if path.is_dir() else [path]
+    files = _files_in(path) if path.is_dir() else [path]
     read = (_of_metadata(file) if file.suffix == ".json" else _of_model(file) for file in files)
     found = next((tagged for tagged in read if tagged.modules), None)
     if found is None:
@@ -50,6 +51,12 @@ def find_hierarchy(path: Path) -> Tagged:
             f"export.clean_onnx; or give the {HIERARCHY} beside it.",
         )
     return found
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """What may tell, best first; of a folder with several models, the one that is meant has to be named."""
+    found = [folder / name for name in _IN_A_FOLDER if (folder / name).exists()]
+    return found or [model_file(folder)]
 
 
 def hierarchy_lines(tagged: Tagged) -> Iterator[str]:

@@ -22,6 +22,7 @@ from winml_dag.pipeline.unread import reads
 from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.export import ExportConfig
+from winml_dag.stages.export.tasks import task_named
 from winml_dag.stages.signature import MODEL, SIGNATURE, SignatureConfig
 
 # How analyze goes on is no part of what is built, so the settings of a build leave it out.
@@ -56,6 +57,7 @@ def decided_recipe(request: Request, folder: Path, *, module: str | None = None)
     if nameless and module is None:
         overrides = replace(overrides, random_weights=True)
     build = resolve_whole(loaded, overrides, folder, download=True, runs=False)
+    _refuse_task(build)
     settings = {
         **build.summary.settings,
         "auto": base.auto if request.overrides.analyze is None else request.overrides.analyze,
@@ -76,6 +78,15 @@ def decided_recipe(request: Request, folder: Path, *, module: str | None = None)
     if module is not None:
         return _modules(told, settings, build, module)
     return _with_tensors(told, settings, build)
+
+
+def _refuse_task(build: Build | CompositeBuild) -> None:
+    """Raise UsageError for a task that there is not: a recipe with it would be no recipe that can be built."""
+    if not isinstance(build.export, Skip):
+        try:
+            task_named(build.export.loader.task)
+        except StageError as error:
+            raise UsageError(error.message, advice=error.advice) from error
 
 
 def _is_nameless(request: Request, recipe: Recipe) -> bool:

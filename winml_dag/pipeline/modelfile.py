@@ -10,8 +10,9 @@ from winml_dag.pipeline.layout import MANIFEST, MODEL, prefixed
 GIVE = "Give an .onnx file or the output folder of a build."
 
 
-def model_file(path: Path, *, advice: str = GIVE) -> Path:
-    """The file that *path* means: itself, ``model.onnx`` in a folder, or the only .onnx file there.
+def model_file(path: Path, *, advice: str = GIVE, submodel: bool = False) -> Path:
+    """The file that *path* means: itself, ``model.onnx`` in a folder, or the only .onnx file there. *submodel*: whether
+    who asks can name one of several components.
 
     Raises:
         InputError: when there is none, or more than one.
@@ -22,13 +23,13 @@ def model_file(path: Path, *, advice: str = GIVE) -> Path:
             f"{path} does not exist.", advice=f"{advice} A model on the hub is built first, with `winml-dag build -m`."
         )
     if path.is_dir():
-        return _model_in(path, advice)
+        return _model_in(path, advice, submodel=submodel)
     if not path.is_file():  # reading a pipe would wait for its other end
         raise InputError(f"{path} is neither a file nor a folder.", advice=advice)
     return path
 
 
-def _model_in(folder: Path, advice: str) -> Path:
+def _model_in(folder: Path, advice: str, *, submodel: bool) -> Path:
     if (folder / MODEL).is_file():
         return folder / MODEL
     found = sorted(file for file in folder.glob("*.onnx") if file.is_file())
@@ -37,7 +38,8 @@ def _model_in(folder: Path, advice: str) -> Path:
     if found:
         names = ", ".join(file.name for file in found)
         if finals := _components(folder):
-            advice = f"Give one of them, such as {folder / finals[0]}, or name a component with --submodel."
+            otherwise = ", or name a component with --submodel" if submodel else ""
+            advice = f"Give one of them, such as {folder / finals[0]}{otherwise}."
             raise InputError(f"{folder} has a model for each component: {', '.join(finals)}.", advice=advice)
         raise InputError(f"{folder} has no {MODEL}, but several models: {names}.", advice="Give one of them.")
     if (folder / MANIFEST).is_file():

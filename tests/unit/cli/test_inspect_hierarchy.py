@@ -73,6 +73,15 @@ def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path) -> None:
     assert shown(model.parent)[0].startswith(str(model.with_name("optimized.onnx")))
 
 
+def test_one_of_several_models_has_to_be_named(model: Path) -> None:
+    folder = model.parent
+    model.rename(folder / "encoder_model.onnx")
+    assert shown(folder)[0].startswith(str(folder / "encoder_model.onnx"))
+    (folder / "decoder_model.onnx").write_bytes((folder / "encoder_model.onnx").read_bytes())
+    with pytest.raises(InputError, match="several models: decoder_model"):
+        CliRunner().invoke(command, [str(folder), "-H"], catch_exceptions=False)
+
+
 def test_what_tells_of_no_module_is_refused(model: Path, tmp_path: Path) -> None:
     bare = onnx.load(model)
     set_tags(bare, {})

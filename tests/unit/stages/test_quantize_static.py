@@ -267,3 +267,13 @@ def test_large_weights_are_in_one_file_beside_the_model_and_nothing_else_is(tmp_
     assert names == ["quantized.onnx", "quantized.onnx.data"]
     assert result.metrics["size_after_bytes"] == sum(path.stat().st_size for path in result.folder.iterdir())
     assert np.isfinite(result.outputs({name: array[:1] for name, array in data.items()})[0]).all()
+
+
+def test_a_model_without_matrices_has_constants_in_the_activations_type(tmp_path: Path) -> None:
+    """An activation function built alone, whose numbers onnxruntime keeps as it keeps activations."""
+    nodes = [helper.make_node("Mul", ["x", "factor"], ["scaled"]), helper.make_node("Tanh", ["scaled"], ["y"])]
+    factor = np.array(0.5, np.float32)
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, [1, 4])}, {"y": [1, 4]}, {"factor": factor})
+    types = {"weight_type": "uint8", "activation_type": "uint16"}
+    result = quantize(tmp_path, model, "static", calibrate(tmp_path, model), "qnn", **types)
+    assert set(result.metrics["weights_by_type"]) == {"uint16"}

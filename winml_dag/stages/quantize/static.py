@@ -43,6 +43,8 @@ INTEGER_TYPES = {
 }
 # onnxruntime has no activations of four bits.
 WEIGHT_TYPES = {**INTEGER_TYPES, "int4": QuantType.QInt4, "uint4": QuantType.QUInt4}
+# Their second inputs are what tools take for weights.
+_OF_MATRICES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
 _SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
 _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
@@ -95,7 +97,7 @@ def insert_qdq(
     quantizer.model.topological_sort()
     seconds = time.perf_counter() - started
     census = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
-    _check(census, fields)
+    _check(census, fields, before.graph)
     return Insertion(quantizer.model.model, seconds, census, tamed)
 
 
@@ -287,7 +289,7 @@ def _tensors_data(ranges: Ranges) -> TensorsData:
     return TensorsData(CalibrationMethod.MinMax, bounds)
 
 
-def _check(census: Census, fields: QuantizeFields) -> None:
+def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
     """What was asked for is there: the tools skip what they cannot do."""
     if not census.quantized:
         _refuse_nothing()
@@ -300,10 +302,16 @@ def _check(census: Census, fields: QuantizeFields) -> None:
     own = {override.weight_type for override in overrides if override.weight_type}
     # Where nodes have types of their own, it may be that all with weights do.
     missing = (own or {str(fields.weight_type)}) - census.weights.keys()
-    if census.weights and missing:
+    if census.weights and missing and (_has_matrices(graph) or not census.weights.keys() <= found):
         raise StageError(
             f"Weights came out as {_texts(census.weights)}; none is {', '.join(sorted(map(str, missing)))}."
         )
+
+
+def _has_matrices(graph: GraphProto) -> bool:
+    """Whether it has what tools take for weights: constants of elementwise operators get the activations' type."""
+    constants = {tensor.name for tensor in graph.initializer}
+    return any(node.op_type in _OF_MATRICES and constants & set(node.input[1:2]) for node in graph.node)
 
 
 def _refuse_nothing() -> NoReturn:
