@@ -166,14 +166,25 @@ class TestWhatIsNotItsPlace:
         assert_same_results(result)
 
     def test_attention_in_double_precision_stays(self, tmp_path: Path) -> None:
-        model = graph(
-            """agraph (double[1, 2, 3, 4] q, double[1, 2, 4, 3] k, double[1, 2, 3, 4] v) => (double[1, 3, 8] y)
-            <int64[3] joined = {1, 3, 8}> {
-                s = MatMul(q, k) w = Softmax<axis = -1>(s) a = MatMul(w, v) t = Transpose<perm = [0, 2, 1, 3]>(a)
-                y = Reshape(t, joined)
-            }"""
-        )
+        model = graph(_ATTENTION.replace("float", "double"))
         assert "stay" in optimize(tmp_path, model, "attention_fusion").metrics["left"]["attention_fusion"]
+
+
+def test_attention_is_fused_before_a_shape_has_a_start(tmp_path: Path) -> None:
+    result = optimize(tmp_path, graph(_ATTENTION, 14), "attention_fusion")
+    assert result.metrics["applied"] == {"attention_fusion": 1}
+    assert_same_results(result)
+
+
+# One mask for all rows, which has to be stretched.
+_ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8, 8] w, float[1, 1, 1, 3] m)
+    => (float[1, 3, 8] y) <int64[4] parted = {1, 3, 2, 4}, int64[3] joined = {1, 3, 8}, float root = {2}> {
+        q = MatMul(x, u) q4 = Reshape(q, parted) qt = Transpose<perm = [0, 2, 1, 3]>(q4)
+        k = MatMul(x, v) k4 = Reshape(k, parted) kt = Transpose<perm = [0, 2, 3, 1]>(k4)
+        l = MatMul(x, w) l4 = Reshape(l, parted) lt = Transpose<perm = [0, 2, 1, 3]>(l4)
+        s = MatMul(qt, kt) d = Div(s, root) o = Add(d, m) p = Softmax<axis = -1>(o) a = MatMul(p, lt)
+        t = Transpose<perm = [0, 2, 1, 3]>(a) y = Reshape(t, joined)
+    }"""
 
 
 class TestHighRankTranspose:

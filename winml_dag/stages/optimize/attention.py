@@ -10,7 +10,17 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import Outcome, constant, known_shape, nodes_of, replace_node
+from winml_dag.stages.optimize.rewrite import (
+    Outcome,
+    constant,
+    known_shape,
+    nodes_of,
+    replace_node,
+    standard_opset,
+)
+
+_SHAPES_HAVE_A_START_SINCE = 15
+_BEYOND = 2**31 - 1  # any rank
 
 
 def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
@@ -29,6 +39,9 @@ def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
     if not found:
         return Outcome(0)
     changes = int(fuse_mha1(model)) + int(fuse_mha2(model)) + int(replace_sdpa_by_mha(model))
+    if standard_opset(model) < _SHAPES_HAVE_A_START_SINCE:
+        for node in nodes_of(model, "Shape"):
+            _take_from_the_whole(node)
     left = found - changes
     return Outcome(changes, f"{left} attention blocks stay: their shapes are not known well enough" if left else "")
 
@@ -55,3 +68,13 @@ def _with_three_dimensions(node: ir.Node) -> bool:
     together = tape.op("Reshape", [node.inputs[0], three])
     replace_node(node, tape, [tape.op("Reshape", [together, constant(tape, after, ir.DataType.INT64)])])
     return True
+
+
+def _take_from_the_whole(node: ir.Node) -> None:
+    """The rules ask a Shape for some sizes, whatever the opset: in an older one that takes a Slice."""
+    if not {"start", "end"}.intersection(node.attributes):
+        return
+    bounds = node.attributes.get_int("start", 0), node.attributes.get_int("end", _BEYOND)
+    tape = ir.tape.Tape()
+    start, end = (constant(tape, [each], ir.DataType.INT64) for each in bounds)
+    replace_node(node, tape, [tape.op("Slice", [tape.op("Shape", [node.inputs[0]]), start, end])])
