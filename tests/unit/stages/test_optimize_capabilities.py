@@ -176,6 +176,21 @@ def test_attention_is_fused_before_a_shape_has_a_start(tmp_path: Path) -> None:
     assert_same_results(result)
 
 
+def test_a_bias_goes_into_a_normalization_that_is_there_already(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (float[2, 4, 8] x, float[2, 4, 8] z) => (float[2, 4, 8] y)
+        { p = MatMul(x, w) q = Add(p, d) y = com.microsoft.SkipLayerNormalization(q, z, s, b) }""",
+        17,
+        imports=', "com.microsoft": 1',
+        w=np.ones((8, 8), np.float32),
+        **{name: np.full(8, value, np.float32) for name, value in {"d": 0.5, "s": 2.0, "b": 1.0}.items()},
+    )
+    result = optimize(tmp_path, model, "bias_skip_layer_norm_fusion")
+    assert result.ops == {"MatMul": 1, "com.microsoft/SkipLayerNormalization": 1}
+    assert result.metrics["applied"]["bias_skip_layer_norm_fusion"] == 1
+    assert_same_results(result)
+
+
 # One mask for all rows, which has to be stretched.
 _ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8, 8] w, float[1, 1, 1, 3] m)
     => (float[1, 3, 8] y) <int64[4] parted = {1, 3, 2, 4}, int64[3] joined = {1, 3, 8}, float root = {2}> {

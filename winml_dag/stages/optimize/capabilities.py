@@ -76,10 +76,18 @@ def _portable(description: str, *transformers: str) -> Capability:
 
 
 def _extended(
-    description: str, transformer: str, into: str, *, needs: tuple[str, ...] = (), waits: tuple[str, ...] = ()
+    description: str,
+    transformer: str,
+    made: str,
+    *,
+    into: str = "",
+    needs: tuple[str, ...] = (),
+    waits: tuple[str, ...] = (),
 ) -> Capability:
-    makes = () if into in ("Split", "Slice") else (into,)
-    return Capability(description, by=ORT, extended=transformer, into=into, makes=makes, needs=needs, waits=waits)
+    makes = () if made in ("Split", "Slice") else (made,)
+    return Capability(
+        description, by=ORT, extended=transformer, into=into or made, makes=makes, needs=needs, waits=waits
+    )
 
 
 def _left(description: str, why: str) -> Capability:
@@ -218,6 +226,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "As skip_layer_norm_fusion, with the bias of the MatMul before it.",
             "BiasSkipLayerNormFusion",
             "com.microsoft/SkipLayerNormalization",
+            into="Add",  # the normalization is there already
             needs=("skip_layer_norm_fusion",),
             waits=_GEMM,
         ),
