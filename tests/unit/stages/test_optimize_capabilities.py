@@ -191,6 +191,17 @@ def test_a_bias_goes_into_a_normalization_that_is_there_already(tmp_path: Path) 
     assert_same_results(result)
 
 
+def test_a_product_takes_in_a_transpose_and_a_factor(tmp_path: Path) -> None:
+    model = graph(
+        """agraph (float[2, 4, 3] x, float[2, 4, 3] z) => (float[2, 4, 4] y) <float s = {0.25}>
+        { t = Transpose<perm = [0, 2, 1]>(z) p = MatMul(x, t) y = Mul(p, s) }"""
+    )
+    result = optimize(tmp_path, model, "matmul_transpose_fusion", "matmul_scale_fusion")
+    assert result.metrics["applied"] == {"matmul_transpose_fusion": 1, "matmul_scale_fusion": 1}
+    assert result.ops == {"com.microsoft/FusedMatMul": 1}
+    assert_same_results(result)
+
+
 # One mask for all rows, which has to be stretched.
 _ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8, 8] w, float[1, 1, 1, 3] m)
     => (float[1, 3, 8] y) <int64[4] parted = {1, 3, 2, 4}, int64[3] joined = {1, 3, 8}, float root = {2}> {

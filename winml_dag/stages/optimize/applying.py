@@ -81,8 +81,9 @@ def _run_onnxruntime(source: Path, name: str) -> Applied:
     capability = CATALOG[name]
     destination = source.with_name(f"{source.stem}_{name}.onnx")
     run_alone(capability.extended, source, destination)
-    changes = _count(destination, capability.into) - _count(source, capability.into)
-    return Applied(destination if changes else source, {name: abs(changes)})
+    changes = (abs(_count(destination, each) - _count(source, each)) for each in capability.into)
+    places = next(filter(None, changes), 0)
+    return Applied(destination if places else source, {name: places})
 
 
 def _count(path: Path, operator: str) -> int:

@@ -36,7 +36,7 @@ class Capability:
         same_as: the capability that this is another name of.
         portable: onnxruntime's transformers of the portable level that do it or a part of it; ``false`` takes them out.
         extended: onnxruntime's transformer beyond that level.
-        into: the operator that it puts in, or takes out, once for each place.
+        into: operators that it puts in, or takes out, once for each place: the first whose number changes counts.
         waits: transformers of the portable level that would take away what it looks for, and so come after it.
         left: why nothing is done.
     """
@@ -51,7 +51,7 @@ class Capability:
     same_as: str = ""
     portable: tuple[str, ...] = ()
     extended: str = ""
-    into: str = ""
+    into: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
     left: str = ""
 
@@ -80,13 +80,13 @@ def _extended(
     transformer: str,
     made: str,
     *,
-    into: str = "",
+    into: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
     waits: tuple[str, ...] = (),
 ) -> Capability:
     makes = () if made in ("Split", "Slice") else (made,)
     return Capability(
-        description, by=ORT, extended=transformer, into=into or made, makes=makes, needs=needs, waits=waits
+        description, by=ORT, extended=transformer, into=into or (made,), makes=makes, needs=needs, waits=waits
     )
 
 
@@ -226,7 +226,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "As skip_layer_norm_fusion, with the bias of the MatMul before it.",
             "BiasSkipLayerNormFusion",
             "com.microsoft/SkipLayerNormalization",
-            into="Add",  # the normalization is there already
+            into=("Add",),  # the normalization is there already
             needs=("skip_layer_norm_fusion",),
             waits=_GEMM,
         ),
@@ -266,11 +266,13 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "Take a Transpose into the MatMul after it: com.microsoft FusedMatMul.",
             "MatmulTransposeFusion",
             "com.microsoft/FusedMatMul",
+            into=("com.microsoft/FusedMatMul", "Transpose"),
         ),
         "matmul_scale_fusion": _extended(
             "Take a constant factor into the MatMul beside it: com.microsoft FusedMatMul.",
             "MatMulScaleFusion",
             "com.microsoft/FusedMatMul",
+            into=("com.microsoft/FusedMatMul", "Mul", "Div"),
         ),
         "bias_softmax_fusion": Capability(
             "Fuse Add and Softmax into com.microsoft BiasSoftmax. Left to GPU providers, which do it when they load a "
