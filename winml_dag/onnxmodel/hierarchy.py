@@ -71,4 +71,3 @@ def _grown(inside: Mapping[str, _Growing]) -> Iterator[Module]:
 
 def _kind(name: str) -> str:
     return name.rpartition(".")[0] or name
-

@@ -225,7 +225,10 @@ def test_a_folder_of_several_models_asks_for_one_of_them(tmp_path: Path) -> None
     manifest = {"schema_version": 1, "stages": [], "files": [], "final_artifact": None, "components": components}
     (tmp_path / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(InputError, match=r"encoder_model.onnx, decoder_model.onnx.*--submodel"):
+        model_file(tmp_path, submodel=True)
+    with pytest.raises(InputError, match=r"encoder_model.onnx, decoder_model.onnx. Give one of them") as asked:
         model_file(tmp_path)
+    assert "--submodel" not in str(asked.value)
     assert component_file(tmp_path, "decoder") == tmp_path / "decoder_model.onnx"
     with pytest.raises(InputError, match=r"no model of a component 'encodr'.*encoder_model.onnx"):
         component_file(tmp_path, "encodr")
