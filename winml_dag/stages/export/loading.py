@@ -6,41 +6,28 @@ and its code runs only when the recipe says ``trust_remote_code``.
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_module_utils
-from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.architectures import (
-    EMOTION,
     configuration,
     configuration_class,
-    did_you_mean,
     is_known,
-    named_class,
 )
-from winml_dag.stages.export.components import chosen_components, composite_of, same_spelling
+from winml_dag.stages.export.components import same_spelling
 from winml_dag.stages.export.following import follow_tensors
+from winml_dag.stages.export.modelclass import is_model_class, model_class_of
+from winml_dag.stages.export.modelfolder import check_files, read_json
 from winml_dag.stages.export.reason import logged_reason
 from winml_dag.stages.export.script import made_by_script, scripted
-from winml_dag.stages.export.tasks import TASKS, Task, task_named
-
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 
 # Eager attention is plain MatMul and Softmax, which every execution provider and every optimizer pass knows, with an
 # additive mask that can be clamped before quantization; the fused forms export to longer graphs with boolean masks.
@@ -144,7 +131,7 @@ def _random_model(
     config = configuration(loader.model_type, random_weights.config)
     follow_tensors(config, random_weights.config, tensors)
     config.architectures = config.architectures or []  # Auto classes with more than one class (DeiT) cannot take None
-    model_class, whole = _model_class(loader, config, made)
+    model_class, whole = model_class_of(loader, config, made)
     torch.manual_seed(random_weights.seed)
     build = getattr(model_class, "from_config", None) or model_class._from_config
     try:
@@ -183,7 +170,7 @@ def model_without_weights(
     else:
         raise StageError("There is neither a model folder nor loader.model_type, which says what architecture it is.")
     config.architectures = config.architectures or []
-    model_class, whole = _model_class(loader, config, None)
+    model_class, whole = model_class_of(loader, config, None)
     build = getattr(model_class, "from_config", None) or model_class._from_config
     try:
         with torch.device("meta"):
@@ -208,11 +195,11 @@ def _replace_zeros(model: PreTrainedModel, seed: int) -> None:
 
 
 def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
-    _check_files(folder)
+    check_files(folder)
     if loader.trust_remote_code:
         _keep_remote_code_here()
     config = _saved_configuration(loader, folder)
-    model_class, whole = _model_class(loader, config, made)
+    model_class, whole = model_class_of(loader, config, made)
     try:
         model, report = _eager_if_possible(
             lambda **how: model_class.from_pretrained(
@@ -268,136 +255,6 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
     return config
 
 
-def _model_class(loader: LoaderFields, config: PreTrainedConfig, made: Any) -> tuple[Any, bool]:
-    """The class to make the model with, and whether it is exported in one piece.
-
-    That of the user's script, the recipe's ``model_class``, or the first of the task's Auto classes that knows the
-    architecture. Of a composite model, the parent that has the component.
-    """
-    task = task_named(loader.task)
-    if made is not None:
-        return made, True
-    composite = composite_of(config.model_type)
-    if composite is not None and chosen_components(config.model_type, loader.task, loader.model_class):
-        return getattr(transformers, composite.parent_class), False
-    own = _own_class(loader, config, task)
-    if own is not None:
-        return own, True
-    if loader.model_class is None:
-        return _auto_class(task, config), True
-    found = named_class(loader.model_class, config.model_type)
-    if not is_model_class(found):
-        models = [each for each in dir(transformers) if "Model" in each or "For" in each]
-        models += [each.class_name for each in composite.components] if composite else []
-        raise StageError(
-            f"loader.model_class {loader.model_class!r} is not a model class of transformers."
-            f"{did_you_mean(loader.model_class, models)}"
-        )
-    if issubclass(found, _BaseAutoModelClass):
-        if not _knows(found, config):
-            raise StageError(
-                f"{found.__name__} has no model for the architecture {config.model_type!r}, so it cannot be exported "
-                f"for the task {task.name!r}.",
-                advice="Choose another loader.task, or name the class in loader.model_class.",
-            )
-    elif not isinstance(config, found.config_class):
-        raise StageError(
-            f"loader.model_class {loader.model_class!r} is not a class for the architecture {config.model_type!r}."
-        )
-    return found, True
-
-
-def _own_class(loader: LoaderFields, config: PreTrainedConfig, task: Task) -> Any:
-    """The class of ours for such a model, None when it is transformers' business. Imported only when it is asked for:
-    it brings the parts that it is made from.
-    """
-    kind = same_spelling(loader.model_type or config.model_type)
-    if kind == "wav2vec2" and "Wav2Vec2ForSpeechClassification" in (config.architectures or ()):
-        kind = EMOTION  # as its checkpoints name the class, which comes from a script beside them
-    if loader.model_class == "EmotionModel" or (kind == EMOTION and loader.model_class is None):
-        from winml_dag.stages.export.ownmodels import EmotionModel
-
-        return EmotionModel
-    if kind == "unlimited_ocr" and loader.model_class is None and task.name.endswith("feature-extraction"):
-        from winml_dag.stages.export.ownmodels import UnlimitedOcrImageTower
-
-        return UnlimitedOcrImageTower
-    return None
-
-
-def _auto_class(task: Task, config: PreTrainedConfig) -> Any:
-    found = [getattr(transformers, name) for name in task.auto_classes]
-    for each in found:
-        if _knows(each, config):
-            return each
-    possible = [each.name for each in TASKS.values() if any(_knows(_class(name), config) for name in each.auto_classes)]
-    raise StageError(
-        f"{found[0].__name__} has no model for the architecture {config.model_type!r}, so it cannot be exported for "
-        f"the task {task.name!r}.",
-        advice=f"Choose another loader.task ({', '.join(possible)}), or name the class in loader.model_class.",
-    )
-
-
-def _class(name: str) -> Any:
-    return getattr(transformers, name)
-
-
-def _knows(auto_class: Any, config: PreTrainedConfig) -> bool:
-    has_code = auto_class.__name__ in (getattr(config, "auto_map", None) or {})
-    return has_code or type(config) in auto_class._model_mapping
-
-
-def is_model_class(value: object) -> bool:
-    """Whether *value* is a class of transformers that whole models are made with."""
-    return inspect.isclass(value) and issubclass(value, (PreTrainedModel, _BaseAutoModelClass))
-
-
-def _check_files(folder: Path) -> None:
-    if (folder / "adapter_config.json").is_file():
-        raise StageError(
-            "The model folder is an adapter, whose base model is elsewhere.",
-            advice="Give the folder of the merged model.",
-        )
-    if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        present = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        raise StageError(
-            f"The model folder has no weights: there is {present}.",
-            advice=f"Expected one of: {', '.join(WEIGHT_FILES)}.",
-        )
-    for index in sorted(folder.glob("*.index.json")):
-        for shard in set(read_json(index).get("weight_map", {}).values()):
-            _refuse_elsewhere(str(shard), folder, f"{index.name} names the weights file {str(shard)!r}")
-    for reference in (read_json(folder / "config.json").get("auto_map") or {}).values():
-        for each in reference if isinstance(reference, list) else [reference]:
-            if "--" in str(each):
-                raise StageError(
-                    f"config.json takes its code from another repository ({each!r}), which is not part of the folder.",
-                    advice="Copy that code into the model folder and name it without a repository.",
-                )
-
-
-def _refuse_elsewhere(name: str, folder: Path, what: str) -> None:
-    if Path(name).name != name or "\\" in name or not (folder / name).is_file():
-        raise StageError(f"{what}, which is not a file of the model folder.")
-
-
 def _keep_remote_code_here() -> None:
     """Make transformers copy a folder's code into the scratch folder, not into the user's cache."""
     dynamic_module_utils.HF_MODULES_CACHE = str(Path("modules").resolve())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the model folder.
-
-    Raises:
-        StageError: when there is none.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StageError(f"The model folder has no {path.name}.") from None
-    except ValueError as error:
-        raise StageError(f"{path.name} of the model folder is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise StageError(f"{path.name} of the model folder is not a JSON object.")
-    return value

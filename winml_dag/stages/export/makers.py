@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from winml_dag.stages.export.component_modules import STATES, DecoderModule, cache_shape
-from winml_dag.stages.export.loading import read_json
+from winml_dag.stages.export.modelfolder import read_json
 from winml_dag.stages.export.subject import Subject
 
 DEFAULT_TOKENS = 128
