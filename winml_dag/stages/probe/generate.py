@@ -120,8 +120,9 @@ def main() -> None:
     measure(Measurements(target, given.seed, 0, given.samples - 1), drawn, _tell)
     measure(Measurements(target, given.seed, 0, given.core - 1, of="core"), core, _tell)
     measure(Measurements(target, given.seed, 0, given.cells - 1, of="cells"), cells, _tell)
-    for last in range(_ROUND, given.doubted + 1, _ROUND):
-        _measure_doubted(Measurements(target, given.seed, 0, last - 1), files)
+    for done in range(0, given.doubted, _ROUND):
+        last = min(done + _ROUND, given.doubted) - 1
+        _measure_doubted(Measurements(target, given.seed, 0, last), files)
     found = _all_rows(files)
     output.write_bytes(table_of(about_target(target, len(found), newest_opset(found)), found))
     print(f"{output}: {len(found)} cases. What was measured stays beside it, and is not measured again.")
