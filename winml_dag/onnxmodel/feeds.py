@@ -135,17 +135,21 @@ def random_feed(
     Raises:
         InputError: as :func:`random_feeds`.
     """
-    return {
-        spec.name: _valid(spec.name, _sample(spec, _generator(seed, spec.name, index), distribution)) for spec in specs
-    }
+    return {spec.name: _valid(spec, _sample(spec, _generator(seed, spec.name, index), distribution)) for spec in specs}
 
 
-def _valid(name: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Boxes on a page (left, top, right, bottom) end right of and below where they begin: models look sizes up."""
-    if name != "bbox" or values.shape[-1:] != (4,):
-        return values
-    corners = np.sort(values.reshape(*values.shape[:-1], 2, 2), axis=-2)
-    return corners.reshape(values.shape)
+def _valid(spec: InputSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """*values* as a model can make sense of them.
+
+    Boxes on a page (left, top, right, bottom) end right of and below where they begin: models look sizes up. A mask
+    does not hide the first token: where each token sees only those before it, as in CLIP's texts, the first would see
+    nothing, and what comes of that hangs on how the model writes infinity down.
+    """
+    if spec.name == "bbox" and values.shape[-1:] == (4,):
+        return np.sort(values.reshape(*values.shape[:-1], 2, 2), axis=-2).reshape(values.shape)
+    if spec.name.endswith("attention_mask") and values.ndim and (spec.value_range or (0, 0))[1] > 1:
+        values[..., 0] = 1
+    return values
 
 
 def _generator(seed: str, name: str, index: int) -> np.random.Generator:

@@ -73,7 +73,7 @@ class ValidateConfig:
 
 VALIDATE = Stage(
     name="validate",
-    version=3,
+    version=4,
     work="winml_dag.stages.validate:run",
     config="winml_dag.stages.validate:ValidateConfig",
     inputs={

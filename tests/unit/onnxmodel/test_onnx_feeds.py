@@ -153,3 +153,10 @@ def test_types_without_random_values_are_refused(dtype: str) -> None:
 def test_a_range_beyond_the_type_is_refused() -> None:
     with pytest.raises(InputError, match="int8"):
         _one(InputSpec("x", "int8", (1,), (0, 1000)))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["attention_mask", "decoder_attention_mask"]))
+def test_a_random_mask_does_not_hide_the_first_token(seed: int, name: str) -> None:
+    [feed] = random_feeds([InputSpec(name, "int32", (2, 5), (0, 2))], seed, 1)
+    assert feed[name][:, 0].tolist() == [1, 1]
+    assert set(feed[name].flatten().tolist()) <= {0, 1}

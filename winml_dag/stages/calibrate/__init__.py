@@ -52,7 +52,7 @@ class CalibrateConfig:
 
 CALIBRATE = Stage(
     name="calibrate",
-    version=2,
+    version=3,
     work="winml_dag.stages.calibrate.work:run",
     config="winml_dag.stages.calibrate:CalibrateConfig",
     inputs={
