@@ -56,11 +56,15 @@ class Known:
         for slot, artifact in record.outputs.items():
             self.artifacts[node.output(slot)] = artifact
 
-    def assume(self, node: Node, last: Record) -> None:
-        """Go by *last*, the result that *node* had before, in what is usually the same."""
-        for slot in node.stage.usually:
-            if slot in last.outputs:
-                self.artifacts[node.output(slot)] = last.outputs[slot]
+    def assume(self, node: Node, last: Record | None) -> bool:
+        """Go by *last*, the result that *node* had before, in what is usually the same; without one, by what it reads
+        in the slot of that name. Returns whether there was anything to go by.
+        """
+        read = {slot: self.artifacts[name] for slot, name in node.inputs.items() if name in self.artifacts}
+        before = read if last is None else last.outputs
+        found = {node.output(slot): before[slot] for slot in node.stage.usually if slot in before}
+        self.artifacts.update(found)
+        return bool(found)
 
     def forget(self, node: Node) -> None:
         self.records.pop(node.id, None)

@@ -40,9 +40,8 @@ def plan_graph(
             assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
             results.append(replace(result, assumes=assumes))
             last = store.latest(remembered_name(scope, node)) if _may_be_as_before(result) else None
-            if last is not None:
-                known.assume(node, last)
-            assumed[node.id] = assumes if last is None else (*assumes, node.id)
+            goes_on = _may_be_as_before(result) and known.assume(node, last)
+            assumed[node.id] = (*assumes, node.id) if goes_on else assumes
     return tuple(results)
 
 

@@ -42,7 +42,8 @@ class Stage:
         inputs: slots by name.
         outputs: kind of artifact by slot name.
         packages: distributions whose version shapes the bytes; part of the key.
-        usually: output slots that most often are what they were before, whatever changed; plans go by that.
+        usually: output slots that most often are what they were before, whatever changed, and the first time what is
+            read in an input slot of that name; plans go by that.
         timeout_seconds: after which the whole process group is ended.
         works_in_place: it runs in the folder of its node and reads the user's files where they lie, as people expect of
             a command of their own; any other stage gets private copies and sees no folder but its scratch folder.
