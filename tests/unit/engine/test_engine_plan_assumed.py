@@ -11,7 +11,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.explain import explained
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
-from winml_dag.engine.stage import Node, Workspace
+from winml_dag.engine.stage import InputSlot, Node, Workspace
 
 
 def line(*, salt: int = 0, reader: int = 0) -> tuple[Node, ...]:
@@ -54,3 +54,16 @@ def test_nothing_is_assumed_of_what_never_ran_or_is_known(bench: Bench) -> None:
     assert planned(bench, line())["optimize"].assumes == ()
     bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
     assert {result.assumes for result in planned(bench, line()).values()} == {()}
+
+
+def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Bench) -> None:
+    """As analyze hands on what it reads when it finds nothing: what follows is known although analyze is not."""
+    first = node("optimize", "weights", "flags")
+    analyze = replace(node("analyze", "weights", outputs=("result", "flags")), inputs={"flags": "flags"})
+    analyze = replace(analyze, stage=replace(analyze.stage, usually=("flags",), inputs={"flags": InputSlot(None)}))
+    again = replace(node("again", "weights", "analyze.flags"), stage=first.stage, config=first.config)
+    sources = [bench.source("weights", "w"), bench.source("flags", "{}")]
+    bench.run((first,), sources)
+    found = {result.node.id: result for result in bench.plan((first, analyze, again), sources)}
+    assert found["analyze"].status is Status.RAN
+    assert (found["again"].status, found["again"].assumes) == (Status.REUSED, ("analyze",))
