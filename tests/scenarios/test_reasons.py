@@ -39,5 +39,5 @@ def test_a_variant_in_a_new_folder_is_compared_with_the_build_that_is_there(proj
     assert change == {"kind": "config", "name": "quant.activation_type", "old": "uint8", "new": "uint16"}
     said = project.run("why", "-c", "recipe.yaml", "-o", "other", "--format", "json")
     stages = json.loads(said.stdout)["builds"][0]["stages"]
-    assert [stage["stage"] for stage in stages] == ["quantize", "compile", "validate", "finalize"]
-    assert [stage.get("roots") for stage in stages] == [None, *[["quantize"]] * 3]
+    assert [stage["stage"] for stage in stages] == ["analyze", "quantize", "compile", "validate", "finalize"]
+    assert [stage.get("roots") for stage in stages] == [None, None, *[["quantize"]] * 3]

@@ -14,7 +14,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
 from winml_dag.engine.known import Known
 from winml_dag.engine.nearest import NearRecords
-from winml_dag.engine.plan import remembered_name
+from winml_dag.engine.plan import may_be_as_before, remembered_name
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact
@@ -42,8 +42,8 @@ def explained(
         elif why.kind in ("first build", "changed"):
             last = store.latest(remembered_name(scope, node))
             why = _compared(node, why, known, near, last)
-            if last is not None:
-                known.assume(node, last)
+        if may_be_as_before(result):
+            known.assume(node, store.latest(remembered_name(scope, node)))
         results.append(replace(result, reason=why))
     return tuple(results)
 

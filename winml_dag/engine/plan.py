@@ -39,13 +39,14 @@ def plan_graph(
             makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
             assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
             results.append(replace(result, assumes=assumes))
-            last = store.latest(remembered_name(scope, node)) if _may_be_as_before(result) else None
-            goes_on = _may_be_as_before(result) and known.assume(node, last)
+            last = store.latest(remembered_name(scope, node)) if may_be_as_before(result) else None
+            goes_on = may_be_as_before(result) and known.assume(node, last)
             assumed[node.id] = (*assumes, node.id) if goes_on else assumes
     return tuple(results)
 
 
-def _may_be_as_before(result: StageResult) -> bool:
+def may_be_as_before(result: StageResult) -> bool:
+    """Whether a plan goes on by an assumption about the stage that *result* is of."""
     return bool(result.status is Status.RAN and result.cache_key and result.node.stage.usually)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine_samples import Bench, join, node
@@ -11,7 +12,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.explain import explained
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
-from winml_dag.engine.stage import InputSlot, Node, Workspace
+from winml_dag.engine.stage import InputSlot, Node, Source, Workspace
 
 
 def line(*, salt: int = 0, reader: int = 0) -> tuple[Node, ...]:
@@ -29,12 +30,12 @@ def constant_flags(node: Node, workspace: Workspace) -> JsonObject:
     return join(node, workspace)
 
 
-def planned(bench: Bench, nodes: tuple[Node, ...]) -> dict[str, StageResult]:
+def planned(bench: Bench, nodes: tuple[Node, ...], sources: Sequence[Source] = ()) -> dict[str, StageResult]:
     """With all that can be said as reasons."""
-    weights = bench.source("weights", "w")
-    found = bench.plan(nodes, [weights])
-    digests = {"weights": source_artifact(weights, bench.store.fingerprints)}
-    whole = explained(Graph.of(nodes, [weights]), digests, found, bench.store, scope="here")
+    sources = sources or [bench.source("weights", "w")]
+    found = bench.plan(nodes, sources)
+    digests = {source.name: source_artifact(source, bench.store.fingerprints) for source in sources}
+    whole = explained(Graph.of(nodes, sources), digests, found, bench.store, scope="here")
     return {result.node.id: result for result in whole}
 
 
@@ -64,6 +65,8 @@ def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Benc
     again = replace(node("again", "weights", "analyze.flags"), stage=first.stage, config=first.config)
     sources = [bench.source("weights", "w"), bench.source("flags", "{}")]
     bench.run((first,), sources)
-    found = {result.node.id: result for result in bench.plan((first, analyze, again), sources)}
+    behind = node("behind", "again.out")
+    found = planned(bench, (analyze, again, behind), sources)
     assert found["analyze"].status is Status.RAN
     assert (found["again"].status, found["again"].assumes) == (Status.REUSED, ("analyze",))
+    assert (str(found["behind"].reason), found["behind"].assumes) == ("never built before", ("analyze",))
