@@ -112,7 +112,8 @@ class Lines:
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._thread is not None:
+        # An interrupt may have come while it was being started; what comes to life later sees that it is to stop.
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def _follow(self) -> None:

@@ -112,6 +112,17 @@ def test_lines_come_by_themselves_while_a_stage_runs_and_stop_with_it(monkeypatc
     assert "progress" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_an_interrupt_while_the_lines_begin_does_not_become_another_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    lines = Lines(to_stderr=True)
+    with pytest.raises(KeyboardInterrupt):
+        lines.started(CALIBRATE, WHY, None, nothing)
+    lines.stop()
+
+
 def test_a_reader_who_has_gone_away_ends_only_the_lines_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Heard("running: never")
     monkeypatch.setattr(sys, "stdout", stream)
