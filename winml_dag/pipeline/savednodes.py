@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError, UsageError
+from winml_dag.onnxmodel.constants import constant_tensors
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 MOST = 100
 _SAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -80,7 +81,7 @@ def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
 def _alone(model: ModelProto, node: NodeProto, types: dict[str, ValueInfoProto], base: Path) -> ModelProto:
     from onnx import TensorProto, helper
 
-    constants = _constants(model.graph)
+    constants = constant_tensors(model.graph)
     names = dict.fromkeys(name for name in node.input if name)
     initializers = [_with_data(constants[name], name, base) for name in names if name in constants]
     unknown = TensorProto.FLOAT
@@ -98,14 +99,6 @@ def _alone(model: ModelProto, node: NodeProto, types: dict[str, ValueInfoProto],
     used = {"", node.domain}
     opsets = [opset for opset in model.opset_import if opset.domain in used]
     return helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
-
-
-def _constants(graph: GraphProto) -> dict[str, TensorProto]:
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return found
 
 
 def _with_data(tensor: TensorProto, name: str, base: Path) -> TensorProto:

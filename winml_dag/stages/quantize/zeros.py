@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
+from winml_dag.onnxmodel.constants import constant_tensors
 from winml_dag.onnxmodel.subgraphs import graphs_inside
 from winml_dag.stages.ranges import Ranges
 
@@ -31,7 +32,7 @@ def take_out_zero_additions(
     node has to stay, because *keep* has its name or its sum is read outside of the graph's nodes, the zero becomes the
     first operand, which QNN leaves alone.
     """
-    constants = _constants(graphs[0])
+    constants = constant_tensors(graphs[0])
     shapes = _shapes(graphs[0])
     read_elsewhere = {value.name for value in graphs[0].output} | _read_in_subgraphs(graphs[0])
     replaced: dict[str, str] = {}
@@ -84,15 +85,6 @@ def _shapes(graph: GraphProto) -> dict[str, _Shape]:
 
 def _shape(value: ValueInfoProto) -> _Shape:
     return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
-
-
-def _constants(graph: GraphProto) -> dict[str, TensorProto]:
-    """Initializers, and what Constant nodes have in full, by the name that nodes read."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return found
 
 
 def _read_in_subgraphs(graph: GraphProto) -> set[str]:
