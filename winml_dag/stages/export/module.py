@@ -25,6 +25,7 @@ from winml_dag.stages.export.inputs import named_axes
 from winml_dag.stages.export.loading import LoadedModel
 from winml_dag.stages.export.makers import ModelInput
 from winml_dag.stages.export.modelclass import is_model_class
+from winml_dag.stages.export.outputs import named_tensors
 from winml_dag.stages.export.subject import Subject
 
 # For a dynamic axis of which nothing is known. Not 1: torch.export takes a size of 0 or 1 for a constant.
@@ -177,23 +178,6 @@ def _filled(value: Any) -> Any:
 
 
 def named_outputs(result: Any, taken: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in what a module gives, each with a name that is none of an input that was *taken*: that of a field,
-    else its number, ``output_0``; within another, both (``output_1_0``). Caches and other objects are left out.
-    """
-    pairs = result.items() if isinstance(result, Mapping) else _numbered(result)
-    for name, value in pairs:
-        for inner, tensor in _tensors(name, value):
-            yield f"{inner}_out" if inner in taken else inner, tensor
-
-
-def _numbered(result: Any) -> Iterator[tuple[str, Any]]:
-    several = result if isinstance(result, list | tuple) else (result,)
-    return ((f"output_{place}", value) for place, value in enumerate(several))
-
-
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            yield from _tensors(f"{name}_{place}", inner)
+    """The tensors in what a module gives, each with a name that is none of an input that was *taken*."""
+    for name, tensor in named_tensors(result).items():
+        yield f"{name}_out" if name in taken else name, tensor
