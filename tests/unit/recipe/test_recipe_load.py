@@ -107,11 +107,7 @@ def test_one_recipe_is_no_list(tmp_path: Path, text: str) -> None:
 def test_a_list_is_told_however_it_begins(tmp_path: Path, text: str) -> None:
     path = tmp_path / "list.yaml"
     path.write_text(text, encoding="utf-8")
-    try:
-        expected = read_text(text, "list.yaml", "yaml").value
-    except RecipeError:
-        pytest.skip("this is no YAML that recipes may use")
-    assert isinstance(expected, list)
+    assert isinstance(read_text(text, "list.yaml", "yaml").value, list)
     assert module_items(path) == (ModuleItem("a", None),)
 
 
