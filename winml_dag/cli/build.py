@@ -70,7 +70,7 @@ def command(
     if not (rebuild or verbose or format_ == "json") and say_up_to_date(standing, cache_dir, started):
         return 0
 
-    from winml_dag.cli.report import errors_as_json, print_json
+    from winml_dag.cli.buildreport import errors_as_json, print_json
     from winml_dag.pipeline.build import BuildOptions
 
     how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link, sandbox)
@@ -125,8 +125,8 @@ def carry_out(
     """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr. *lines*: what
     there is to tell besides of work that was done. *refuse* raises for a build that is not to be begun.
     """
+    from winml_dag.cli.buildreport import print_result
     from winml_dag.cli.progress import progress
-    from winml_dag.cli.report import print_result
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.planning import plan_request
     from winml_dag.pipeline.rounds import WithoutRounds

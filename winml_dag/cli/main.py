@@ -123,7 +123,7 @@ def _print_refused(arguments: list[str], sentence: str) -> None:
     ):
         return
     if arguments[0] in ("build", "plan", "why", "reproduce"):
-        from winml_dag.cli.report import print_json
+        from winml_dag.cli.buildreport import print_json
 
         print_json([], 0.0, error=sentence)
         return

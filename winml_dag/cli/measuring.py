@@ -102,8 +102,8 @@ def measured(
     Raises:
         StageError: when it fails; the log has been shown by then.
     """
+    from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress
-    from winml_dag.cli.report import failure_lines
     from winml_dag.engine.measurederror import MeasuredError
     from winml_dag.pipeline.measurement import carry_out
 

@@ -110,7 +110,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     if not result.failed:
         _print(telling.always(request), how)
     if how.as_json:
-        from winml_dag.cli.report import stages_json
+        from winml_dag.cli.buildreport import stages_json
 
         print_object({**telling.value(result, request), "stages": stages_json(result)})
     return StageError.exit_code if result.failed else 0

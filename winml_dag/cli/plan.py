@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
-from winml_dag.cli.report import counts, errors_as_json, print_json, stage_line
 
 
 @click.command(name="plan")

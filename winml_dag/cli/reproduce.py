@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli.buildreport import errors_as_json, failure_lines
 from winml_dag.cli.options import format_option, planned_build, request_options
-from winml_dag.cli.report import errors_as_json, failure_lines
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:

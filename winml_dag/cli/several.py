@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.report import build_json, counts, failure_lines, summary
+from winml_dag.cli.buildreport import build_json, counts, failure_lines, summary
 from winml_dag.engine.events import Status
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import plan

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli.buildreport import print_json
 from winml_dag.cli.compiled import compiled_lines
-from winml_dag.cli.report import print_json
 from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.report import print_json, print_result
+from winml_dag.cli.buildreport import print_json, print_result
 from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build, plan
