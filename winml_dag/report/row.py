@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from winml_dag.pipeline.sweep.result import CellStatus, Failure, GoalResult, SharedGraph, StageRun
 
+FORMAT = 1
+
 
 @dataclass(frozen=True)
 class Size:
@@ -23,7 +25,7 @@ class Size:
 @dataclass(frozen=True)
 class Latency:
     """What perf measured, in milliseconds; ``load_seconds`` is creating the session. ``emulated``: it says nothing of
-    the device. ``measured`` is ``live`` or ``cached``.
+    the device. ``measured`` is ``live`` or ``cached``. ``host``: the machine, as its key in the cache has it.
     """
 
     p50: float
@@ -36,6 +38,7 @@ class Latency:
     load_seconds: float | None = None
     peak_memory_bytes: int | None = None
     emulated: bool = False
+    host: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ class Row:
         seconds: spent on it in the run that the report is of; ``made_in_seconds`` what all its stages took when they
             were made, ``saved_seconds`` what of that was found.
         versions: of the tools that made it, by name. digest: of the model that is shipped.
-        dominated_by: the row that is at least as good in size, latency and quality, and better in one.
+        dominated_by: the row that is at least as good in size, latency and quality, and better in one; dominated_why
+            says in which, such as ``smaller and faster at equal cosine``.
+        components: of a composite model; its figures are then sums (size) or those of the worst one (quality).
     """
 
     name: str
@@ -132,12 +137,16 @@ class Row:
     trial_of: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     dominated_by: str | None = None
+    dominated_why: str = ""
+    components: tuple[str, ...] = ()
     winner_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """All rows of one or several folders. ``subjects``: the folders it was gathered from; ``host`` where it ran."""
+    """All rows of one or several folders. ``subjects``: the folders it was gathered from; ``host`` where it ran;
+    ``notices``: what could not be read or judged. ``format``: of its JSON.
+    """
 
     name: str
     subjects: tuple[str, ...]
@@ -151,3 +160,4 @@ class Report:
     began_at: str = ""
     made_by: str = ""
     notices: tuple[str, ...] = ()
+    format: int = FORMAT
