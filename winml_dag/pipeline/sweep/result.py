@@ -143,6 +143,30 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class SearchResult:
+    """What a search for mixed precision came to, which began with ``cell``.
+
+    Attributes:
+        kept: in what the worst nodes are kept: ``16 bits`` or ``float``.
+        ranked: how many nodes there are to keep, worst first.
+        tried: whether the bounds on quality hold, by how many of the worst nodes are kept; 0 is the cell itself.
+        fewest: the smallest of these that holds, of which one less was tried and does not; None without one.
+        nodes: the names of these nodes.
+        trial: the cell that has them.
+        why: how it ended, in a sentence.
+    """
+
+    cell: str
+    kept: str
+    ranked: int
+    tried: Mapping[int, bool]
+    fewest: int | None = None
+    nodes: tuple[str, ...] = ()
+    trial: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class GoalResult:
     """The winner among cells that differ only in what the goal chooses. ``group``: the values that they share;
     ``winner`` is None where no cell meets the bounds; ``folder`` is where the winner was put.
@@ -155,6 +179,7 @@ class GoalResult:
     candidates: tuple[Candidate, ...]
     folder: str | None = None
     why: str = ""
+    search: SearchResult | None = None
 
 
 @dataclass(frozen=True)
