@@ -124,7 +124,8 @@ def command(**options: Any) -> int:
     with errors_as_object(how):
         bounds = _numbers(options["bounds"] or {})
         plan, done = _evaluate(options, how, cache_dir)
-        from winml_dag.cli.evaluated import kept, require_known
+        from winml_dag.cli.evaluated import require_known
+        from winml_dag.pipeline.evaluated import kept
 
         require_known(bounds, done)
     _tell(plan, done, how, options["output_dir"], bounds)
@@ -202,7 +203,8 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
 
 
 def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
-    from winml_dag.cli.evaluated import evaluated_json, evaluated_lines, shortfalls
+    from winml_dag.cli.evaluated import evaluated_lines, shortfalls
+    from winml_dag.pipeline.evaluated import evaluated_json
 
     for line in shortfalls(bounds, done):
         click.echo(line, err=True)

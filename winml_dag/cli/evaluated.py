@@ -1,70 +1,40 @@
-"""What ``eval`` prints: JSON for programs, a table for people."""
+"""What ``eval`` prints for people; for programs, see :mod:`winml_dag.pipeline.evaluated`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.canonical import JsonObject
 from winml_dag.errors import UsageError
-from winml_dag.stages.evaluate import METRICS, REPORT_FILE
+from winml_dag.pipeline.evaluated import AGREEMENTS, figures, kept, notices_of, report_of
+from winml_dag.stages.evaluate import REPORT_FILE
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.evaluation import EvaluationPlan
     from winml_dag.pipeline.measurement import Measurement
 
-# Of the outputs' figures, those that are better when they are larger.
-_OF_OUTPUTS = ("cosine", "cosine_min", "sqnr_db")
-_AGREEMENTS = ("top1", "top5", "exact")
-
-
-def evaluated_json(
-    plan: EvaluationPlan, done: Measurement, folder: Path | None, bounds: Mapping[str, float]
-) -> JsonObject:
-    """Everything that was found, of what, with what, and where it was put."""
-    keeps = kept(bounds, done)
-    figures = _figures(done)
-    return {
-        "success": all(keeps.values()),
-        "model": str(plan.subject.model.path),
-        "precision": plan.subject.precision,
-        "reference": None if plan.reference is None else str(plan.reference.path),
-        "measured": done.told,
-        "made_at": done.made_at,
-        "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **_report(done),
-        "bounds": {
-            name: {"at_least": bound, "found": _finite(figures[name]), "kept": keeps[name]}
-            for name, bound in bounds.items()
-        },
-        "notices": list(_notices(plan, done)),
-        "toolchain": done.toolchain,
-        "report": None if folder is None else str(folder / REPORT_FILE),
-    }
-
 
 def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
     """A sentence for each of *bounds* that the model does not keep."""
-    figures = _figures(done)
+    known = figures(done)
     for name, keeps in kept(bounds, done).items():
         if not keeps:
-            found = "not defined" if figures[name] is None else _number(figures[name])
+            found = "not defined" if known[name] is None else _number(known[name])
             yield f"error: {name} is {found}, and the bound is {bounds[name]:g}."
 
 
 def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """The same for people; *quiet* leaves out what is no figure."""
-    found: Any = _report(done)
+    found: Any = report_of(done)
     if not quiet:
         yield f"{_what(plan)}: {_when(done)}"
         yield _on(plan, found)
     yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
     if quiet:
         return
-    for notice in _notices(plan, done):
+    for notice in notices_of(plan, done):
         yield f"note: {notice}"
     if folder is not None:
         yield f"report: {folder / REPORT_FILE}"
@@ -72,65 +42,10 @@ def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None
 
 def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
     """Raise UsageError for a bound of what was not measured."""
-    figures = _figures(done)
+    known = figures(done)
     for name in bounds:
-        if name not in figures:
-            raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(figures)}.")
-
-
-def kept(bounds: Mapping[str, float], done: Measurement) -> dict[str, bool]:
-    """Which of *bounds* the model keeps. What is not defined keeps none; a ratio to no noise keeps all."""
-    figures = _figures(done)
-    return {name: (value := figures[name]) is not None and value >= bound for name, bound in bounds.items()}
-
-
-def _report(done: Measurement) -> JsonObject:
-    """What the stage told, the metrics of a task in their order: records sort names."""
-    found: Any = dict(done.report)
-    if "metrics" in found:
-        metrics = found["metrics"]
-        found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
-    report: JsonObject = found
-    return report
-
-
-def _figures(done: Measurement) -> dict[str, float | None]:
-    """What a bound may be put on: the metrics of a task; or of all outputs the worst."""
-    found: Any = _report(done)
-    if "metrics" in found:
-        return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
-    outputs = found["outputs"].values()
-    worst: dict[str, float | None] = {}
-    for name in _OF_OUTPUTS:
-        values = [_ratio(output) if name == "sqnr_db" else output[name] for output in outputs]
-        worst[name] = min((value for value in values if value is not None), default=None)
-    for name in _AGREEMENTS:
-        known = [output[name] for output in outputs if output[name] is not None]
-        if known:
-            worst[name] = min(one["agreed"] / one["of"] if one["of"] else 1.0 for one in known)
-    return worst
-
-
-def _ratio(output: Any) -> float:
-    """Without noise it is infinite, which JSON has no number for."""
-    ratio = output["sqnr_db"]
-    if ratio is None:
-        return float("inf") if output["cosine"] == 1 else float("-inf")
-    return float(ratio)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _notices(plan: EvaluationPlan, done: Measurement) -> Iterator[str]:
-    yield from plan.notices
-    full: Any = done.metrics.get("full_texts")
-    if full:
-        yield (
-            f"{counted(full, 'text')} {'fills' if full == 1 else 'fill'} the model's input to its last token; what was"
-            " longer has been cut."
-        )
+        if name not in known:
+            raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(known)}.")
 
 
 def _what(plan: EvaluationPlan) -> str:
@@ -188,7 +103,7 @@ def _significance(difference: Any) -> str:
 
 def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
     heads = {"top1": "top-1", "top5": "top-5", "exact": "equal"}
-    shown = [name for name in _AGREEMENTS if any(output[name] for output in outputs.values())]
+    shown = [name for name in AGREEMENTS if any(output[name] for output in outputs.values())]
     rows = [["", "cosine", "lowest", "SQNR", "largest error", *(heads[name] for name in shown), ""]]
     for name, output in outputs.items():
         ratio = "none" if output["sqnr_db"] is None else f"{output['sqnr_db']:.1f} dB"

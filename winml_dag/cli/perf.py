@@ -141,10 +141,11 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
 
 
 def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> None:
-    from winml_dag.cli.speed import speed_json, speed_lines
+    from winml_dag.cli.speed import speed_lines
+    from winml_dag.pipeline.perf import perf_json
 
     if how.as_json:
-        print_object(speed_json(plan, done, folder))
+        print_object(perf_json(plan, done, folder))
         return
     for line in speed_lines(plan, done, folder, quiet=how.quiet):
         click.echo(line)

@@ -1,4 +1,4 @@
-"""What ``perf`` prints: JSON for programs, a table for people."""
+"""What ``perf`` prints for people; for programs, see :func:`winml_dag.pipeline.perf.perf_json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.canonical import JsonObject
 from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
 from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.quantities import counted, size_text
@@ -19,25 +18,8 @@ _FIGURES = ("mean", "p50", "p90", "p99", "min", "max", "std")
 _LABEL = 12
 
 
-def speed_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
-    """Everything that was measured, of what, with what, and where it was put."""
-    return {
-        "success": True,
-        "model": str(plan.subject.model.path),
-        "precision": plan.precision or None,
-        "measured": done.told,
-        "made_at": done.made_at,
-        "elapsed_seconds": round(done.elapsed_seconds, 3),
-        **done.report,
-        "baseline_model": None if plan.baseline is None else str(plan.baseline.path),
-        "toolchain": done.toolchain,
-        "report": None if folder is None else str(folder / REPORT_FILE),
-        "picture": str(folder / PICTURE_FILE) if folder is not None and plan.draws else None,
-    }
-
-
 def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
-    """The same for people; *quiet* leaves out what is not a figure."""
+    """What was measured, of what; *quiet* leaves out what is not a figure."""
     found: Any = done.metrics
     if not quiet:
         yield f"{_what(plan)}: {_when(done)}"

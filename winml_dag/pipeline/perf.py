@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.engine.toolchain import distribution_version, versions
@@ -15,12 +16,20 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.host import Host
-from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.subject import Subject, measured_on, options_on
 from winml_dag.recipe.assessment import Perf
 from winml_dag.stages import kinds
-from winml_dag.stages.perf import HISTOGRAM, PERF, HistogramConfig, PerfConfig, PerfFields
+from winml_dag.stages.perf import (
+    HISTOGRAM,
+    PERF,
+    PICTURE_FILE,
+    REPORT_FILE,
+    HistogramConfig,
+    PerfConfig,
+    PerfFields,
+)
 from winml_dag.stages.target import RunTarget
 from winml_dag.store.fingerprints import Fingerprints
 
@@ -94,6 +103,23 @@ def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: 
     scope = f"perf {subject.model.path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), fingerprints, scope)
     return PerfPlan(planned, subject, precision, target, baseline, draws)
+
+
+def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObject:
+    """Everything that was measured, of what, with what, and where it was put."""
+    return {
+        "success": True,
+        "model": str(plan.subject.model.path),
+        "precision": plan.precision or None,
+        "measured": done.told,
+        "made_at": done.made_at,
+        "elapsed_seconds": round(done.elapsed_seconds, 3),
+        **done.report,
+        "baseline_model": None if plan.baseline is None else str(plan.baseline.path),
+        "toolchain": done.toolchain,
+        "report": None if folder is None else str(folder / REPORT_FILE),
+        "picture": str(folder / PICTURE_FILE) if folder is not None and plan.draws else None,
+    }
 
 
 def _fields(model: OnnxFile, request: PerfRequest) -> PerfFields:
