@@ -1,0 +1,171 @@
+"""``sweep.json``: what is written is read again as it was; what anybody else may have written is told, not trusted."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.errors import InputError
+from winml_dag.pipeline.sweep.plainform import Misshapen
+from winml_dag.pipeline.sweep.result import (
+    SWEEP,
+    Candidate,
+    CellResult,
+    CellStatus,
+    Failure,
+    GoalResult,
+    Measured,
+    SearchResult,
+    SharedGraph,
+    StageRun,
+    SweepResult,
+)
+from winml_dag.pipeline.sweep.state import read_sweep, sweep_of, text_of, write_sweep
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SECONDS = st.floats(0, 1e6)
+
+STAGES = st.builds(
+    StageRun,
+    id=TEXTS,
+    stage=TEXTS,
+    status=st.sampled_from(["ran", "reused", "skipped", "failed"]),
+    reason=TEXTS,
+    cache_key=st.none() | TEXTS,
+    elapsed_seconds=SECONDS,
+    made_in_seconds=st.none() | SECONDS,
+    started_seconds=st.none() | SECONDS,
+    peak_memory_bytes=st.none() | st.integers(0, 2**60),
+    cells=st.integers(1, 500),
+)
+MEASURED = st.builds(
+    Measured, measured=TEXTS, made_at=TEXTS, report=st.dictionaries(TEXTS, st.integers() | TEXTS | st.none())
+)
+FAILURES = st.builds(Failure, stage=st.none() | TEXTS, error=TEXTS, tail=st.lists(TEXTS, max_size=2).map(tuple))
+CELLS = st.builds(
+    CellResult,
+    name=TEXTS,
+    values=st.dictionaries(TEXTS, TEXTS, max_size=2),
+    folder=TEXTS,
+    status=st.sampled_from(CellStatus),
+    stages=st.lists(STAGES, max_size=2).map(tuple),
+    failure=st.none() | FAILURES,
+    perf=st.none() | MEASURED,
+)
+GOALS = st.builds(
+    GoalResult,
+    group=st.dictionaries(TEXTS, TEXTS, max_size=2),
+    minimize=TEXTS,
+    subject_to=st.dictionaries(TEXTS, TEXTS, max_size=1),
+    winner=st.none() | TEXTS,
+    candidates=st.lists(
+        st.builds(Candidate, cell=TEXTS, values=st.dictionaries(TEXTS, st.none() | SECONDS, max_size=2)), max_size=2
+    ).map(tuple),
+    search=st.none()
+    | st.builds(SearchResult, TEXTS, TEXTS, st.integers(0, 9), st.dictionaries(st.integers(0, 9), st.booleans())),
+)
+SWEEPS = st.builds(
+    SweepResult,
+    name=TEXTS,
+    recipe=TEXTS,
+    began_at=TEXTS,
+    elapsed_seconds=SECONDS,
+    axes=st.dictionaries(TEXTS, st.lists(TEXTS, max_size=2).map(tuple), max_size=2),
+    cells=st.lists(CELLS, max_size=3).map(tuple),
+    graph=st.builds(SharedGraph, by_stage=st.dictionaries(TEXTS, st.integers(0, 9), max_size=2)),
+    goals=st.lists(GOALS, max_size=2).map(tuple),
+    host=st.dictionaries(TEXTS, TEXTS, max_size=2),
+    interrupted=st.booleans(),
+)
+
+SMALL = SweepResult(
+    "small",
+    "sweep.yaml",
+    "2026-11-22T10:00:00Z",
+    1.5,
+    {"precision": ("fp32",)},
+    (CellResult("fp32", {"precision": "fp32"}, "fp32", CellStatus.BUILT, stages=(StageRun("a", "a", "ran", "x"),)),),
+)
+
+
+@given(SWEEPS)
+def test_what_is_written_is_read_again(sweep: SweepResult) -> None:
+    assert sweep_of(text_of(sweep)) == sweep
+
+
+def test_each_cell_has_a_line(tmp_path: Path) -> None:
+    write_sweep(tmp_path, replace(SMALL, cells=SMALL.cells * 3))
+    lines = (tmp_path / SWEEP).read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.startswith('{"name": "fp32"')]) == 3
+    assert read_sweep(tmp_path) == replace(SMALL, cells=SMALL.cells * 3)
+
+
+def test_a_name_that_is_no_text_is_kept(tmp_path: Path) -> None:
+    odd = replace(SMALL, recipe="sweep-\udce9.yaml")
+    write_sweep(tmp_path, odd)
+    assert read_sweep(tmp_path) == odd
+
+
+def test_a_folder_without_one_has_none(tmp_path: Path) -> None:
+    assert read_sweep(tmp_path) is None
+    assert read_sweep(tmp_path / "missing") is None
+
+
+def edited(path: tuple[str | int, ...], value: object) -> bytes:
+    whole: Any = json.loads(text_of(SMALL))
+    at = whole
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return json.dumps(whole).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        pytest.param(b"", "not JSON", id="empty"),
+        pytest.param(b"\xff\xfe", "not JSON", id="no text"),
+        pytest.param(b"[" * 100_000, "not JSON", id="deep"),
+        pytest.param(b'{"a": NaN}', "NaN is no number", id="NaN"),
+        pytest.param(b"[]", "it is no object", id="a list"),
+        pytest.param(b"{}", "name is missing", id="another object"),
+        pytest.param(edited(("format",), 2), "its format is 2", id="newer"),
+        pytest.param(edited(("cells",), {}), "cells is no list", id="cells"),
+        pytest.param(edited(("cells", 0, "status"), "done"), "cells[0].status is none of built", id="status"),
+        pytest.param(edited(("cells", 0, "folder"), None), "cells[0].folder is no text", id="folder"),
+        pytest.param(edited(("cells", 0, "values"), []), "cells[0].values is no object", id="values"),
+        pytest.param(
+            edited(("cells", 0, "stages", 0, "elapsed_seconds"), True), "elapsed_seconds is no number", id="truth value"
+        ),
+        pytest.param(edited(("cells", 0, "stages", 0, "cells"), 1.5), "cells is no whole number", id="fraction"),
+        pytest.param(edited(("interrupted",), 1), "interrupted is not true or false", id="number for truth value"),
+        pytest.param(edited(("axes", "precision"), [1]), "axes.precision[0] is no text", id="label"),
+    ],
+)
+def test_whatever_else_lies_there_is_told(data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / SWEEP).write_bytes(data)
+    with pytest.raises(InputError) as told:
+        read_sweep(tmp_path)
+    assert said in str(told.value)
+    assert str(tmp_path / SWEEP) in str(told.value)
+    assert "choose another folder" in told.value.advice
+
+
+@given(st.binary(max_size=60), st.integers(0, 5000))
+def test_damage_is_never_more_than_a_sentence(noise: bytes, at: int) -> None:
+    data = text_of(SMALL)
+    at %= len(data)
+    # Whatever else it raised would be a traceback.
+    with suppress(Misshapen):
+        sweep_of(data[:at] + noise + data[at + len(noise) :])
+
+
+def test_a_field_of_a_newer_version_is_passed_over() -> None:
+    assert sweep_of(edited(("cells", 0, "mood"), "good")) == SMALL

@@ -1,0 +1,76 @@
+"""``sweep.json`` in the folder of a sweep: read with every field checked, and written whole.
+
+One line for each cell: a sweep of hundreds stays a file that can be looked through, and compared line by line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from winml_dag.errors import InputError
+from winml_dag.pipeline.sweep.plainform import Misshapen, plain, read
+from winml_dag.pipeline.sweep.result import FORMAT, SWEEP, SweepResult
+
+# Far more than 10,000 cells with all their stages need; whatever is larger is another file by mistake.
+_MAX_BYTES = 512 * 1024 * 1024
+
+
+def read_sweep(folder: Path) -> SweepResult | None:
+    """What the ``sweep.json`` in *folder* says; None when there is none.
+
+    Raises:
+        InputError: for one that is damaged, of another format, or another program's.
+    """
+    path = folder / SWEEP
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise _unusable(path, f"it is larger than {_MAX_BYTES // 1024**2} MiB")
+        return sweep_of(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Misshapen as error:
+        raise _unusable(path, str(error)) from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def sweep_of(data: bytes) -> SweepResult:
+    """The sweep that the text *data* is of. Raises Misshapen."""
+    try:
+        value: Any = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Misshapen(f"it is not JSON ({error})") from None
+    found = value.get("format") if isinstance(value, dict) else None
+    if isinstance(found, int) and found > FORMAT:
+        raise Misshapen(f"its format is {found}, and this version knows up to {FORMAT}")
+    return read(SweepResult, value)
+
+
+def text_of(sweep: SweepResult) -> bytes:
+    """The content of ``sweep.json``."""
+    value = plain(sweep)
+    cells = [json.dumps(cell, ensure_ascii=False) for cell in value.pop("cells")]
+    lines = [f"{json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in value.items()]
+    body = ",\n".join([*lines, f'"cells": [\n{f",{chr(10)}".join(cells)}\n]'])
+    # A lone surrogate stands for a byte in a name that is no text; JSON can say it, UTF-8 cannot.
+    return f"{{\n{body}\n}}\n".encode("utf-8", "backslashreplace")
+
+
+def write_sweep(folder: Path, sweep: SweepResult) -> None:
+    """Write *sweep* into *folder*, whole or not at all. Raises StoreError when that cannot be done."""
+    from winml_dag.store.files import in_words, write_whole
+
+    with in_words(f"Cannot write {folder / SWEEP}"):
+        write_whole(folder / SWEEP, text_of(sweep))
+
+
+def _refuse_constant(name: str) -> float:
+    raise Misshapen(f"{name} is no number of JSON")
+
+
+def _unusable(path: Path, why: str) -> InputError:
+    return InputError(
+        f"{path} is not what a sweep has left there: {why}.", advice="Move it away, or choose another folder with -o."
+    )
