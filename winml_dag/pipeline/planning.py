@@ -14,6 +14,7 @@ from winml_dag.pipeline.request import Request
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.pipeline.standing.check import Standing
+    from winml_dag.pipeline.standing.surroundings import Surroundings
     from winml_dag.pipeline.variant import Build, CompositeBuild
     from winml_dag.store.local import LocalStore
 
@@ -26,12 +27,13 @@ def plan_request(
     needs_folder: bool = True,
     standing: Standing | None = None,
     part: bool = False,
+    around: Surroundings | None = None,
 ) -> BuildGraph:
     """The graph of the build that *request* means; *download* allows fetching a model from the hub.
 
     Without *needs_folder* a request that names no output folder is planned for one in the cache. *standing* is what is
     known to stand of it, if somebody has looked already. With *part* no more of it is given than can have anything to
-    do, where that can be told.
+    do, where that can be told. *around*: what surrounds us, if somebody has looked before planning began.
 
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
@@ -49,7 +51,7 @@ def plan_request(
     from winml_dag.pipeline.standing.surroundings import surroundings
 
     began_ns = time.time_ns()
-    around = surroundings(began_ns)
+    around = around or surroundings(began_ns)
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.buildgraph import Origin
     from winml_dag.pipeline.plan import plan_build

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.canonical import JsonValue, canonical_json, json_hash
 
 if TYPE_CHECKING:
     from winml_dag.recipe.load import LoadedRecipe
@@ -76,15 +76,17 @@ class Request:
 
     @property
     def words(self) -> str | None:
-        """What was asked for, word for word, and from where. None for a recipe that is in no file: nothing could tell
-        that it has changed.
+        """What was asked for, word for word, and from where. A recipe that was loaded already is told by what it says,
+        so that nothing else needs to tell that it has changed. None where not even JSON can say that.
         """
-        if not (self.recipe is None or isinstance(self.recipe, Path)):
+        try:
+            recipe = _told(self.recipe)
+        except ValueError:
             return None
         overrides = {name: value if value is None else str(value) for name, value in asdict(self.overrides).items()}
         return canonical_json(
             {
-                "recipe": None if self.recipe is None else str(self.recipe),
+                "recipe": recipe,
                 "item": self.item,
                 "overrides": overrides,
                 "output_dir": None if self.output_dir is None else str(self.output_dir),
@@ -96,6 +98,15 @@ class Request:
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
             }
         )
+
+
+def _told(recipe: Path | LoadedRecipe | None) -> JsonValue:
+    """Its file, or what it says and where it says so, for the paths in it. Raises ValueError for what is no JSON."""
+    if recipe is None or isinstance(recipe, Path):
+        return None if recipe is None else str(recipe)
+    from winml_dag.recipe.dump import to_json
+
+    return {"file": str(recipe.path), "format": recipe.format, "says": json_hash(to_json(recipe.recipe))}
 
 
 # What is put behind the name of a model for what a command makes of it, when nobody says where that goes. For optimize

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, differing, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Note, file_of, read_note
-from winml_dag.pipeline.standing.surroundings import are, short_hash
+from winml_dag.pipeline.standing.surroundings import Around, are, short_hash
 from winml_dag.store import changetime
 from winml_dag.store.tally import note_build
 
@@ -50,17 +50,19 @@ class Standing:
         return self.note.header.complete and not self.changed
 
 
-def check(cache_dir: str, asked: str) -> Standing | None:
-    """What stands of the request *asked*; None when it has to be planned anew."""
+def check(cache_dir: str, asked: str, around: Around | None = None) -> Standing | None:
+    """What stands of the request *asked*; None when it has to be planned anew. *around*: what surrounds us, if somebody
+    has looked just now.
+    """
     note = read_note(cache_dir, asked)
     try:
-        return None if note is None else _check(cache_dir, note)
+        return None if note is None else _check(cache_dir, note, around)
     except MALFORMED:
         return None
 
 
-def _check(cache_dir: str, note: Note) -> Standing | None:
-    if not are(note.header.surroundings) or places_of(note.header.places) != note.header.places:
+def _check(cache_dir: str, note: Note, around: Around | None) -> Standing | None:
+    if not are(note.header.surroundings, around) or places_of(note.header.places) != note.header.places:
         return None
     at_ns = time.time_ns()
     seen = look(note.paths)

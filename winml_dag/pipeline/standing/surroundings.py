@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import xxhash
@@ -37,12 +38,24 @@ def surroundings(now_ns: int) -> Surroundings:
     return {**_cheap(), "installed": _installed(), "folders": _folders(), "at_ns": now_ns}
 
 
-def are(noted: Mapping[str, JsonValue]) -> bool:
-    """Whether the surroundings are still what they were when *noted*."""
-    now = _cheap()
-    if any(noted.get(name) != value for name, value in now.items()):
+@dataclass(frozen=True)
+class Around:
+    """One look at the surroundings, for who compares many notes with it: it takes longer than all else in a note."""
+
+    told: Surroundings
+    folders: list[JsonValue]
+
+
+def look_around() -> Around:
+    return Around(_cheap(), _folders())
+
+
+def are(noted: Mapping[str, JsonValue], now: Around | None = None) -> bool:
+    """Whether the surroundings are still what they were when *noted*; *now*: if somebody has looked just now."""
+    now = now or look_around()
+    if any(noted.get(name) != value for name, value in now.told.items()):
         return False
-    folders = _folders()
+    folders = now.folders
     at_ns = noted.get("at_ns")
     # A folder's time says that no distribution came or went since; one that was just changed may change again
     # without showing it, and one that did change may have got anything: then their names are read.
