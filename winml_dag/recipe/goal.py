@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
@@ -11,7 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from winml_dag.recipe.document import Location
 from winml_dag.recipe.fields import Count, ListOf, Section, Text, problem
 from winml_dag.recipe.spelling import known_instead
 
@@ -182,24 +181,3 @@ class Search(Section):
     keep: Literal["auto", "16-bit", "float"] = "auto"
     most_trials: Count | None = None
     nodes_at_most: Count | None = None
-
-
-def unmeasured(
-    goals: Sequence[Goal], search: Search | None, measure: Collection[str], axes: Collection[str]
-) -> Iterator[tuple[Location, str]]:
-    """What is wrong with *goals*, *search*, the list *measure* and the *axes* of a sweep together: the key below
-    ``goal`` (with its place, as if all goals were in a list) or ``search``, and a sentence.
-    """
-    for place, goal in enumerate(goals):
-        for name in goal.measures:
-            needs = MEASURES[name].needs
-            if needs and needs not in measure:
-                at = ("minimize",) if name == goal.minimize else ("subject_to", name)
-                yield ("goal", place, *at), f"{name} is not measured; add {needs} to measure: [{needs}]"
-        for axis in goal.per or ():
-            if axis not in axes:
-                yield ("goal", place, "per"), f"{axis!r} is no axis of the matrix{known_instead(axis, axes)}"
-    if search is not None and not goals:
-        yield ("search",), "there is no goal to search for; add goal:"
-    elif search is not None and not any(MEASURES[name].of_quality for goal in goals for name in goal.subject_to):
-        yield ("search",), 'no goal has a bound on quality that precision could miss, such as cosine: ">=0.99"'
