@@ -104,8 +104,9 @@ _BETTER = {"size": "smaller", "latency": "faster", "cosine": "closer to the floa
 
 
 def _reason(better: Mapping[str, float], worse: Mapping[str, float]) -> str:
-    """``smaller and faster at equal cosine``."""
+    """``smaller and faster at equal cosine``, and what that goes by without."""
     words = [_BETTER.get(name, f"better in {name}") for name in better if better[name] < worse[name]]
     equal = [name for name in better if better[name] == worse[name]]
     told = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-    return f"{told} at equal {' and '.join(equal)}" if equal else told
+    at_equal = f" at equal {' and '.join(equal)}" if equal else ""
+    return f"{told}{at_equal}{'' if 'latency' in better else '; no latency is known'}"

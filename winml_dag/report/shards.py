@@ -1,0 +1,126 @@
+"""Parts of one sweep that were run in several places, joined into one: each cell as the part tells it that built it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from winml_dag.pipeline.sweep.result import (
+    Candidate,
+    CellResult,
+    CellStatus,
+    GoalResult,
+    SharedGraph,
+    SweepResult,
+)
+from winml_dag.report.found import FoundSweep
+
+# What is known of a cell, the best first.
+_KNOWN = (
+    (CellStatus.BUILT, CellStatus.UP_TO_DATE),
+    (CellStatus.FAILED,),
+    (CellStatus.REFUSED,),
+    (CellStatus.LEFT_OUT,),
+    (CellStatus.NOT_REACHED,),
+)
+
+
+def joined(sweeps: Sequence[FoundSweep]) -> list[tuple[SweepResult, dict[str, Path]]]:
+    """One sweep for all those that have one name and the same axes, each with the folder of the part that every cell
+    is from.
+    """
+    parts: dict[tuple[object, ...], list[FoundSweep]] = {}
+    for found in sweeps:
+        axes = tuple((name, tuple(labels)) for name, labels in found.result.axes.items())
+        # Without axes it is several recipes, of which the names are all that there is.
+        names = () if axes else tuple(cell.name for cell in found.result.cells)
+        parts.setdefault((found.result.name, axes, names), []).append(found)
+    return [_join(same) for same in parts.values()]
+
+
+def _join(parts: Sequence[FoundSweep]) -> tuple[SweepResult, dict[str, Path]]:
+    # The later run knows better, where both know as much.
+    parts = sorted(parts, key=lambda part: part.result.began_at, reverse=True)
+    chosen: dict[str, tuple[CellResult, Path]] = {}
+    for part in parts:
+        for cell in part.result.cells:
+            known = chosen.get(cell.name)
+            if known is None or _rank(cell) < _rank(known[0]):
+                chosen[cell.name] = cell, part.folder
+    latest = parts[0].result
+    names = dict.fromkeys(cell.name for part in parts for cell in part.result.cells)
+    results = [part.result for part in parts]
+    return (
+        replace(
+            latest,
+            cells=tuple(chosen[name][0] for name in names),
+            graph=_graph([result.graph for result in results]),
+            goals=_goals([goal for result in results for goal in result.goals]),
+            began_at=min(result.began_at for result in results),
+            # They ran beside each other.
+            elapsed_seconds=max(result.elapsed_seconds for result in results),
+            interrupted=any(result.interrupted for result in results),
+        ),
+        {name: folder for name, (_, folder) in chosen.items()},
+    )
+
+
+def _rank(cell: CellResult) -> int:
+    return next(place for place, known in enumerate(_KNOWN) if cell.status in known)
+
+
+def _graph(graphs: Sequence[SharedGraph]) -> SharedGraph:
+    """Work that was done in several parts was done several times, so it adds up."""
+    if len(graphs) == 1:
+        return graphs[0]
+    longest = max(graphs, key=lambda graph: graph.critical_path_seconds)
+    return SharedGraph(
+        builds=sum(graph.builds for graph in graphs),
+        stages=sum(graph.stages for graph in graphs),
+        stages_apart=sum(graph.stages_apart for graph in graphs),
+        by_stage=_added(graph.by_stage for graph in graphs),
+        by_status=_added(graph.by_status for graph in graphs),
+        seconds_ran=sum(graph.seconds_ran for graph in graphs),
+        seconds_saved=sum(graph.seconds_saved for graph in graphs),
+        critical_path=longest.critical_path,
+        critical_path_seconds=longest.critical_path_seconds,
+    )
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _goals(goals: Sequence[GoalResult]) -> tuple[GoalResult, ...]:
+    """Each goal once. Every part has chosen among its own cells; the best of these is the best of all."""
+    same: dict[tuple[object, ...], list[GoalResult]] = {}
+    for goal in goals:
+        key = (goal.minimize, tuple(goal.group.items()), tuple(goal.subject_to.items()))
+        same.setdefault(key, []).append(goal)
+    return tuple(_goal(each) for each in same.values())
+
+
+def _goal(goals: Sequence[GoalResult]) -> GoalResult:
+    best = min(goals, key=_achieved)
+    candidates: dict[str, Candidate] = {}
+    for goal in goals:
+        for candidate in goal.candidates:
+            known = candidates.get(candidate.cell)
+            if known is None or _measured(candidate) > _measured(known):
+                candidates[candidate.cell] = candidate
+    return replace(best, candidates=tuple(candidates.values()))
+
+
+def _achieved(goal: GoalResult) -> tuple[bool, float]:
+    """What orders goals by how good their winner is; those without one come last."""
+    found = next((each.values.get(goal.minimize) for each in goal.candidates if each.cell == goal.winner), None)
+    return goal.winner is None, float("inf") if found is None else found
+
+
+def _measured(candidate: Candidate) -> int:
+    return sum(value is not None for value in candidate.values.values())
