@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +45,7 @@ def module_builds(request: Request, items: Sequence[ModuleItem]) -> tuple[Module
     """
     found = []
     for place, item in enumerate(items):
-        label = f"{re.sub(r'[^0-9A-Za-z_-]+', '_', item.class_name or 'module')}_{place}"
+        label = item.label(place)
         folder = None if request.output_dir is None else request.output_dir / label
         found.append(ModuleBuild(label, replace(request, item=place, output_dir=folder), item))
     return tuple(found)

@@ -48,6 +48,10 @@ class Positions:
     def of_key(self, location: Location) -> Position:
         return self.keys.get(location) or self.of_value(location)
 
+    def file_of(self, location: Location) -> str | None:  # noqa: ARG002 - for recipes that several files make up
+        """The file that what is at *location* was written in; None where all is in one."""
+        return None
+
 
 def _nearest(positions: Mapping[Location, Position], location: Location) -> Position:
     """The position of *location*, or of the nearest thing around it that was written."""

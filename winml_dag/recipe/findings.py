@@ -37,12 +37,17 @@ class Findings:
         lines = []
         for location, about_key, message in self._found:
             position = positions.of_key(location) if about_key else positions.of_value(location)
-            lines.append((position, problem_line(str(self._path), position, location, message)))
+            file = positions.file_of(location) or str(self._path)
+            lines.append((file, position, problem_line(file, position, location, message)))
         count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
         # Sorted by place; one and the same finding about a thing that is named twice is told once.
-        told = tuple(dict.fromkeys(line for _, line in sorted(lines)))
+        told = tuple(dict.fromkeys(line for *_, line in sorted(lines)))
         more = (f"... and {len(told) - _MOST_TOLD} more",) if len(told) > _MOST_TOLD else ()
         raise RecipeError(f"The recipe {self._path} has {count}:", problems=told[:_MOST_TOLD] + more)
+
+    @property
+    def are_any(self) -> bool:
+        return bool(self._found)
 
     @property
     def are_few(self) -> bool:

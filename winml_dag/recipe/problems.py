@@ -39,8 +39,9 @@ def problems(error: ValidationError, root: type[BaseModel], positions: Positions
     for details in error.errors(include_url=False):
         location, is_about_key = _location(details)
         position = positions.of_key(location) if is_about_key else positions.of_value(location)
-        found.append((position, problem_line(name, position, location, _message(details, location, root))))
-    return tuple(line for _, line in sorted(found))
+        file = positions.file_of(location) or name
+        found.append((file, position, problem_line(file, position, location, _message(details, location, root))))
+    return tuple(line for *_, line in sorted(found))
 
 
 def problem_line(name: str, position: Position, location: Location, message: str) -> str:

@@ -5,6 +5,7 @@ Light: which builds a file is about is asked at the start of every build, and th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ RecipeFormat: TypeAlias = Literal["json", "yaml"]
 _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 # 200 bytes for each of 100,000 stages, three times over: whatever is larger is another file by mistake.
 _MAX_BYTES = 64 * 1024 * 1024
+# The key that makes a sweep of a recipe.
+MATRIX = "matrix"
 # What the first thing that a list has to say can begin with; after the last two anything may follow.
 _LIST_BEGINS = {"json": "[", "yaml": "-[&!"}
 
@@ -28,6 +31,10 @@ class ModuleItem:
 
     module_path: str
     class_name: str | None
+
+    def label(self, place: int) -> str:
+        """What the build of the module at *place* of its list is called, and its folder."""
+        return f"{re.sub(r'[^0-9A-Za-z_-]+', '_', self.class_name or 'module')}_{place}"
 
 
 def read_recipe(path: Path) -> tuple[Document, RecipeFormat]:
@@ -83,6 +90,20 @@ def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
             f"{path} is a list, and each recipe of a list is for one module of a model:", problems=problems
         )
     return tuple(item for item in items if item is not None)
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether the file *path* has a matrix of builds, told by its text alone where that has no word of one.
+
+    Raises:
+        InputError, RecipeError: as :func:`read_recipe`.
+    """
+    kind = _format(path)
+    text = _read(path)
+    if MATRIX not in text:
+        return False
+    document = read_text(text, str(path), kind)
+    return isinstance(document.value, Mapping) and MATRIX in document.value
 
 
 def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:

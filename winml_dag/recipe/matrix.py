@@ -1,0 +1,342 @@
+"""From the file of a sweep to its cells: axes are multiplied, some cells left out, others added, all given their keys.
+
+Of what a cell is made from, the later has the last word: what it is based on, the keys of the sweep itself, the values
+in the order of the axes, ``include``, ``overrides``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, product
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from winml_dag.errors import RecipeError
+from winml_dag.recipe.axes import Axis, AxisReader, Value, labels_meant
+from winml_dag.recipe.bases import Bases
+from winml_dag.recipe.cellnames import clashes, filled, folder_problem, standard_template, template_problem
+from winml_dag.recipe.choice import Choice, matches
+from winml_dag.recipe.document import Location
+from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.load import LoadedRecipe
+from winml_dag.recipe.paths import resolve_path
+from winml_dag.recipe.pieces import Piece, TextFile, merged, positions_in
+from winml_dag.recipe.problems import problem_line, problems
+from winml_dag.recipe.reading import RecipeFormat, read_recipe
+from winml_dag.recipe.schema import Recipe
+from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.sweep import Cell, Sweep
+from winml_dag.recipe.sweephead import ManyGoals, OneGoal
+
+MOST_CELLS = 10_000
+# More lines than anybody reads; one slip can make thousands.
+_MOST_WRONG = 50
+_MOST_CLASHES = 10
+_BESIDE_AXES = ("include", "exclude")
+_NOT_OF_CELLS = (*OneGoal.model_fields, "matrix", "overrides", "base")
+# What several cells would write into the folder of the recipe, each its own.
+_WRITES_BESIDE = "would be put into this folder by {} cells, each its own; keep it to one cell, by `overrides`"
+
+
+def load_sweep(path: Path) -> Sweep:
+    """The sweep in the file *path*.
+
+    Raises:
+        InputError: when a file is missing, or cannot be read as text.
+        RecipeError: for everything that is wrong with what it says, each line once, in whichever file.
+    """
+    document, kind = read_recipe(path)
+    if not isinstance(document.value, Mapping):
+        raise RecipeError(f"{path} has no keys and values in it.", advice="A sweep has keys such as matrix and base.")
+    file = TextFile(str(path), document)
+    return _Reading(path, file, kind, document.value).sweep()
+
+
+@dataclass
+class _Draft:
+    """A cell as it is put together: its value on each axis, and what was added to it besides."""
+
+    values: tuple[Value, ...]
+    added: list[Piece] = field(default_factory=list)
+    bases: list[Piece] = field(default_factory=list)
+    left_out: str = ""
+
+
+class _Reading:
+    """One sweep being read. ``written``: what its file says."""
+
+    def __init__(self, path: Path, file: TextFile, kind: RecipeFormat, written: Mapping[str, object]) -> None:
+        self._path = path
+        self._file = file
+        self._kind = kind
+        self._written = written
+        self._findings = Findings(path, lambda: file.positions)
+        self._bases = Bases(path, self._findings)
+        self._reader = AxisReader(file, self._bases, self._findings)
+
+    def sweep(self) -> Sweep:
+        head = self._head()
+        own_bases = self._bases.of(self._written["base"], ("base",)) if "base" in self._written else ()
+        matrix = self._mapping(("matrix",), self._written.get("matrix")) or {}
+        axes = self._reader.axes({name: listed for name, listed in matrix.items() if name not in _BESIDE_AXES})
+        if not axes and not self._findings.are_any:
+            self._findings.add(("matrix",), "has no axis, such as precision: [w8a8, w8a16]", about_key=True)
+        self._findings.refuse()
+        self._refuse_too_many(axes, matrix)
+        drafts = {
+            tuple(each.label for each in values): _Draft(values)
+            for values in product(*(axis.values.values() for axis in axes))
+        }
+        self._exclude(drafts, axes, matrix.get("exclude"))
+        axes = self._include(drafts, axes, matrix.get("include"))
+        self._override(drafts, axes, self._written.get("overrides"))
+        names = [axis.name for axis in axes]
+        template = standard_template(names) if head.folder is None else head.folder
+        if wrong := template_problem(template, names):
+            self._findings.add(("folder",), wrong)
+        self._findings.refuse()
+        folders = self._folders(drafts, names, template)
+        cells = self._cells(drafts.values(), names, folders, own_bases)
+        return Sweep(
+            name=head.name or self._path.stem,
+            path=self._path,
+            axes={axis.name: tuple(axis.values) for axis in axes},
+            cells=tuple(cells),
+            output_dir=None if head.output_dir is None else resolve_path(self._path.parent, head.output_dir),
+            measure=head.measure,
+            goals=head.goals,
+            search=head.search,
+            files=(self._path, *self._bases.files),
+        )
+
+    def _head(self) -> OneGoal | ManyGoals:
+        kind = ManyGoals if isinstance(self._written.get("goal"), list) else OneGoal
+        said = {name: value for name, value in self._written.items() if name in kind.model_fields}
+        try:
+            head: OneGoal | ManyGoals = kind.model_validate(said)
+        except ValidationError as error:
+            raise self._refusal(problems(error, kind, self._file.positions, str(self._path))) from None
+        return head
+
+    def _refusal(self, lines: tuple[str, ...]) -> RecipeError:
+        count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
+        return RecipeError(f"The recipe {self._path} has {count}:", problems=lines)
+
+    def _mapping(self, at: Location, value: object) -> Mapping[str, object] | None:
+        if isinstance(value, Mapping):
+            return value
+        self._findings.add(at, "expected keys and values")
+        return None
+
+    def _entries(self, at: Location, listed: object) -> Iterator[tuple[Location, Mapping[str, object]]]:
+        """The entries of a list that may be left out, each with its place."""
+        if listed is not None and not isinstance(listed, list):
+            self._findings.add(at, "expected a list")
+            return
+        for place, entry in enumerate(listed or ()):
+            if (found := self._mapping((*at, place), entry)) is not None:
+                yield (*at, place), found
+
+    def _refuse_too_many(self, axes: tuple[Axis, ...], matrix: Mapping[str, object]) -> None:
+        included = matrix.get("include")
+        number = math.prod(len(axis.values) for axis in axes) + (len(included) if isinstance(included, list) else 0)
+        if number > MOST_CELLS:
+            sizes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in axes)
+            raise RecipeError(
+                f"The matrix of {self._path} has {number:,} cells ({sizes}), and {MOST_CELLS:,} is the most.",
+                advice="Make several sweeps of it.",
+            )
+
+    def _exclude(self, drafts: Mapping[tuple[str, ...], _Draft], axes: tuple[Axis, ...], listed: object) -> None:
+        for at, entry in self._entries(("matrix", "exclude"), listed):
+            why = entry.get("because")
+            if "because" in entry and not (isinstance(why, str) and why.strip()):
+                self._findings.add((*at, "because"), "expected text")
+            chosen = self._choice(at, {axis: each for axis, each in entry.items() if axis != "because"}, axes)
+            if chosen is None:
+                continue
+            line = self._file.positions.of_value(at).line
+            reason = why if isinstance(why, str) else f"excluded by {self._path}:{line}"
+            taken = self._taken(chosen, drafts, axes)
+            for draft in taken:
+                draft.left_out = draft.left_out or reason
+            if not taken:
+                self._findings.add(at, "there is no such cell")
+
+    def _include(
+        self, drafts: dict[tuple[str, ...], _Draft], axes: tuple[Axis, ...], listed: object
+    ) -> tuple[Axis, ...]:
+        """The axes with the labels that included cells bring."""
+        found = {axis.name: axis for axis in axes}
+        for at, entry in self._entries(("matrix", "include"), listed):
+            values = [self._included(found[axis.name], entry, at) for axis in axes]
+            piece, bases = self._piece(entry, at, but=tuple(found))
+            whole = tuple(value for value in values if value is not None)
+            if len(whole) < len(axes):
+                continue
+            for axis, value in zip(axes, whole, strict=True):
+                found[axis.name] = found[axis.name].with_value(value)
+            labels = tuple(value.label for value in whole)
+            draft = drafts.get(labels)
+            if draft is None or draft.left_out:
+                draft = drafts[labels] = _Draft(whole)
+            elif not piece.value and not bases:
+                self._findings.add(at, f"there is a cell {'/'.join(labels)} already, and no keys are added to it")
+            draft.added.append(piece)
+            draft.bases += bases
+        return tuple(found.values())
+
+    def _included(self, axis: Axis, entry: Mapping[str, object], at: Location) -> Value | None:
+        """The value that an included cell has on *axis*: one that is there, or one of its own."""
+        here = (*at, axis.name)
+        if axis.name not in entry:
+            self._findings.add(at, f"names no value of {axis.name}; for several cells there is `overrides`")
+            return None
+        written = entry[axis.name]
+        if not isinstance(written, Mapping | list):
+            (label,) = labels_meant(written)
+            if label in axis.values:
+                return axis.values[label]
+            if not axis.takes_plain:
+                self._findings.add(here, f"{label!r} is no value of {axis.name}{known_instead(label, axis.values)}")
+                return None
+        value = self._reader.value(axis.name, written, here)
+        if value is not None and value.label in axis.values:
+            known = axis.values[value.label]
+            if known.pieces != value.pieces:
+                self._findings.add(
+                    here, f"there is a value {value.label!r} already; name it alone, or give another name"
+                )
+            return known
+        return value
+
+    def _override(self, drafts: Mapping[tuple[str, ...], _Draft], axes: tuple[Axis, ...], listed: object) -> None:
+        for at, entry in self._entries(("overrides",), listed):
+            when = entry.get("when")
+            if not isinstance(when, Mapping) or not when:
+                self._findings.add(at, "needs `when`, which says of which cells: {when: {model: bert}, ...}")
+                continue
+            piece, bases = self._piece(entry, at, but=("when",))
+            if not piece.value and not bases:
+                self._findings.add(at, "says nothing of the cells that it is for")
+            chosen = self._choice((*at, "when"), when, axes)
+            if chosen is None:
+                continue
+            taken = [draft for draft in self._taken(chosen, drafts, axes) if not draft.left_out]
+            for draft in taken:
+                draft.added.append(piece)
+                draft.bases += bases
+            if not taken:
+                self._findings.add((*at, "when"), "there is no such cell")
+
+    def _piece(
+        self, entry: Mapping[str, object], at: Location, but: tuple[str, ...]
+    ) -> tuple[Piece, tuple[Piece, ...]]:
+        """What *entry* says for cells, besides the keys *but*, and what that is based on."""
+        keys = {key: value for key, value in entry.items() if key not in (*but, "base")}
+        self._reader.refuse_whole(keys, at)
+        bases = self._bases.of(entry["base"], (*at, "base")) if "base" in entry else ()
+        return Piece(keys, self._file, at), bases
+
+    def _choice(self, at: Location, written: Mapping[str, object], axes: tuple[Axis, ...]) -> Choice | None:
+        by_name = {axis.name: axis for axis in axes}
+        patterns = {}
+        are_right = bool(written)
+        if not written:
+            self._findings.add(at, "names no axis")
+        for name, meant in written.items():
+            here = (*at, name)
+            if name not in by_name:
+                are_right = False
+                self._findings.add(here, f"there is no axis {name!r}{known_instead(name, by_name)}", about_key=True)
+                continue
+            patterns[name] = tuple(labels_meant(meant))
+            labels = by_name[name].values
+            for pattern in patterns[name] or ("",):
+                if not any(matches(label, (pattern,)) for label in labels):
+                    are_right = False
+                    self._findings.add(here, f"{pattern!r} is no value of {name}{known_instead(pattern, labels)}")
+        return Choice(patterns) if are_right else None
+
+    @staticmethod
+    def _taken(choice: Choice, drafts: Mapping[tuple[str, ...], _Draft], axes: tuple[Axis, ...]) -> list[_Draft]:
+        names = [axis.name for axis in axes]
+        return [draft for labels, draft in drafts.items() if choice.takes(dict(zip(names, labels, strict=True)))]
+
+    def _folders(
+        self, drafts: Mapping[tuple[str, ...], _Draft], names: Sequence[str], template: str
+    ) -> tuple[str, ...]:
+        """The folder of each cell, which is its name."""
+        found = {labels: filled(template, dict(zip(names, labels, strict=True))) for labels in drafts}
+        at = ("folder",) if "folder" in self._written else ("matrix",)
+        for folder in found.values():
+            if wrong := folder_problem(folder):
+                self._findings.add(at, f"{folder}: {wrong}")
+        told = {" x ".join(labels): folder for labels, folder in found.items()}
+        for first, second in islice(clashes(told), _MOST_CLASHES):
+            if told[first].casefold() == told[second].casefold():
+                self._findings.add(at, f"gives {first} and {second} one folder: {told[first]}")
+            else:
+                self._findings.add(at, f"puts {second} into the folder of {first}: {told[second]}")
+        self._findings.refuse()
+        return tuple(found.values())
+
+    def _cells(
+        self, drafts: Iterable[_Draft], names: Sequence[str], folders: Sequence[str], own_bases: tuple[Piece, ...]
+    ) -> tuple[Cell, ...]:
+        keys = {key: value for key, value in self._written.items() if key not in _NOT_OF_CELLS}
+        own = Piece(keys, self._file)
+        wrong: dict[str, None] = {}
+        cells = []
+        for draft, folder in zip(drafts, folders, strict=True):
+            recipe = None
+            if not draft.left_out:
+                pieces = (
+                    *own_bases,
+                    *(piece for value in draft.values for piece in value.bases),
+                    *draft.bases,
+                    own,
+                    *(piece for value in draft.values for piece in value.pieces),
+                    *draft.added,
+                )
+                try:
+                    recipe = Recipe.model_validate(merged(pieces))
+                except ValidationError as error:
+                    positions = positions_in(pieces)()
+                    wrong |= dict.fromkeys(problems(error, Recipe, positions, str(self._path)))
+                    if len(wrong) >= _MOST_WRONG:
+                        break
+            loaded = None if recipe is None else LoadedRecipe(self._path, recipe, self._kind, positions_in(pieces))
+            values = {axis: value.label for axis, value in zip(names, draft.values, strict=True)}
+            cells.append(Cell(folder, values, folder, self._path, loaded, draft.left_out))
+        if wrong:
+            raise self._refusal(tuple(wrong))
+        self._refuse_shared_files(cells)
+        return tuple(cells)
+
+    def _refuse_shared_files(self, cells: Sequence[Cell]) -> None:
+        """Stages of the recipe's own, and saved ranges, are put beside the recipe: those of one cell at most."""
+        writers: dict[Location, list[LoadedRecipe]] = {}
+        for cell in cells:
+            for at in () if cell.recipe is None else _written_beside(cell.recipe.recipe):
+                assert cell.recipe is not None
+                writers.setdefault(at, []).append(cell.recipe)
+        lines = []
+        for at, recipes in writers.items():
+            if len(recipes) > 1:
+                positions = recipes[0].positions()
+                file = positions.file_of(at) or str(self._path)
+                lines.append(problem_line(file, positions.of_key(at), at, _WRITES_BESIDE.format(len(recipes))))
+        if lines:
+            raise self._refusal(tuple(lines))
+
+
+def _written_beside(recipe: Recipe) -> Iterator[Location]:
+    for name, stage in recipe.stages.items():
+        if stage.outputs:
+            yield ("stages", name)
+    if recipe.quant is not None and recipe.quant.calibration_save_path is not None:
+        yield ("quant", "calibration_save_path")
