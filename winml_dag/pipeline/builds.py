@@ -45,7 +45,7 @@ class Planned:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a build among others. ``error``: why it was not carried out, or not put in place; a stage that
-    failed is in ``result``.
+    failed is in ``result``. Neither is there of one that was not begun because another had failed.
     """
 
     label: str
@@ -54,7 +54,17 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.result is None or self.result.failed
+        return self.result is None or self.result.failed or self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether stages of it were kept from running because another build had failed."""
+        if self.result is None:
+            return self.error is None
+        if self.result.failed:
+            return False
+        # One that nobody wanted has no result.
+        return any(view.status is Status.SKIPPED and view.result is not None for view in self.result.stages)
 
     @property
     def changed(self) -> bool:
@@ -106,7 +116,7 @@ def build_all(
 ) -> tuple[Outcome, ...]:
     """Bring the output folders of all *planned*, whose labels differ, up to date; *done* is told of each at its end.
 
-    A build that fails keeps no other from going on.
+    A build that fails keeps no other from going on, as long as *options* say so.
 
     Raises:
         KeyboardInterrupt: after children have been ended; what was put in place by then stays.
@@ -167,7 +177,10 @@ class _Builds:
             if note and (result := self._outcomes[place].result):
                 self._outcomes[place] = replace(self._outcomes[place], result=replace(result, cache_note=note))
         for place in self._alone:
-            self._build_alone(place)
+            if self._options.keep_going or not any(outcome.failed for outcome in self._outcomes.values()):
+                self._build_alone(place)
+            else:
+                self._finish(place, Outcome(self._planned[place].label))
         return tuple(self._outcomes[place] for place in range(len(self._planned)))
 
     def _is_settled_at_once(self, place: int, graph: BuildGraph) -> bool:
@@ -208,7 +221,14 @@ class _Builds:
                 (),
                 self._store,
                 scratch,
-                RunOptions("", self._options.jobs, True, self._options.rebuild, remembered, common.order),
+                RunOptions(
+                    "",
+                    self._options.jobs,
+                    self._options.keep_going,
+                    self._options.rebuild,
+                    remembered,
+                    common.order,
+                ),
                 observer=_Shared(self._observer, common, running, self._put_finished),
                 executor=self._executor,
                 timeout_seconds=self._options.stage_timeout_seconds,

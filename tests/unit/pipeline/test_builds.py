@@ -22,7 +22,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.local import LocalStore
 
-OPTIONS = BuildOptions(jobs=2)
+OPTIONS = BuildOptions(jobs=2, keep_going=True)
 
 
 class Builds:

@@ -1,0 +1,179 @@
+"""What is known of all cells while a sweep runs, and its ``sweep.json``, which a kill at any moment leaves whole.
+
+Several runs may be at one sweep, each with cells of its own or with the same. So each write begins with what the file
+says: of cells that a run was not asked for, and of those that another has come to first, that stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
+from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SweepResult
+from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
+
+if TYPE_CHECKING:
+    from winml_dag.recipe.sweep import Cell, Sweep
+    from winml_dag.store.local import LocalStore
+
+_NOT_ASKED = "it was not asked for yet: runs were for other cells"
+_ENDED = "the run ended before its turn came"
+# Between two writes while cells end one after the other: as little as may be lost, as long as writing is what costs.
+_SECONDS_BETWEEN = 1.0
+_TIMES_ITS_COST = 20
+
+
+class Ledger:
+    """The cells of one run of *sweep* into *folder*, those in *asked* its own; *head* has all else that is told.
+
+    Raises UsageError when somebody else's file is in the way.
+    """
+
+    def __init__(
+        self, sweep: Sweep, folder: Path, asked: Collection[str], store: LocalStore, head: SweepResult
+    ) -> None:
+        self._cells: Mapping[str, Cell] = {cell.name: cell for cell in sweep.cells}
+        self._folder = folder
+        self._asked = frozenset(asked)
+        self._store = store
+        self._head = head
+        self._began = time.monotonic()
+        try:
+            self.before = read_sweep(folder)
+        except InputError as error:
+            # Of who builds it is the choice of a folder that is wrong.
+            raise UsageError(error.message, advice=error.advice) from None
+        self._results: dict[str, CellResult] = {}
+        # None while they were not looked for in this run.
+        self._trials: dict[str, CellResult] | None = None
+        self._goals: tuple[GoalResult, ...] | None = None
+        self._next_write = self._began + _SECONDS_BETWEEN
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._began
+
+    def last(self, cell: Cell) -> CellResult | None:
+        """What the file said of *cell* when the run began, if it had the same folder then."""
+        return _by_name(self.before).get((cell.name, cell.folder))
+
+    def gone(self) -> Iterator[str]:
+        """Folders of cells that the sweep has no more, and that are still there."""
+        now = {cell.folder for cell in self._cells.values()}
+        for cell in () if self.before is None else self.before.cells:
+            is_trial = cell.trial_of is not None and cell.trial_of in self._cells
+            if cell.folder not in now and not is_trial and (self._folder / cell.folder).is_dir():
+                yield cell.folder
+
+    def take(self, result: CellResult) -> None:
+        """Note what became of a cell of the sweep; now and then that is written."""
+        self._results[result.name] = result
+        if time.monotonic() >= self._next_write:
+            self.write(interrupted=True)
+
+    def conclude(self, goals: tuple[GoalResult, ...], trials: tuple[CellResult, ...]) -> None:
+        """Note what the goals came to, and the cells that were added on the way."""
+        self._goals = goals
+        self._trials = {trial.name: trial for trial in trials}
+
+    def write(self, *, interrupted: bool = False) -> SweepResult:
+        """Write what is known now. *interrupted*: the run is not through.
+
+        Raises:
+            StoreError, InputError: when that cannot be done, or somebody has put another file in its place.
+        """
+        from winml_dag.pipeline.outputs import folder_key
+
+        began = time.monotonic()
+        with self._store.claim(folder_key(self._folder / SWEEP)):
+            told = self.result(read_sweep(self._folder), interrupted=interrupted)
+            write_sweep(self._folder, told)
+        ended = time.monotonic()
+        self._next_write = ended + max(_SECONDS_BETWEEN, _TIMES_ITS_COST * (ended - began))
+        return told
+
+    def result(self, written: SweepResult | None, *, interrupted: bool = False) -> SweepResult:
+        """All that is known: of this run, and for the rest what is *written* in the file now."""
+        before, now = _by_name(self.before), _by_name(written)
+        cells = [self._of(cell, before, now) for cell in self._cells.values()]
+        trials = self._trials
+        if trials is None:
+            kept = () if written is None else written.cells
+            trials = {each.name: each for each in kept if each.trial_of in self._cells and each.name not in self._cells}
+        goals = self._goals if self._goals is not None else () if written is None else written.goals
+        every = with_sharing([*cells, *trials.values()])
+        own = [each for each in every if each.name in self._asked or each.name in trials]
+        return replace(
+            self._head,
+            elapsed_seconds=round(self.elapsed_seconds, 3),
+            cells=every,
+            graph=shared_graph(own),
+            goals=goals,
+            interrupted=interrupted,
+        )
+
+    def is_as_before(self) -> bool:
+        """Whether the file says already what there is to say: a run with nothing to do leaves it as it is."""
+        before = self.before
+        if before is None or before.interrupted or not self._asked <= self._results.keys():
+            return False
+        now = self.result(before)
+        return (before.axes, before.name, before.recipe, before.goals) == (
+            now.axes,
+            now.name,
+            now.recipe,
+            now.goals,
+        ) and [_essence(cell) for cell in before.cells] == [_essence(cell) for cell in now.cells]
+
+    def _of(
+        self, cell: Cell, before: Mapping[tuple[str, str], CellResult], now: Mapping[tuple[str, str], CellResult]
+    ) -> CellResult:
+        if cell.name in self._results:
+            return self._results[cell.name]
+        told = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
+        if cell.left_out:
+            return told
+        written = now.get((cell.name, cell.folder))
+        if written is not None:
+            written = replace(written, values=cell.values)
+        if cell.name not in self._asked:
+            return written or replace(told, status=CellStatus.NOT_REACHED, why=_NOT_ASKED)
+        if written is not None and now[cell.name, cell.folder] != before.get((cell.name, cell.folder)):
+            return written  # by another run, since this one began
+        return replace(told, status=CellStatus.NOT_REACHED, why=_ENDED)
+
+
+def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
+    """What is told of a run before it has begun."""
+    from winml_dag.pipeline.graphrun import MADE_BY
+    from winml_dag.pipeline.host import this_host
+
+    return SweepResult(
+        name=sweep.name,
+        recipe=recipe,
+        began_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        elapsed_seconds=0.0,
+        axes=sweep.axes,
+        cells=(),
+        jobs=jobs,
+        host=this_host().identity(device="cpu"),
+        made_by=MADE_BY,
+    )
+
+
+def _by_name(sweep: SweepResult | None) -> dict[tuple[str, str], CellResult]:
+    return {} if sweep is None else {(cell.name, cell.folder): cell for cell in sweep.cells}
+
+
+def _essence(cell: CellResult) -> tuple[object, ...]:
+    """What of a cell is the same in two runs of which the second had nothing to do."""
+    status = CellStatus.UP_TO_DATE if cell.is_there else cell.status
+    measured = [(None if each is None else (bool(each.error), each.made_at)) for each in (cell.perf, cell.eval)]
+    return cell.name, cell.folder, dict(cell.values), status, cell.why, keys_of(cell), measured, cell.trial_of

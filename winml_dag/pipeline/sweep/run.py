@@ -1,0 +1,291 @@
+"""A sweep carried out: all cells as one graph, then what is measured of them, then its goals; and ``sweep.json``.
+
+Each cell is remembered like a build of its own, so that whatever of a sweep is there already is seen at a glance, in
+whichever file and under whichever options it was asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from winml_dag.engine.events import Observer, StageResult
+from winml_dag.errors import StageError, WinmlDagError
+from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.builds import Outcome, Planned, build_all
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.standing.check import Standing, check, note_use
+from winml_dag.pipeline.standing.note import KEYS_SUFFIX, file_of
+from winml_dag.pipeline.standing.surroundings import Surroundings, look_around, surroundings
+from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, recipe_of, request_of
+from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
+from winml_dag.pipeline.sweep.ledger import Ledger, new_head
+from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
+
+if TYPE_CHECKING:
+    from winml_dag.engine.execute import Executor
+    from winml_dag.engine.progress import Progress
+    from winml_dag.engine.reason import Reason
+    from winml_dag.engine.stage import Node
+    from winml_dag.pipeline.buildgraph import BuildGraph
+    from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.sweep import Cell, Sweep
+    from winml_dag.store.local import LocalStore
+
+
+class Watcher(Observer, Protocol):
+    """Told of stages as any observer is, with the name of a cell before the id of each node; and of cells."""
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None:
+        """What comes now is done for each of *cells*."""
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
+        """What became of a cell in this phase."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """How a sweep is to be run.
+
+    Attributes:
+        request: the options of this run, which hold for every cell.
+        folder: where all cells go.
+        cells: those that this run is for, of all that the sweep has; none that is left out.
+        recipe: the file or files, as they were named.
+        commands: what builds each cell alone, by its name.
+        whole: whether its goals are pursued: not by a run that sees only a part of what they choose from.
+    """
+
+    sweep: Sweep
+    request: Request
+    folder: Path
+    cells: tuple[Cell, ...]
+    recipe: str
+    commands: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class SweepDone:
+    """``cells``: what became of those that the run was for, and of trials. ``gone``: folders of cells that are no more.
+    ``words``: of all requests that stand for what there is now.
+    """
+
+    result: SweepResult
+    cells: tuple[CellResult, ...]
+    gone: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+def run_sweep(
+    asked: SweepRun,
+    store: LocalStore,
+    options: BuildOptions,
+    watcher: Watcher,
+    executor: Executor | None = None,
+) -> SweepDone:
+    """Bring the cells of *asked* up to date, measure them, and pursue the goals of the sweep.
+
+    A cell that fails keeps no other from being built, unless *options* say otherwise.
+
+    Raises:
+        UsageError: when somebody else's ``sweep.json`` is in the way.
+        StoreError: when the cache or the folder cannot be used.
+        KeyboardInterrupt: after children have been ended; what there is by then is in place and in ``sweep.json``.
+    """
+    return _Run(asked, store, options, watcher, executor).run()
+
+
+class _Run:
+    """One run of a sweep."""
+
+    def __init__(
+        self,
+        asked: SweepRun,
+        store: LocalStore,
+        options: BuildOptions,
+        watcher: Watcher,
+        executor: Executor | None,
+    ) -> None:
+        self._asked = asked
+        self._store = store
+        self._options = options
+        self._watcher = watcher
+        self._executor = executor
+        head = new_head(asked.sweep, asked.recipe, options.jobs)
+        self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
+        self._timed = _Timed(watcher, self._ledger)
+        self._running = Running(
+            store,
+            options.jobs,
+            options.rebuild,
+            options.stage_timeout_seconds,
+            WithoutRounds(self._timed),
+            executor,
+        )
+        # By name, what each cell was built by, and what became of it.
+        self._requests: dict[str, Request] = {}
+        self._results: dict[str, CellResult] = {}
+        self._put_words: list[str] = []
+
+    def run(self) -> SweepDone:
+        gone = tuple(self._ledger.gone())
+        try:
+            self._build(self._asked.cells, self._ledger.take)
+            self._measure(self._asked.cells, self._ledger.take)
+            pursued = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
+        except BaseException:
+            # Whatever ended it: what there is by now is told.
+            self._ledger.write(interrupted=True)
+            raise
+        if pursued is not None:
+            self._ledger.conclude(pursued.goals, pursued.trials)
+        result = self._ledger.result(self._ledger.before) if self._ledger.is_as_before() else self._ledger.write()
+        names = {cell.name for cell in self._asked.cells} | {trial.name for trial in (pursued or Pursued(())).trials}
+        cells = tuple(cell for cell in result.cells if cell.name in names)
+        words = [request.words for request in self._requests.values()]
+        return SweepDone(result, cells, gone, tuple(word for word in (*words, *self._put_words) if word is not None))
+
+    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
+        """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
+        by_name = {cell.name: cell for cell in cells}
+        self._requests |= {cell.name: request_of(cell, self._asked.request, self._asked.folder) for cell in cells}
+        known = {} if self._options.rebuild else dict(self._known(cells))
+
+        def finish(result: CellResult) -> None:
+            self._results[result.name] = result
+            self._watcher.cell(result.name, result.status, result.why)
+            take(result)
+
+        for standing, last in known.values():
+            note_use(str(self._store.folder), standing)
+            finish(as_found(last))
+        rest = [cell for cell in cells if cell.name not in known]
+        if not rest:
+            return
+        around = surroundings(time.time_ns())
+        planned = [Planned(cell.name, self._planned(self._requests[cell.name], around)) for cell in rest]
+        made = Made(self._asked.commands, self._timed.started_at)
+
+        def done(outcome: Outcome) -> None:
+            finish(made.result(by_name[outcome.label], outcome))
+
+        build_all(
+            planned,
+            self._store,
+            self._options,
+            observer=WithoutRounds(self._timed),
+            executor=self._executor,
+            done=done,
+        )
+
+    def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[Standing, CellResult]]]:
+        """Name of each cell in which there is nothing to do, what stands of it, and what was told of it last."""
+        around = look_around()
+        folder = str(self._store.folder)
+        for cell in cells:
+            last, words = self._ledger.last(cell), self._requests[cell.name].words
+            if last is None or words is None or not last.is_there:
+                continue
+            standing = check(folder, words, around)
+            if standing is not None and standing.is_up_to_date and keys_of(last) <= _keys(folder, words):
+                yield cell.name, (standing, replace(last, values=cell.values))
+
+    def _planned(self, request: Request, around: Surroundings) -> BuildGraph | WinmlDagError:
+        try:
+            return plan_request(request, self._store, download=True, around=around)
+        except WinmlDagError as error:
+            return error
+
+    def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
+        """Measure those of *cells* that are there, as the sweep says."""
+        measure = self._asked.sweep.measure
+        there = [cell for cell in cells if self._results[cell.name].is_there]
+        if not measure or not there:
+            return
+        self._watcher.phase("measuring", [cell.name for cell in there])
+        found = measure_cells(
+            [Finished(cell.name, self._asked.folder / cell.folder, recipe_of(cell)) for cell in there],
+            measure,
+            self._running,
+        )
+        for name, measured in found.items():
+            result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
+            self._results[name] = result
+            self._watcher.cell(name, result.status)
+            take(result)
+
+    def _pursue(self) -> Pursued:
+        """The winners among all cells that are there, whichever run has built them."""
+        known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
+        means = Means(
+            folder=self._asked.folder,
+            request=lambda cell: request_of(cell, self._asked.request, self._asked.folder),
+            carry_out=self._carry_out,
+            put=self._put,
+            running=self._running,
+        )
+        return pursue_goals(self._asked.sweep, [known[cell.name] for cell in self._asked.sweep.cells], means)
+
+    def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
+        """Build and measure further *cells* as those of the sweep."""
+        self._watcher.phase("searching", [cell.name for cell in cells])
+        self._build(cells, lambda _: None)
+        self._measure(cells, lambda _: None)
+        return [self._results[cell.name] for cell in cells]
+
+    def _put(self, cell: Cell, folder: Path) -> None:
+        """Bring *folder* up to date with what *cell* builds.
+
+        Raises:
+            StageError: when a stage failed; and whatever planning raises.
+        """
+        request = replace(request_of(cell, self._asked.request, self._asked.folder), output_dir=folder)
+        planned = plan_request(request, self._store, download=True)
+        again = replace(self._options, rebuild=False)
+        result = build(planned, self._store, again, observer=WithoutRounds(self._timed), executor=self._executor)
+        if result.failed:
+            raise StageError(f"{folder} could not be brought up to date with {cell.name}.")
+        if request.words is not None:
+            self._put_words.append(request.words)
+
+
+def _keys(cache_dir: str, words: str) -> frozenset[str]:
+    """The keys that the note of a request stands on."""
+    try:
+        text = Path(file_of(cache_dir, words)).with_suffix(KEYS_SUFFIX).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(text.split())
+
+
+class _Timed:
+    """Tells *observer*, and remembers when each stage began."""
+
+    def __init__(self, observer: Observer, ledger: Ledger) -> None:
+        self._observer = observer
+        self._ledger = ledger
+        self._began: dict[str, float] = {}
+        # By key, in seconds of the run.
+        self.started_at: dict[str, float] = {}
+
+    def started(
+        self,
+        node: Node,
+        reason: Reason,
+        estimate_seconds: float | None,
+        progress: Callable[[], Progress | None],
+    ) -> None:
+        self._began[node.id] = round(self._ledger.elapsed_seconds, 3)
+        self._observer.started(node, reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        began = self._began.pop(result.node.id, None)
+        if began is not None and result.cache_key is not None:
+            self.started_at[result.cache_key] = began
+        self._observer.finished(result)
