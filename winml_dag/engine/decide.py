@@ -22,12 +22,16 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Run:
-    """The stage must run. ``estimate_seconds`` is how long it took the last time, under this key or this name."""
+    """The stage must run. ``basis``: the last time that it did, under this key or this name."""
 
     key: str
     ingredients: Ingredients
     reason: Reason
-    estimate_seconds: float | None
+    basis: Record | None
+
+    @property
+    def estimate_seconds(self) -> float | None:
+        return None if self.basis is None else self.basis.elapsed_seconds
 
 
 def decide(
@@ -47,14 +51,13 @@ def decide(
     last = store.latest(name)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
-    estimate = None if basis is None else basis.elapsed_seconds
     if rebuild:
-        return Run(key, ingredients, reason.REBUILD, estimate)
+        return Run(key, ingredients, reason.REBUILD, basis)
     if record is None:
         why = reason.FIRST_BUILD if last is None else reason.changed(last, ingredients, inputs)
-        return Run(key, ingredients, why, estimate)
+        return Run(key, ingredients, why, basis)
     if gone := store.missing(record.files()):
-        return Run(key, ingredients, reason.lost(gone), estimate)
+        return Run(key, ingredients, reason.lost(gone), basis)
     if last is not None and last.cache_key == key:
         return Reuse(record, reason.UP_TO_DATE)
     return Reuse(record, reason.found(record.made_at))

@@ -136,4 +136,4 @@ def run_again(
 
 
 def _decision(record: Record, why: Reason) -> Run:
-    return Run(record.cache_key, record.ingredients, why, record.elapsed_seconds)
+    return Run(record.cache_key, record.ingredients, why, record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -16,12 +16,18 @@ from math import inf
 from typing import TypeAlias
 
 from winml_dag.engine import reason
+from winml_dag.engine.admission import Admission, Capacity, Ticket
 from winml_dag.engine.check import refusal
+from winml_dag.engine.criticalpath import chains
 from winml_dag.engine.decide import Reuse, Run, decide
+from winml_dag.engine.dispatch import Dispatch
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.engine.expectations import Expectations, expected_work
+from winml_dag.engine.forecast import Forecast
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
+from winml_dag.engine.machine import memory_for_runs
 from winml_dag.engine.places import places
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
@@ -44,7 +50,9 @@ class RunOptions:
     """How to go through a graph; ``scope`` tells builds apart in what is remembered of them.
 
     ``remembered``: by id, what the results of nodes that several builds share are remembered under instead. ``order``:
-    by id, which of the nodes that can run goes first, the least number first; without it, they go as they were found.
+    by id, which of the nodes that can run goes first, the least number first; without it, they go as they were found. A
+    chain that is long enough to be what all wait for in the end goes before that. ``memory_bytes``: what all that runs
+    at the same time may take; None: what this machine has, less a reserve.
     """
 
     scope: str
@@ -53,6 +61,7 @@ class RunOptions:
     rebuild: bool = False
     remembered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     order: Mapping[str, int] = field(default_factory=dict)
+    memory_bytes: int | None = None
 
     def names(self, node: Node) -> Sequence[str]:
         """What the result of *node* is remembered under; a reason compares with what stood under the first."""
@@ -72,8 +81,11 @@ class Scheduler:
         observer: Observer | None = None,
         *,
         foreseen: Iterable[StageResult] = (),
+        foretold: Callable[[Forecast], None] | None = None,
     ) -> None:
-        """*foreseen*: reuses that were decided a moment ago, with the same sources."""
+        """*foreseen*: reuses that were decided a moment ago, with the same sources. *foretold* is given what tells how
+        long the rest will take, from the first run on.
+        """
         self._graph = graph
         self._known = Known.at_start(graph, sources)
         self._store = store
@@ -89,11 +101,16 @@ class Scheduler:
         # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
-        self._to_run: deque[tuple[Node, Run]] = deque()
-        # Commands by the descriptor of their process. What else runs has a thread: with it how many places it takes.
-        self._underway: dict[int, Underway] = {}
-        self._threads: dict[Future[_Outcome], tuple[Node, Run, int]] = {}
-        self._busy_threads = 0
+        memory = memory_for_runs() if options.memory_bytes is None else options.memory_bytes
+        capacity = Capacity(options.jobs, memory)
+        self._expectations = Expectations(store, capacity)
+        self._admission = Admission(capacity)
+        self._to_run: Dispatch[tuple[Node, Run]] = Dispatch(self._admission, options.order, {})
+        self._foretold = foretold
+        self._forecast: Forecast | None = None
+        # Commands by the descriptor of their process. What else runs has a thread. With each, what it holds.
+        self._underway: dict[int, tuple[Underway, Ticket]] = {}
+        self._threads: dict[Future[_Outcome], tuple[Node, Run, Ticket | None]] = {}
         # Keys that are being made, each with the other nodes that want it.
         self._at_work: dict[str, list[Node]] = {}
         # Keys that this run has made: --rebuild asks for no more.
@@ -114,20 +131,31 @@ class Scheduler:
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
         try:
-            names = [self._options.names(node)[0] for node in self._graph.nodes]
+            names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
+            self._foretell(names)
             with (
-                self._store.together(names),
+                self._store.together(list(names.values())),
                 closing(self._waiting),
                 places(self._options.jobs, self._runner) as pool,
             ):
                 self._loop(pool)
         finally:
-            self._runner.abandon([*self._underway.values(), *self._ended])
+            self._runner.abandon([*(underway for underway, _ in self._underway.values()), *self._ended])
             self._runner.close()
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
+    def _foretell(self, names: Mapping[str, str]) -> None:
+        """Find out which chains are long. In one place that matters only to who asks how long it will take."""
+        if self._options.jobs == 1 and self._foretold is None:
+            return
+        work = expected_work(self._graph, self._store, names, self._options.order, self._expectations)
+        self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
+        self._forecast = Forecast(work, self._admission)
+
     def _loop(self, pool: ThreadPoolExecutor) -> None:
         self._decide_ready()
+        if self._foretold is not None and self._forecast is not None:
+            self._foretold(self._forecast)
         while self._to_run or self._threads or self._underway:
             self._fill_places(pool)
             if self._threads or self._underway:
@@ -135,55 +163,55 @@ class Scheduler:
         self._close()
 
     def _fill_places(self, pool: ThreadPoolExecutor) -> None:
-        while self._to_run and len(self._underway) + self._busy_threads < self._options.jobs:
-            node, decision = self._next()
+        while True:
+            left = 0.0 if self._forecast is None else self._forecast.work_left_seconds
+            found = self._to_run.next(left)
+            if found is None:
+                return
+            (node, decision), need = found
             if (same := self._at_work.get(decision.key)) is not None:
                 # Decided again when that one has ended, and then found.
                 same.append(node)
                 continue
             self._at_work[decision.key] = []
-            self._start(pool, node, decision)
+            self._start(pool, node, decision, self._admission.take(need))
 
-    def _next(self) -> tuple[Node, Run]:
-        order = self._options.order
-        if not order:
-            return self._to_run.popleft()
-        place = min(range(len(self._to_run)), key=lambda place: order[self._to_run[place][0].id])
-        found = self._to_run[place]
-        del self._to_run[place]
-        return found
-
-    def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run) -> None:
+    def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run, ticket: Ticket) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
+        if self._forecast is not None:
+            self._forecast.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
         begun = self._runner.begin(node, decision, inputs)
         if begun is None:
-            self._busy_threads += 1
-            self._watch(pool.submit(self._runner.run, node, decision, inputs, watch), node, decision, 1)
+            self._watch(pool.submit(self._runner.run, node, decision, inputs, watch), node, decision, ticket)
         elif isinstance(begun, Underway):
-            self._underway[begun.descriptor] = begun
+            self._underway[begun.descriptor] = begun, ticket
             self._waiting.add_process(begun.descriptor)
         else:
+            self._admission.give_back(ticket)
             self._take(node, decision, begun)
             self._decide_ready()
 
-    def _watch(self, future: Future[_Outcome], node: Node, decision: Run, places: int) -> None:
-        self._threads[future] = (node, decision, places)
+    def _watch(self, future: Future[_Outcome], node: Node, decision: Run, ticket: Ticket | None) -> None:
+        self._threads[future] = (node, decision, ticket)
         self._waiting.add_future(future)
 
     def _await_ends(self, pool: ThreadPoolExecutor) -> None:
         """Wait for something to end; the places that it frees are filled before what it left is looked at."""
-        deadline = min((underway.deadline for underway in self._underway.values()), default=inf)
+        deadline = min((underway.deadline for underway, _ in self._underway.values()), default=inf)
         processes, futures = self._waiting.wait(deadline)
         for descriptor in processes:
             self._waiting.remove_process(descriptor)
-            self._ended.append(self._underway.pop(descriptor))
+            underway, held = self._underway.pop(descriptor)
+            self._admission.give_back(held)
+            self._ended.append(underway)
         if not processes and not futures:
             self._end_late()
         for future in futures:
-            node, decision, taken = self._threads.pop(future)
-            self._busy_threads -= taken
+            node, decision, ticket = self._threads.pop(future)
+            if ticket is not None:
+                self._admission.give_back(ticket)
             self._take(node, decision, future.result())
             self._decide_ready()
         while self._ended:
@@ -191,7 +219,7 @@ class Scheduler:
             underway = self._ended[0]
             if underway.is_large():
                 # Its bytes take longer than any command to start: a thread of its own, in no place of a command.
-                self._watch(pool.submit(self._runner.end, underway), underway.node, underway.decision, 0)
+                self._watch(pool.submit(self._runner.end, underway), underway.node, underway.decision, None)
             else:
                 self._take(underway.node, underway.decision, self._runner.end(underway))
             self._ended.popleft()
@@ -199,7 +227,7 @@ class Scheduler:
 
     def _end_late(self) -> None:
         now = time.monotonic()
-        for underway in self._underway.values():
+        for underway, _ in self._underway.values():
             if underway.deadline <= now:
                 underway.time_out()
 
@@ -223,9 +251,14 @@ class Scheduler:
             if isinstance(decision, Reuse):
                 self._settle_reuse(node, decision)
             else:
-                self._to_run.append((node, decision))
+                self._want(node, decision)
         self._store.used(self._reused)
         self._reused.clear()
+
+    def _want(self, node: Node, decision: Run) -> None:
+        read = sum(self._known.artifacts[name].size for name in node.inputs.values())
+        need = self._expectations.need(node, decision.basis, read)
+        self._to_run.add(node.id, need, (node, decision))
 
     def _take(self, node: Node, decision: Run, outcome: _Outcome) -> None:
         # Those that wanted the same: if this failed, the next of them tries for itself.
@@ -281,6 +314,8 @@ class Scheduler:
 
     def _finish(self, result: StageResult) -> None:
         self._results[result.node.id] = result
+        if self._forecast is not None:
+            self._forecast.ended(result.node.id)
         if result.status is Status.FAILED and not self._options.keep_going:
             self._stopping = True
             self._to_run.clear()
@@ -310,10 +345,10 @@ class Scheduler:
             return
         # What runs is judged when it ends; what has failed is not tried again within one run.
         running = [node for node, _, _ in self._threads.values()]
-        running += [other.node for other in (*self._underway.values(), *self._ended)]
+        running += [other.node for other in (*(underway for underway, _ in self._underway.values()), *self._ended)]
         settled = {other.id for other in running} | set(self._failed())
         reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - settled
-        self._to_run = deque((other, run) for other, run in self._to_run if other.id not in reopened)
+        self._to_run.remove(reopened)
         self._reopen([other for other in self._graph.nodes if other.id in reopened])
 
     def _reopen(self, nodes: Iterable[Node]) -> None:

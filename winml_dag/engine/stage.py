@@ -30,6 +30,19 @@ class InputSlot:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What a run takes at its peak, as declared: so many bytes, and so many for each byte of input. It counts until a
+    run was measured.
+    """
+
+    base_bytes: int = 0
+    per_input_byte: float = 0.0
+
+    def of(self, input_bytes: int) -> int:
+        return round(self.base_bytes + self.per_input_byte * input_bytes)
+
+
+@dataclass(frozen=True)
 class Stage:
     """The declaration of a unit of work.
 
@@ -47,6 +60,8 @@ class Stage:
         timeout_seconds: after which the whole process group is ended.
         works_in_place: it runs in the folder of its node and reads the user's files where they lie, as people expect of
             a command of their own; any other stage gets private copies and sees no folder but its scratch folder.
+        memory: what a run takes.
+        alone: nothing may run beside it.
     """
 
     name: str
@@ -59,6 +74,8 @@ class Stage:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     works_in_place: bool = False
     usually: tuple[str, ...] = ()
+    memory: Memory = Memory()
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +114,7 @@ class Node:
         check: ``package.module:function``, called in the engine's process with the config and the metrics of the
             result, new or found; a StageError that it raises fails the node, though the result stays recorded. No part
             of the key: it is asked of the result, not of the work.
+        pools: devices, by any name, of which there is one each: no two nodes that name it run at the same time.
     """
 
     id: str
@@ -112,6 +130,7 @@ class Node:
     interpreter: Path | None = None
     surroundings: Mapping[str, str] = field(default_factory=dict)
     check: str = ""
+    pools: tuple[str, ...] = ()
 
     def output(self, slot: str) -> str:
         """The graph-wide name of what this node puts out in *slot*."""

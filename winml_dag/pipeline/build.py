@@ -37,7 +37,8 @@ class BuildOptions:
 
     ``sandbox``: stages of the recipe's own see nothing but their declared inputs. ``link``: files that are put into the
     output folder are read-only hard links into the cache, not copies. ``overwrite``: a single output file may take the
-    place of somebody else's.
+    place of somebody else's. ``memory_bytes``: what the stages that run at the same time may take; None: what this
+    machine has, less a reserve.
     """
 
     jobs: int = 1
@@ -47,6 +48,7 @@ class BuildOptions:
     link: bool = False
     sandbox: bool = False
     overwrite: bool = False
+    memory_bytes: int | None = None
 
 
 def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
@@ -170,7 +172,7 @@ def _run(
         foreseen,
         store,
         scratch,
-        RunOptions(scope, options.jobs, options.keep_going, options.rebuild),
+        RunOptions(scope, options.jobs, options.keep_going, options.rebuild, memory_bytes=options.memory_bytes),
         observer=observer,
         executor=executor,
         timeout_seconds=options.stage_timeout_seconds,

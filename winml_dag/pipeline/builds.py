@@ -30,6 +30,7 @@ from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.engine.forecast import Forecast
     from winml_dag.engine.progress import Progress
     from winml_dag.pipeline.buildresult import BuildResult
 
@@ -113,15 +114,17 @@ def build_all(
     observer: Observer | None = None,
     executor: Executor | None = None,
     done: Callable[[Outcome], None] = lambda _: None,
+    foretold: Callable[[Forecast], None] | None = None,
 ) -> tuple[Outcome, ...]:
     """Bring the output folders of all *planned*, whose labels differ, up to date; *done* is told of each at its end.
+    *foretold* is given what tells how long it will take, if anything runs.
 
     A build that fails keeps no other from going on, as long as *options* say so.
 
     Raises:
         KeyboardInterrupt: after children have been ended; what was put in place by then stays.
     """
-    return _Builds(planned, store, options, observer or Silent(), executor, done).run()
+    return _Builds(planned, store, options, observer or Silent(), executor, done, foretold).run()
 
 
 @dataclass
@@ -147,6 +150,7 @@ class _Builds:
         observer: Observer,
         executor: Executor | None,
         done: Callable[[Outcome], None],
+        foretold: Callable[[Forecast], None] | None,
     ) -> None:
         self._planned = planned
         self._store = store
@@ -154,6 +158,7 @@ class _Builds:
         self._observer = observer
         self._executor = executor
         self._done = done
+        self._foretold = foretold
         self._outcomes: dict[int, Outcome] = {}
         # Those that are carried out alone, after the others.
         self._alone: list[int] = []
@@ -228,11 +233,13 @@ class _Builds:
                     self._options.rebuild,
                     remembered,
                     common.order,
+                    self._options.memory_bytes,
                 ),
                 observer=_Shared(self._observer, common, running, self._put_finished),
                 executor=self._executor,
                 timeout_seconds=self._options.stage_timeout_seconds,
                 sandbox=self._options.sandbox,
+                foretold=self._foretold,
             )
 
     def _put_finished(self, running: _Running) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.engine.forecast import Forecast
     from winml_dag.engine.inplace import InPlace
     from winml_dag.engine.schedule import RunOptions
 
@@ -46,8 +47,10 @@ def run_graph(
     timeout_seconds: float | None = None,
     in_place: InPlace | None = None,
     sandbox: bool = False,
+    foretold: Callable[[Forecast], None] | None = None,
 ) -> tuple[StageResult, ...]:
     """Run what is not *foreseen* to be reused, in the folder *scratch* of this run's own; one result for each node.
+    *foretold* is given what tells how long it will take.
 
     Raises:
         BlobDamaged: for one that a stage outside of this graph put out.
@@ -71,4 +74,4 @@ def run_graph(
         in_place=in_place,
         sandbox=sandbox,
     )
-    return Scheduler(graph, known, store, runner, options, observer, foreseen=foreseen).run()
+    return Scheduler(graph, known, store, runner, options, observer, foreseen=foreseen, foretold=foretold).run()

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from winml_dag.engine.machine import physical_memory_bytes
+
 _GIB = 1 << 30
 # On Windows, the classes of devices for graphics and for neural networks, each device a key with a number.
 _DEVICE_CLASSES = (
@@ -63,7 +65,7 @@ def this_host() -> Host:
         processor=_processor() or "unknown",
         logical_cores=os.cpu_count() or 0,
         usable_cores=_usable_cores(),
-        memory_gib=round(_memory_bytes() / _GIB),
+        memory_gib=round(physical_memory_bytes() / _GIB),
         accelerators=tuple(sorted(_accelerators())),
     )
 
@@ -112,36 +114,6 @@ def _sysctl(name: str) -> str:
     if libc.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, 0):
         return ""
     return buffer.value.decode("utf-8", "replace")
-
-
-def _memory_bytes() -> int:
-    if sys.platform == "win32":
-        found = _windows_memory_bytes()
-    else:
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return found
-
-
-def _windows_memory_bytes() -> int:
-    import ctypes
-
-    class Status(ctypes.Structure):
-        _fields_ = (
-            ("dwLength", ctypes.c_ulong),
-            ("dwMemoryLoad", ctypes.c_ulong),
-            ("ullTotalPhys", ctypes.c_ulonglong),
-            ("ullAvailPhys", ctypes.c_ulonglong),
-            ("ullTotalPageFile", ctypes.c_ulonglong),
-            ("ullAvailPageFile", ctypes.c_ulonglong),
-            ("ullTotalVirtual", ctypes.c_ulonglong),
-            ("ullAvailVirtual", ctypes.c_ulonglong),
-            ("ullAvailExtendedVirtual", ctypes.c_ulonglong),
-        )
-
-    status = Status(dwLength=ctypes.sizeof(Status))
-    library: Any = ctypes
-    kernel = library.WinDLL("kernel32")
-    return int(status.ullTotalPhys) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
 
 
 def _accelerators() -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.placed import placed_files
-from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
+from winml_dag.engine.stage import Command, InputSlot, Memory, Node, Source, SourceFile, Stage
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.pipeline.standing.evidence import PER_PATH
 from winml_dag.pipeline.standing.note import Note
@@ -219,6 +219,7 @@ def _node_line(node: Node, stage: int, made: Made | None) -> str:
         "interpreter": None if node.interpreter is None else str(node.interpreter),
         "surroundings": node.surroundings,
         "check": node.check,
+        "pools": list(node.pools),
         "made": None if made is None else _made_json(made),
     }
     return _text(value)
@@ -240,6 +241,7 @@ def _node(value: Any, stages: Sequence[Stage]) -> Node:
         interpreter=None if interpreter is None else Path(interpreter),
         surroundings=value["surroundings"],
         check=value["check"],
+        pools=tuple(value["pools"]),
     )
 
 
@@ -299,7 +301,8 @@ def _stage(value: Any) -> Stage:
         for slot, (accepts, required, refusals) in value["inputs"].items()
     }
     packages, usually = tuple(value["packages"]), tuple(value["usually"])
-    return Stage(**{**value, "inputs": slots, "packages": packages, "usually": usually})
+    memory = Memory(**value["memory"])
+    return Stage(**{**value, "inputs": slots, "packages": packages, "usually": usually, "memory": memory})
 
 
 def _summary_json(summary: BuildSummary) -> JsonObject:

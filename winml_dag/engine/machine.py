@@ -1,0 +1,81 @@
+"""How much memory this machine has, and how much of it runs may take together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_GIB = 1 << 30
+# Kept for the system, for what else its user has open, and for the cache of files, without which everything is slow.
+_KEPT_SHARE = 10
+_KEPT_LEAST, _KEPT_MOST = _GIB, 4 * _GIB
+
+
+def memory_for_runs() -> int:
+    """The bytes that all runs together may take: what there is less a tenth, which is at least 1 and at most 4 GiB, but
+    no more than half.
+    """
+    there = min([physical_memory_bytes(), *container_limits()])
+    kept = min(max(there // _KEPT_SHARE, _KEPT_LEAST), _KEPT_MOST, there // 2)
+    return there - kept
+
+
+def physical_memory_bytes() -> int:
+    """What is built in, whoever may have it."""
+    if sys.platform == "win32":
+        found = _windows_memory_bytes()
+    else:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return found
+
+
+def container_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """What the control groups that this process is in may take, on Linux; a container is one. A group has no more than
+    those that it is in.
+    """
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield from _limits(root / "memory", path, "memory.limit_in_bytes")
+        elif not controllers:
+            yield from _limits(root, path, "memory.max")
+
+
+def _limits(root: Path, path: str, name: str) -> Iterator[int]:
+    group = root / path.strip("/")
+    # Inside of a container the path may be that outside of it; its own group is the root then.
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError):  # "max" is no number
+            yield int((folder / name).read_text(encoding="ascii"))
+        if folder == root:
+            return
+
+
+def _windows_memory_bytes() -> int:
+    import ctypes
+
+    class Status(ctypes.Structure):
+        _fields_ = (
+            ("dwLength", ctypes.c_ulong),
+            ("dwMemoryLoad", ctypes.c_ulong),
+            ("ullTotalPhys", ctypes.c_ulonglong),
+            ("ullAvailPhys", ctypes.c_ulonglong),
+            ("ullTotalPageFile", ctypes.c_ulonglong),
+            ("ullAvailPageFile", ctypes.c_ulonglong),
+            ("ullTotalVirtual", ctypes.c_ulonglong),
+            ("ullAvailVirtual", ctypes.c_ulonglong),
+            ("ullAvailExtendedVirtual", ctypes.c_ulonglong),
+        )
+
+    status = Status(dwLength=ctypes.sizeof(Status))
+    library: Any = ctypes
+    kernel = library.WinDLL("kernel32")
+    return int(status.ullTotalPhys) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
