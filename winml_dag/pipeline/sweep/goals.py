@@ -1,22 +1,31 @@
-"""What a sweep is for, once its cells are there: the winner of each goal, put where it is to be shipped from.
-
-Pure but for :func:`pursue_goals`: what a cell is like is read from its folder and its measurements, and a winner
-follows from that alone, so that the same cells always have the same winner.
-"""
+"""What a sweep is for, once its cells are there: the winner of each goal, put where it is to be shipped from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.pipeline.sweep.choosing import Judged, is_pending, judge, nearest, winner
+from winml_dag.pipeline.sweep.facts import Facts, facts_of
 from winml_dag.pipeline.sweep.measuring import Running
-from winml_dag.pipeline.sweep.result import CellResult, GoalResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
+from winml_dag.pipeline.sweep.search import Hunt, hunt_together, rank_cells
+from winml_dag.recipe.goal import Goal
+from winml_dag.recipe.winners import group_axes, groups, winner_folder
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
+
+# In the folder of a winner: which cell it is, and what it won by.
+NOTE = "winner.json"
+_NOTE_FORMAT = 1
+_OF_THE_DEVICE = ("latency", "peak_memory")
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,11 @@ class Pursued:
     goals: tuple[GoalResult, ...]
     trials: tuple[CellResult, ...] = ()
 
+    @property
+    def failed(self) -> bool:
+        """Whether a goal has no winner in place, though all that it is chosen among is known."""
+        return any(goal.folder is None and not goal.pending for goal in self.goals)
+
 
 def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> Pursued:
     """The winners among *results*, which are of the cells of *sweep*, by each of its goals; where it asks for a search,
@@ -53,4 +67,200 @@ def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> P
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
-    raise NotImplementedError
+    return _Pursuit(sweep, results, means).run()
+
+
+@dataclass
+class _Choice:
+    """One goal in one group of cells; ``hunt`` is the search that was begun in it, ``why`` why none was."""
+
+    goal: Goal
+    group: Mapping[str, str]
+    members: tuple[Cell, ...]
+    hunt: Hunt | None = None
+    why: str = ""
+
+
+@dataclass
+class _Pursuit:
+    sweep: Sweep
+    results: Sequence[CellResult]
+    means: Means
+    trials: Mapping[str, tuple[Cell, CellResult]] = field(default_factory=dict)
+    _facts: dict[str, Facts] = field(default_factory=dict)
+
+    def run(self) -> Pursued:
+        choices = list(self._choices())
+        if self.sweep.search is not None:
+            self._search(choices)
+        goals = tuple(self._result(choice) for choice in choices)
+        return Pursued(goals, tuple(result for _, result in self.trials.values()))
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, CellResult]:
+        return {result.name: result for result in self.results}
+
+    def _choices(self) -> Iterator[_Choice]:
+        cells = [cell for cell in self.sweep.cells if not cell.left_out]
+        for goal in self.sweep.goals:
+            for group in groups(group_axes(goal, self.sweep.axes, self.sweep.cells), cells):
+                members = tuple(cell for cell in cells if all(cell.values[axis] == group[axis] for axis in group))
+                yield _Choice(goal, group, members)
+
+    def _judged(self, choice: _Choice) -> list[Judged]:
+        """The cells to choose among, with the trials that began with one of them."""
+        names = {cell.name for cell in choice.members}
+        own = [self._by_name[cell.name] for cell in choice.members if cell.name in self._by_name]
+        trials = [result for _, result in self.trials.values() if result.trial_of in names]
+        return [judge(choice.goal, result, self._facts_of(result)) for result in (*own, *trials)]
+
+    def _facts_of(self, result: CellResult) -> Facts | None:
+        if not result.is_there:
+            return None
+        if result.name not in self._facts:
+            self._facts[result.name] = facts_of(result, self.means.folder)
+        return self._facts[result.name]
+
+    def _search(self, choices: Sequence[_Choice]) -> None:
+        search = self.sweep.search
+        assert search is not None
+        for choice in choices:
+            self._begin(choice)
+        hunts = [choice.hunt for choice in choices if choice.hunt is not None]
+        ranked = rank_cells(
+            {hunt.cell.name: hunt.cell for hunt in hunts}, self.means.request, search, self.means.running
+        )
+        for hunt in hunts:
+            hunt.ranked = ranked[hunt.cell.name]
+        self.trials = hunt_together(hunts, search, self.means.carry_out)
+
+    def _begin(self, choice: _Choice) -> None:
+        """Begin a search with the cell that would win if a few of its nodes were better, if there is such a cell."""
+        judged = self._judged(choice)
+        if is_pending([one.result for one in judged]):
+            return
+        best = winner(choice.goal, judged)
+        cells = {cell.name: cell for cell in choice.members}
+        starts = sorted(
+            (one for one in judged if one.misses_quality_only or _failed_validation(one.result)),
+            key=lambda one: one.value(choice.goal.minimize) or 0.0,
+        )
+        if not starts:
+            choice.why = "no cell misses only a bound on quality, so there was nothing to search"
+            return
+        start = next((one for one in starts if best is None or _is_less(choice.goal, one, best)), None)
+        if start is None:
+            choice.why = (
+                f"nothing was searched: {starts[0].result.name} misses a bound on quality, but has no less"
+                f" {choice.goal.minimize} than the winner"
+            )
+            return
+        choice.hunt = Hunt(cells[start.result.name], lambda result: self._keeps_quality(choice.goal, result))
+
+    def _keeps_quality(self, goal: Goal, result: CellResult) -> bool:
+        return judge(goal, result, self._facts_of(result)).keeps_quality
+
+    def _result(self, choice: _Choice) -> GoalResult:
+        judged = self._judged(choice)
+        goal = choice.goal
+        told = GoalResult(
+            choice.group,
+            goal.minimize,
+            dict(goal.subject_to),
+            None,
+            tuple(one.candidate(goal) for one in judged),
+            search=self._searched(choice),
+        )
+        results = [one.result for one in judged]
+        if is_pending(results):
+            waiting = sum(result.status is CellStatus.NOT_REACHED for result in results)
+            return replace(told, pending=True, why=f"{waiting} of {len(results)} cells have no result yet")
+        folder = winner_folder(goal, choice.group)
+        best = winner(goal, judged)
+        if best is None:
+            return replace(told, why=f"{_no_winner(goal, judged)}{_left_behind(self.means.folder / folder)}")
+        why = _of_an_emulator(goal, best)
+        told = replace(told, winner=best.result.name, why=why)
+        try:
+            self.means.put(self._cell(best.result.name), self.means.folder / folder)
+            _write_note(self.means.folder / folder, self.sweep.name, told)
+        except WinmlDagError as error:
+            return replace(told, why=f"it could not be put into {folder}: {error}")
+        return replace(told, folder=folder)
+
+    def _searched(self, choice: _Choice) -> SearchResult | None:
+        if self.sweep.search is None:
+            return None
+        if choice.hunt is None:
+            return SearchResult("", "", 0, {}, why=choice.why) if choice.why else None
+        return choice.hunt.result(self.sweep.search)
+
+    def _cell(self, name: str) -> Cell:
+        if name in self.trials:
+            return self.trials[name][0]
+        return next(cell for cell in self.sweep.cells if cell.name == name)
+
+
+def _failed_validation(result: CellResult) -> bool:
+    """Whether a cell was so far from its float model that validate refused it: then there is nothing to measure."""
+    return result.failure is not None and (result.failure.stage or "").endswith("validate")
+
+
+def _is_less(goal: Goal, one: Judged, best: Judged) -> bool:
+    """Whether *one*, of which it may not be known, could become better than *best*."""
+    mine, its = one.value(goal.minimize), best.value(goal.minimize)
+    return mine is None or its is None or mine < its
+
+
+def _no_winner(goal: Goal, judged: Sequence[Judged]) -> str:
+    near = nearest(goal, judged)
+    if near is None:
+        return "no cell is there, or what the goal needs was measured of none"
+    against = near.candidate(goal).why
+    return f"no cell meets the bounds; {near.result.name} comes nearest: {against}"
+
+
+def _of_an_emulator(goal: Goal, best: Judged) -> str:
+    goes_by = [name for name in goal.measures if name in _OF_THE_DEVICE]
+    if best.facts is None or not best.facts.emulated or not goes_by:
+        return ""
+    return f"{' and '.join(goes_by)} are of an emulated device, and say nothing about a real one"
+
+
+def _left_behind(folder: Path) -> str:
+    """The end of a sentence about a folder that has the winner of an earlier run."""
+    note = _read_note(folder)
+    return "" if note is None else f"; {folder} still has {note.get('cell')}, which won an earlier run"
+
+
+def _write_note(folder: Path, sweep: str, told: GoalResult) -> None:
+    """Say in *folder* which cell it is, unless that is there already."""
+    from winml_dag.store.files import in_words, write_whole
+
+    path = folder / NOTE
+    won = next(one for one in told.candidates if one.cell == told.winner)
+    value = {
+        "format": _NOTE_FORMAT,
+        "sweep": sweep,
+        "cell": told.winner,
+        "group": dict(told.group),
+        "minimize": told.minimize,
+        "subject_to": dict(told.subject_to),
+        "values": dict(won.values),
+    }
+    before = _read_note(folder)
+    if before == value:
+        return
+    if before is None and path.exists():
+        raise UsageError(f"{path} is in the way: no goal has written it.", advice="Move it away.")
+    with in_words(f"Cannot write {path}"):
+        write_whole(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def _read_note(folder: Path) -> dict[str, Any] | None:
+    """The note in *folder*; None without one of ours."""
+    try:
+        value = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and value.get("format") == _NOTE_FORMAT and "cell" in value else None

@@ -169,7 +169,8 @@ class SearchResult:
 @dataclass(frozen=True)
 class GoalResult:
     """The winner among cells that differ only in what the goal chooses. ``group``: the values that they share;
-    ``winner`` is None where no cell meets the bounds; ``folder`` is where the winner was put.
+    ``winner`` is None where no cell meets the bounds; ``folder`` is where the winner was put. ``pending``: some of the
+    cells have no result yet.
     """
 
     group: Mapping[str, str]
@@ -180,6 +181,7 @@ class GoalResult:
     folder: str | None = None
     why: str = ""
     search: SearchResult | None = None
+    pending: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""The winner among cells, as a pure function of what is known of each: the same figures always have the same winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from winml_dag.pipeline.sweep.facts import Facts
+from winml_dag.pipeline.sweep.result import Candidate, CellResult, CellStatus
+from winml_dag.recipe.goal import MEASURES, Bound, Goal
+
+# What decides among cells that are equal in what is minimized; after these, their order.
+_TIES = ("cosine", "size", "latency")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A cell in view of a goal.
+
+    Attributes:
+        facts: None of a cell that is not there.
+        broken: the bounds that it does not keep.
+        unknown: by measure that the goal needs, why nothing is known of it.
+    """
+
+    result: CellResult
+    facts: Facts | None
+    broken: tuple[Bound, ...]
+    unknown: Mapping[str, str]
+
+    @property
+    def meets(self) -> bool:
+        return self.facts is not None and not self.broken and not self.unknown
+
+    @property
+    def misses_quality_only(self) -> bool:
+        """Whether nothing but a higher precision is missing: it broke no other bound, and all is known of it."""
+        return bool(self.broken) and not self.unknown and all(MEASURES[one.measure].of_quality for one in self.broken)
+
+    @property
+    def keeps_quality(self) -> bool:
+        """Whether all bounds on quality hold, whatever else there is to say against it."""
+        unknown = any(MEASURES[name].of_quality for name in self.unknown)
+        return (
+            self.facts is not None and not unknown and not any(MEASURES[one.measure].of_quality for one in self.broken)
+        )
+
+    def value(self, measure: str) -> float | None:
+        return None if self.facts is None else self.facts.values.get(measure)
+
+    def candidate(self, goal: Goal) -> Candidate:
+        return Candidate(
+            self.result.name, {name: self.value(name) for name in goal.measures}, "; ".join(self._against())
+        )
+
+    def _against(self) -> Iterator[str]:
+        """What rules it out, a sentence without its full stop each."""
+        if self.facts is None:
+            yield absence(self.result)
+            return
+        for name, why in self.unknown.items():
+            yield f"{name} is not known: {why.rstrip('.')}"
+        for bound in self.broken:
+            side = "below" if bound.at_least else "above"
+            found = figure(bound.measure, self.facts.values[bound.measure])
+            yield f"{bound.measure} is {found}, {side} {bound.text[2:].strip()}"
+
+
+def judge(goal: Goal, result: CellResult, facts: Facts | None) -> Judged:
+    """*result* held against the bounds of *goal*."""
+    if facts is None:
+        return Judged(result, None, (), {})
+    unknown = {name: facts.missing.get(name, "") for name in goal.measures if name not in facts.values}
+    broken = tuple(
+        bound for bound in goal.bounds if bound.measure in facts.values and not bound.holds(facts.values[bound.measure])
+    )
+    return Judged(result, facts, broken, unknown)
+
+
+def winner(goal: Goal, judged: Sequence[Judged]) -> Judged | None:
+    """The best of those that meet the bounds of *goal*; of equal ones, the one of better quality, then the smaller, the
+    faster, the first.
+    """
+    order = {id(one): place for place, one in enumerate(judged)}
+    meeting = [one for one in judged if one.meets]
+    return min(meeting, key=lambda one: (*_rank(goal, one), order[id(one)]), default=None)
+
+
+def nearest(goal: Goal, judged: Sequence[Judged]) -> Judged | None:
+    """The cell that comes nearest to the bounds of *goal*, where none meets them: whose largest shortfall, as a part of
+    the bound, is smallest.
+    """
+    missing = [one for one in judged if one.broken and not one.unknown]
+    order = {id(one): place for place, one in enumerate(missing)}
+    return min(missing, key=lambda one: (_shortfall(one), *_rank(goal, one), order[id(one)]), default=None)
+
+
+def absence(result: CellResult) -> str:
+    """Why *result* is of a cell that is not there."""
+    if result.failure is not None:
+        at = "" if result.failure.stage is None else f" at {result.failure.stage}"
+        return f"failed{at}: {result.failure.error.rstrip('.')}"
+    why = f": {result.why.rstrip('.')}" if result.why else ""
+    return f"{result.status.value}{why}"
+
+
+def is_pending(results: Sequence[CellResult]) -> bool:
+    """Whether some of *results* have still to come: then who is best is not known."""
+    return any(result.status is CellStatus.NOT_REACHED for result in results)
+
+
+def figure(measure: str, value: float) -> str:
+    """*value* with its unit, exact enough to be told from a bound that it just misses."""
+    unit = MEASURES[measure].unit
+    return f"{value:.8g} {unit}".rstrip()
+
+
+def _rank(goal: Goal, one: Judged) -> tuple[float, ...]:
+    ties = (one.value(name) for name in _TIES)
+    signed = (
+        float("inf") if value is None else -value if MEASURES[name].more_is_better else value
+        for name, value in zip(_TIES, ties, strict=True)
+    )
+    minimized = one.value(goal.minimize)
+    return (float("inf") if minimized is None else minimized, *signed)
+
+
+def _shortfall(one: Judged) -> float:
+    assert one.facts is not None
+    return max(
+        abs(one.facts.values[bound.measure] - bound.value) / max(abs(bound.value), 1e-12) for bound in one.broken
+    )
