@@ -110,7 +110,7 @@ def hunt_together(
     search: Search,
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]],
 ) -> Mapping[str, tuple[Cell, CellResult]]:
-    """Carry all *hunts* on to their end, a round of trials of all of them at a time; every trial that was made, by name.
+    """Carry all *hunts* on to their end, a round of trials of all at a time; every trial that was made, by name.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
