@@ -89,7 +89,7 @@ def _with_verdict(row: Row, verdict: tuple[str, str] | None) -> Row:
 
 def _values(row: Row) -> dict[str, float]:
     """What is known of *row* by what it is called, as tables show it; less is better."""
-    found: dict[str, float] = {} if row.size is None else {"size": row.size.model}
+    found: dict[str, float] = {} if row.size is None else {"size": float(f"{row.size.model:.3g}")}
     if row.latency is not None and not row.latency.emulated:
         found["latency"] = float(digits(row.latency.p50))
     if row.accuracy is not None:

@@ -1,0 +1,77 @@
+"""Which rows of a report are shown, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from winml_dag.errors import UsageError
+from winml_dag.recipe.choice import matches
+from winml_dag.report.measures import MEASURES
+from winml_dag.report.row import Report, Row
+
+# What rows have besides measures.
+_WORDS: Mapping[str, Callable[[Row], str]] = {
+    "name": lambda row: row.name,
+    "model": lambda row: row.model,
+    "precision": lambda row: row.precision,
+    "ep": lambda row: row.ep,
+    "device": lambda row: row.device,
+    "status": lambda row: str(row.status),
+    "task": lambda row: row.task or "",
+}
+SORTED_BY = (*_WORDS, *MEASURES)
+
+
+def chosen(report: Report, filters: Sequence[str]) -> Report:
+    """*report* with those rows that all of *filters* take: ``model=bert,res*``, ``precision!=fp32``, ``bert/*``.
+
+    Raises:
+        UsageError: for an axis that there is not, and when no row is left.
+    """
+    if not filters:
+        return report
+    axes = {axis for row in report.rows for axis in row.values} | set(_WORDS)
+    tests = [_test(text, axes) for text in filters]
+    rows = tuple(row for row in report.rows if all(test(row) for test in tests))
+    if not rows:
+        raise UsageError(
+            f"No build is left by --filter {' --filter '.join(filters)}.",
+            advice=f"There are: {', '.join(row.name for row in report.rows[:5])}.",
+        )
+    return replace(report, rows=rows)
+
+
+def sorted_by(report: Report, name: str | None) -> Report:
+    """*report* with its rows by the measure or word *name*, the best first; those without a value come last."""
+    if name is None:
+        return report
+    return replace(report, rows=tuple(sorted(report.rows, key=lambda row: _place(row, name))))
+
+
+def _place(row: Row, name: str) -> tuple[Any, ...]:
+    if name in _WORDS:
+        return (_WORDS[name](row), row.name)
+    measure = MEASURES[name]
+    value = measure.of(row)
+    if value is None:
+        return (True, 0.0, row.name)
+    return (False, -value if measure.higher_is_better else value, row.name)
+
+
+def _test(text: str, axes: set[str]) -> Callable[[Row], bool]:
+    axis, equals, labels = text.partition("=")
+    if not equals:
+        return lambda row: matches(row.name, (text,))
+    is_not = axis.endswith("!")
+    axis = axis.removesuffix("!").strip()
+    if axis not in axes:
+        raise UsageError(f"--filter: there is no axis {axis!r}.", advice=f"There are: {', '.join(sorted(axes))}.")
+    patterns = tuple(label.strip() for label in labels.split(","))
+    return lambda row: matches(_label(row, axis), patterns) is not is_not
+
+
+def _label(row: Row, axis: str) -> str:
+    found = row.values.get(axis)
+    return found if found is not None else _WORDS[axis](row) if axis in _WORDS else ""

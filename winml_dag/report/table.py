@@ -1,0 +1,304 @@
+"""A report as lines for a terminal: builds by model, as many columns as there is room for, and what they came to."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.report.measures import MEASURES
+from winml_dag.report.row import Report, Row
+from winml_dag.store.quantities import counted, duration_text
+
+_GAP = "  "
+# What a footnote on missing values lists before it only counts.
+_MOST_REASONS = 6
+# Ids of the critical path that are named.
+_MOST_STAGES = 6
+
+
+class Style(StrEnum):
+    """What a line is, for who has colours; without them everything is said in words and marks."""
+
+    PLAIN = ""
+    HEADING = "heading"
+    WINNER = "winner"
+    DOMINATED = "dominated"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    style: Style = Style.PLAIN
+
+
+@dataclass(frozen=True)
+class _Column:
+    """``rank``: the lower, the sooner there is room for it. ``part`` of a row tells why a value is missing."""
+
+    heading: str
+    rank: int
+    of: Callable[[Row], str]
+    part: str = ""
+    right: bool = True
+
+
+def table_lines(report: Report, width: int) -> Iterator[Line]:
+    """All of *report* in lines of *width*; only a word that is longer, such as a path, sticks out. What would move the
+    cursor of a terminal is shown as a question mark.
+    """
+    for line in _lines(report, width):
+        yield Line("".join(each if each.isprintable() else "?" for each in line.text), line.style)
+
+
+def _lines(report: Report, width: int) -> Iterator[Line]:
+    yield Line(_cut(f"{report.name}, {_when(report)}", width), Style.HEADING)
+    columns = _columns_that_fit(report.rows, width)
+    widths = [max(map(_width, (column.heading, *map(column.of, report.rows)))) for column in columns]
+    for model in dict.fromkeys(row.model for row in report.rows):
+        rows = [row for row in report.rows if row.model == model]
+        yield Line("")
+        yield Line(_cut(_model_heading(rows), width), Style.HEADING)
+        yield Line(_aligned([column.heading for column in columns], columns, widths, "  "))
+        for row in rows:
+            yield _row_line(row, columns, widths, width)
+    yield Line("")
+    for text, style in (*_missing(report.rows, columns), *_told(report)):
+        yield from (Line(part, style) for part in wrapped(text, width))
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """*text* in lines of *width*, further ones indented; a word that is longer has a line for itself."""
+    line = ""
+    for word in text.split():
+        if line.strip() and _width(line) + 1 + _width(word) > width:
+            yield line
+            line = f"  {word}"
+        else:
+            line = f"{line} {word}" if line else word
+    yield line
+
+
+def target_text(row: Row) -> str:
+    """``qnn npu``; once for the CPU."""
+    return " ".join(dict.fromkeys(word for word in (row.ep, row.device) if word)) or "-"
+
+
+def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width: int) -> Line:
+    if row.size is None and row.status not in (CellStatus.BUILT, CellStatus.UP_TO_DATE):
+        first = sum(column.rank < 0 for column in columns)
+        cells = [column.of(row) for column in columns[:first]]
+        start = _aligned(cells, columns[:first], widths[:first], "! ")
+        at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
+        return Line(_cut(f"{start}{_GAP}{row.status}{at}{f': {row.why}' if row.why else ''}", width), Style.BAD)
+    mark = "* " if row.winner_of else "~ " if row.dominated_by else "  "
+    style = Style.WINNER if row.winner_of else Style.DOMINATED if row.dominated_by else Style.PLAIN
+    return Line(_aligned([column.of(row) for column in columns], columns, widths, mark), style)
+
+
+def _when(report: Report) -> str:
+    began = f"begun {report.began_at}, " if report.began_at else ""
+    return f"{began}told {report.made_at}"
+
+
+def _model_heading(rows: Sequence[Row]) -> str:
+    tasks = ", ".join(dict.fromkeys(row.task for row in rows if row.task))
+    parts = next((row.components for row in rows if row.components), ())
+    of = f", of {' and '.join(parts)}" if parts else ""
+    return f"{rows[0].model}{f' ({tasks})' if tasks else ''}{of}"
+
+
+def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
+    """Those that something is known for, the most telling ones first, in the order that they are shown."""
+    wanted = [column for column in _all_columns(rows) if any(column.of(row) not in ("", "-") for row in rows)]
+    left = width - 2
+    chosen = set()
+    for column in sorted(wanted, key=lambda one: one.rank):
+        needs = max(map(_width, (column.heading, *map(column.of, rows)))) + len(_GAP)
+        if column.rank < 0 or needs <= left:
+            chosen.add(column.heading)
+            left -= needs
+    return [column for column in wanted if column.heading in chosen]
+
+
+def _distinguished_by_name(rows: Sequence[Row]) -> bool:
+    """Whether model, precision and target leave several builds that only their names tell apart."""
+    alike = Counter((row.model, row.precision, row.ep, row.device) for row in rows)
+    return any(count > 1 for count in alike.values())
+
+
+def _all_columns(rows: Sequence[Row]) -> Iterator[_Column]:
+    if _distinguished_by_name(rows):
+        yield _Column("build", -3, _own_name, right=False)
+    yield _Column("precision", -2, lambda row: row.precision or "-", right=False)
+    yield _Column("target", -1, target_text, right=False)
+    yield _measured("size", "size", 0, "size")
+    yield _Column("beside", 14, _sidecar, "size")
+    yield _measured("p50", "latency", 1, "latency")
+    yield _measured("p90", "latency_p90", 9, "latency")
+    yield _measured("p99", "latency_p99", 10, "latency")
+    yield _Column("n", 16, _inferences, "latency")
+    yield _measured("load", "load", 13, "latency")
+    yield _measured("memory", "peak_memory", 11, "latency")
+    yield _measured("cosine", "cosine", 2, "quality")
+    yield _measured("SQNR", "sqnr_db", 15, "quality")
+    yield _measured("accuracy", "accuracy", 3, "accuracy")
+    yield _Column("drop", 4, _drop, "accuracy")
+    yield _measured("parts", "partitions", 6, "placement")
+    yield _measured("on CPU", "cpu_nodes", 5, "placement")
+    yield _Column("quantized", 12, _quantized, "nodes_quantized")
+    yield _Column("made in", 7, lambda row: _duration(row.made_in_seconds))
+    yield _Column("saved", 8, lambda row: _duration(row.saved_seconds))
+    yield _Column("measured", 17, _measured_when, "latency", right=False)
+    yield _Column("dominated by", 18, _dominated, right=False)
+
+
+def _measured(heading: str, measure: str, rank: int, part: str) -> _Column:
+    known = MEASURES[measure]
+
+    def text(row: Row) -> str:
+        value = known.of(row)
+        return "-" if value is None else f"{known.text(value)}{_emulated(row, part)}"
+
+    return _Column(heading, rank, text, part)
+
+
+def _emulated(row: Row, part: str) -> str:
+    return "?" if part == "latency" and row.latency is not None and row.latency.emulated else ""
+
+
+def _own_name(row: Row) -> str:
+    """Without the model, which stands above."""
+    return row.name.removeprefix(f"{row.model}/")
+
+
+def _sidecar(row: Row) -> str:
+    if row.size is None:
+        return "-"
+    return "embedded" if row.size.embeds_binary else MEASURES["size"].text(row.size.sidecar)
+
+
+def _inferences(row: Row) -> str:
+    return "-" if row.latency is None else f"{row.latency.inferences}+{row.latency.warmup}"
+
+
+def _drop(row: Row) -> str:
+    if row.accuracy is None or row.accuracy.drop is None:
+        return "-"
+    verdict = {True: " ok", False: " BAD", None: ""}[row.accuracy.passed]
+    return f"{row.accuracy.drop:.4f}{verdict}"
+
+
+def _quantized(row: Row) -> str:
+    if row.nodes_quantized is None:
+        return "-"
+    return f"{row.nodes_quantized}/{row.nodes_quantized + (row.nodes_skipped or 0)}"
+
+
+def _duration(seconds: float) -> str:
+    return duration_text(seconds) if seconds else "-"
+
+
+def _measured_when(row: Row) -> str:
+    return "-" if row.latency is None else f"{row.latency.measured} {row.latency.made_at[:10]}"
+
+
+def _dominated(row: Row) -> str:
+    return "" if row.dominated_by is None else f"{row.dominated_by}: {row.dominated_why}"
+
+
+def _told(report: Report) -> Iterator[tuple[str, Style]]:
+    """What became of all, who is best, and what to know."""
+    for goal in report.goals:
+        group = f" for {', '.join(goal.group.values())}" if goal.group else ""
+        bounds = ", ".join(f"{name} {bound}" for name, bound in goal.subject_to.items())
+        what = f"{goal.minimize}{group}{f' with {bounds}' if bounds else ''}"
+        if goal.winner is None:
+            yield f"no winner, {what}{f': {goal.why}' if goal.why else ''}", Style.BAD
+        else:
+            where = f", in {goal.folder}" if goal.folder else ""
+            yield f"* least {what}: {goal.winner}{where}", Style.WINNER
+    yield from _failures(report.rows)
+    for notice in report.notices:
+        yield f"note: {notice}", Style.PLAIN
+    if any(row.latency is not None and row.latency.emulated for row in report.rows):
+        yield "? of an emulated device", Style.PLAIN
+    if dominated := sum(row.dominated_by is not None for row in report.rows):
+        what = "is at least as good in all that is known, and better in something"
+        yield (
+            f"~ {counted(dominated, 'build')} dominated: another of the same model and target {what}.",
+            Style.DOMINATED,
+        )
+    yield _counts(report), Style.PLAIN
+    yield from ((text, Style.PLAIN) for text in _times(report))
+
+
+def _failures(rows: Sequence[Row]) -> Iterator[tuple[str, Style]]:
+    for row in rows:
+        if row.failure is None:
+            continue
+        at = f" in {row.failure.stage}" if row.failure.stage else ""
+        log = f" The whole log: {row.failure.log}" if row.failure.log else ""
+        yield f"! {row.name} failed{at}: {row.failure.error} {row.failure.advice}".rstrip() + log, Style.BAD
+
+
+def _counts(report: Report) -> str:
+    found = Counter(str(row.status) for row in report.rows)
+    told = ", ".join(f"{found[status]} {status}" for status in map(str, CellStatus) if found[status])
+    return f"{counted(len(report.rows), 'build')}: {told}."
+
+
+def _times(report: Report) -> Iterator[str]:
+    graph = report.graph
+    ran = graph.seconds_ran or sum(row.seconds for row in report.rows)
+    saved = graph.seconds_saved or sum(row.saved_seconds for row in report.rows)
+    stages = f" {graph.stages} stages in place of {graph.stages_apart}." if graph.stages_apart > graph.stages else ""
+    yield f"Spent {duration_text(ran)} of work; reuse saved {duration_text(saved)}.{stages}"
+    if graph.critical_path:
+        shown = " > ".join(graph.critical_path[:_MOST_STAGES])
+        more = len(graph.critical_path) - _MOST_STAGES
+        path = f"{shown}{f' > {more} more' if more > 0 else ''}"
+        yield f"Critical path {duration_text(graph.critical_path_seconds)}: {path}"
+
+
+def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[str, Style]]:
+    """Why builds that are there have no value, each reason once."""
+    there = [row for row in rows if row.size is not None]
+    parts = dict.fromkeys(("latency", "accuracy", *(column.part for column in columns if column.part)))
+    for part in parts:
+        reasons = Counter(row.missing[part] for row in there if part in row.missing)
+        for reason, count in reasons.most_common(_MOST_REASONS):
+            of = "" if count == len(there) else f" of {counted(count, 'build')}"
+            yield f"- {part.replace('_', ' ')}{of}: {reason}", Style.PLAIN
+        if len(reasons) > _MOST_REASONS:
+            yield f"- {part}: {len(reasons) - _MOST_REASONS} other reasons, in report.json", Style.PLAIN
+
+
+def _aligned(cells: Sequence[str], columns: Sequence[_Column], widths: Sequence[int], mark: str) -> str:
+    filled = (
+        f"{' ' * (width - _width(cell))}{cell}" if column.right else f"{cell}{' ' * (width - _width(cell))}"
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    )
+    return f"{mark}{_GAP.join(filled)}".rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    """The beginning of *text*, in one line."""
+    if _width(text) <= width:
+        return text
+    while _width(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: letters of East Asian scripts take two, and marks on letters none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
+    )
