@@ -22,6 +22,7 @@ from winml_dag.pipeline.sweep.result import CellStatus
 
 if TYPE_CHECKING:
     from winml_dag.cli.progress import ReadProgress
+    from winml_dag.engine.forecast import Forecast
 
 # Between two lines that say how far it all is: few enough for the log of a night, often enough for who waits.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -35,6 +36,9 @@ class SweepProgress(Observer, Protocol):
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         """What became of a cell in this phase; *why*: the reason of a failure, in a sentence."""
+
+    def foretold(self, forecast: Forecast) -> None:
+        """What tells how long the stages will take that run from now on."""
 
 
 @contextmanager
@@ -56,6 +60,8 @@ class SilentSweep(Silent):
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None: ...
 
+    def foretold(self, forecast: Forecast) -> None: ...
+
 
 class SweepLines:
     """For logs and CI: every failure as it happens, and once in a while how far it all is."""
@@ -67,6 +73,7 @@ class SweepLines:
         self._cells = 0
         self._done: Counter[CellStatus] = Counter()
         self._running: dict[str, float] = {}
+        self._forecast: Forecast | None = None
         # Held while a line is written.
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -82,6 +89,9 @@ class SweepLines:
             self._done[status] += 1
             if status in (CellStatus.FAILED, CellStatus.REFUSED):
                 self._say(f"{name}: {status}{': ' if why else ''}{why}")
+
+    def foretold(self, forecast: Forecast) -> None:
+        self._forecast = forecast
 
     def started(
         self,

@@ -7,7 +7,7 @@ measured is a record, so the commands find it, and what they have measured is fo
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +26,7 @@ from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.engine.forecast import Forecast
     from winml_dag.pipeline.evaluation import EvaluationPlan
     from winml_dag.pipeline.host import Host
     from winml_dag.pipeline.perf import PerfPlan
@@ -55,7 +56,9 @@ class CellMeasured:
 
 @dataclass(frozen=True)
 class Running:
-    """How graphs of a sweep are carried out besides its builds. ``timeout_seconds``: of one stage."""
+    """How graphs of a sweep are carried out besides its builds. ``timeout_seconds``: of one stage; ``memory_bytes`` and
+    ``foretold``: as for builds.
+    """
 
     store: LocalStore
     jobs: int = 1
@@ -63,6 +66,8 @@ class Running:
     timeout_seconds: float | None = None
     observer: Observer | None = None
     executor: Executor | None = None
+    memory_bytes: int | None = None
+    foretold: Callable[[Forecast], None] | None = None
 
 
 def measure_cells(cells: Sequence[Finished], measure: Collection[str], running: Running) -> Mapping[str, CellMeasured]:
@@ -113,10 +118,11 @@ def run_together(
             (),
             store,
             scratch,
-            RunOptions("", jobs, True, running.rebuild, remembered, common.order),
+            RunOptions("", jobs, True, running.rebuild, remembered, common.order, running.memory_bytes),
             observer=running.observer,
             executor=running.executor,
             timeout_seconds=running.timeout_seconds,
+            foretold=running.foretold,
         )
     settle_accounts(None, results, store)
     by_id = {result.node.id: result for result in results}

@@ -29,6 +29,7 @@ from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.engine.forecast import Forecast
     from winml_dag.engine.progress import Progress
     from winml_dag.engine.reason import Reason
     from winml_dag.engine.stage import Node
@@ -46,6 +47,9 @@ class Watcher(Observer, Protocol):
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         """What became of a cell in this phase."""
+
+    def foretold(self, forecast: Forecast) -> None:
+        """What tells how long the stages will take that run from now on."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class _Run:
             options.stage_timeout_seconds,
             WithoutRounds(self._timed),
             executor,
+            options.memory_bytes,
+            watcher.foretold,
         )
         # By name, what each cell was built by, and what became of it.
         self._requests: dict[str, Request] = {}
@@ -182,6 +188,7 @@ class _Run:
             observer=WithoutRounds(self._timed),
             executor=self._executor,
             done=done,
+            foretold=self._watcher.foretold,
         )
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[Standing, CellResult]]]:
