@@ -1,24 +1,168 @@
-"""``winml-dag graph``: the graph of a build as text for mermaid or graphviz."""
+"""``winml-dag graph``: the graph of one or many builds, as text for mermaid or graphviz or as a page for a browser."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import planned_build, request_options
+from winml_dag.cli.options import request_from, several_request_options
+from winml_dag.cli.parameters import FILE
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.sweep import Sweep
+    from winml_dag.report.graphview import Foreseen
+    from winml_dag.store.local import LocalStore
+
+_MADE_BY_US = '<meta name="generator" content="winml_dag graph">'
+_MOST_NOTICES = 5
 
 
 @click.command(name="graph")
-@request_options
+@several_request_options
 @click.option("--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="mermaid or dot.")
-def command(*, format_: str, **options: Any) -> int:
-    """Print the graph of a build: sources, stages, and what passes between them."""
-    from winml_dag.pipeline.build import plan
-    from winml_dag.report.graph import dot, mermaid
+@click.option("--html", type=FILE, help="Write a page for a browser into this file instead.")
+def command(*, recipes: tuple[Path, ...], format_: str, html: Path | None, **options: Any) -> int:
+    """Print the graph of a build: sources, stages, and what passes between them. Of several recipes or a sweep, the one
+    graph that all of them are.
+    """
+    from winml_dag.store.local import LocalStore
 
-    planned, store = planned_build(options)
-    result = plan(planned, store)
-    statuses = {view.id: view.status for view in (*result.stages, *result.like_before)}
-    click.echo((mermaid if format_ == "mermaid" else dot)(planned.graph, statuses))
+    options["recipe"] = recipes[0] if recipes else None
+    request, cache_dir = request_from(options)
+    store = LocalStore(cache_dir)
+    if html is not None:
+        _refuse_foreign(html)
+    builds, notices = _foreseen(recipes, request, store)
+    if html is None:
+        for notice in notices:
+            click.echo(f"note: {notice}", err=True)
+        click.echo(_text(builds, format_))
+    else:
+        _write(html, builds, notices, title=_title(recipes, request))
     return 0
+
+
+def _foreseen(
+    recipes: Sequence[Path], request: Request, store: LocalStore
+) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
+    """Every build that is meant, and what is to be known of those that are not drawn.
+
+    Raises:
+        WinmlDagError: when none can be planned.
+    """
+    from winml_dag.report.graphview import Foreseen
+
+    sweep = _sweep(recipes)
+    if sweep is None:
+        from winml_dag.pipeline.planning import plan_request
+
+        graph = plan_request(request, store, download=False, needs_folder=False)
+        return (Foreseen.of(_label(request), graph, store),), ()
+    return _of_sweep(sweep, request, store)
+
+
+def _sweep(recipes: Sequence[Path]) -> Sweep | None:
+    """The sweep that *recipes* are; None for one recipe, or none."""
+    from winml_dag.recipe.sweepfiles import sweep_of_files
+
+    if not recipes:
+        return None
+    sweep = sweep_of_files(recipes)
+    only = sweep.cells[0] if len(sweep.cells) == 1 else None
+    return None if only is not None and only.file == recipes[0] and only.item is None and not only.values else sweep
+
+
+def _of_sweep(sweep: Sweep, request: Request, store: LocalStore) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
+    from dataclasses import replace
+
+    from winml_dag.cli.several import planned_each, refuse_if_all_the_same
+    from winml_dag.errors import UsageError, WinmlDagError
+    from winml_dag.pipeline.sweep.cells import request_of
+    from winml_dag.pipeline.sweep.state import read_sweep
+    from winml_dag.report.graphview import Foreseen
+
+    folder = request.output_dir or sweep.output_dir
+    last = None if folder is None else read_sweep(folder)
+    failed = {
+        cell.name: {cell.failure.stage: cell.failure.error}
+        for cell in (() if last is None else last.cells)
+        if cell.failure is not None and cell.failure.stage is not None
+    }
+    asked = []
+    for cell in sweep.cells:
+        if not cell.left_out:
+            one = request_of(cell, request, folder or Path())
+            asked.append((cell.name, one if folder is not None else replace(one, output_dir=None)))
+    planned = planned_each(asked, store, download=False, needs_folder=False)
+    refuse_if_all_the_same(planned)
+    builds = tuple(
+        Foreseen.of(each.label, each.graph, store, failed.get(each.label))
+        for each in planned
+        if not isinstance(each.graph, WinmlDagError)
+    )
+    refused = [f"{each.label}: {each.graph}" for each in planned if isinstance(each.graph, WinmlDagError)]
+    left_out = [f"{cell.name} is left out: {cell.left_out}" for cell in sweep.cells if cell.left_out]
+    if not builds:
+        raise UsageError("There is no build to draw.", advice=" ".join([*refused, *left_out][:_MOST_NOTICES]))
+    return builds, tuple(_few([*refused, *left_out]))
+
+
+def _few(notices: Sequence[str]) -> Iterator[str]:
+    yield from notices[:_MOST_NOTICES]
+    if len(notices) > _MOST_NOTICES:
+        yield f"{len(notices) - _MOST_NOTICES} more builds are not drawn; `winml-dag plan` says why."
+
+
+def _text(builds: Sequence[Foreseen], format_: str) -> str:
+    from winml_dag.report.graph import dot, mermaid
+    from winml_dag.report.graphview import statuses_of, together
+
+    draw = mermaid if format_ == "mermaid" else dot
+    if len(builds) == 1:
+        only = builds[0]
+        return draw(only.graph.graph, {result.node.id: result.status for result in only.results})
+    merged = together(builds)
+    return draw(merged.graph, statuses_of(builds, merged))
+
+
+def _write(path: Path, builds: Sequence[Foreseen], notices: Sequence[str], title: str) -> None:
+    from winml_dag import __version__
+    from winml_dag.report.graphhtml import graph_html, summary
+    from winml_dag.report.graphview import view_of
+    from winml_dag.store.files import in_words, write_whole
+
+    view = view_of(builds, notices)
+    made = f"Planned {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by winml_dag {__version__}."
+    with in_words(f"Cannot write {path}"):
+        write_whole(path, graph_html(view, title, made).encode("ascii"))
+    click.echo(f"{summary(view)}\nWrote {path}.")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise UsageError where a file is in the way that no call of ours made."""
+    from winml_dag.errors import UsageError
+
+    try:
+        with path.open("rb") as file:
+            begins = file.read(2000)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
+    if _MADE_BY_US.encode() not in begins:
+        raise UsageError(f"{path} is there, and no page of ours.", advice="Choose another name, or move it away.")
+
+
+def _title(recipes: Sequence[Path], request: Request) -> str:
+    named = ", ".join(str(path) for path in recipes) or _label(request)
+    return f"Graph of {named}"
+
+
+def _label(request: Request) -> str:
+    of_recipe = request.recipe.stem if isinstance(request.recipe, Path) else ""
+    return of_recipe or str(request.overrides.model or request.overrides.onnx or "build")

@@ -11,8 +11,21 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
 
 from winml_dag.canonical import JsonValue
+
+
+def page_of(folder: Path, styles: Sequence[str], scripts: Sequence[str], **fields: str) -> str:
+    """The template ``page.html`` of *folder*, filled with its *styles*, its *scripts* (what is used stands before what
+    uses it) and *fields*, which are HTML already. All files are ASCII.
+    """
+    style = "\n".join(_text(folder / name) for name in styles)
+    script = '"use strict";\n(() => {\n' + "\n".join(_text(folder / name) for name in scripts) + "})();\n"
+    template = Template(_text(folder / "page.html"))
+    return template.substitute(policy=policy(style, script), style=style, script=script, **fields)
 
 
 def policy(style: str, script: str) -> str:
@@ -36,3 +49,7 @@ def as_data(content: JsonValue) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("ascii")).digest()).decode("ascii")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii")

@@ -1,0 +1,58 @@
+/* What there is to say of one box, beside the picture. */
+
+const MOST_NAMES = 24;
+
+const showHint = () => {
+  byId("details").replaceChildren(
+    element("p", { class: "hint" }, "Point at a stage, or go from one to the next with the arrow keys, to read why it " +
+      "runs or not. A click or Enter highlights what it depends on and what depends on it."),
+  );
+};
+
+/** @param {Drawing} drawing @param {number} place @param {(members: number[]) => void} unfold */
+const showDetails = (drawing, place, unfold) => {
+  const box = drawing.view.boxes[place];
+  const terms = element("dl");
+  const term = (name, value, kind = "") => {
+    if (value) terms.append(element("dt", {}, name), element("dd", kind ? { class: kind } : { dir: "auto" }, value));
+  };
+  term("Why", box.status === "source" ? "" : box.reason);
+  term("What went wrong when it last ran", box.error);
+  term(box.status === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
+  term("Reads", names(drawing, place, drawing.before));
+  term("Is read by", names(drawing, place, drawing.after));
+  term(plural((box.cells || []).length, "build"), list((box.cells || []).map((cell) => CONTENT.cells[cell])));
+  term("Key", box.key, "code");
+  const children = [element("h2", { dir: "auto" }, box.step), element("p", {}, status(box)), terms];
+  if (isGroup(box)) {
+    const button = element("button", { type: "button" }, `Show its ${box.members.length} stages`);
+    button.addEventListener("click", () => unfold(box.members));
+    children.splice(2, 0, button);
+  }
+  byId("details").replaceChildren(...children);
+};
+
+const told = (box) => (box.seconds === undefined ? (box.status === "ran" ? "never timed" : "") : duration(box.seconds));
+
+const status = (box) => {
+  const mark = MARKS[box.status];
+  const shared = isShared(box) ? `, shared by ${box.cells.length} builds` : "";
+  return `${mark ? `${mark} ` : ""}${isGroup(box) ? box.label : STATUS[box.status]}${shared}`;
+};
+
+/** The steps of neighbours, with what passes between. */
+const names = (drawing, place, neighbours) => {
+  const counts = new Map();
+  for (const other of neighbours[place]) {
+    const step = drawing.view.boxes[other].step;
+    counts.set(step, (counts.get(step) || 0) + 1);
+  }
+  return [...counts].map(([step, count]) => (count > 1 ? `${step} (${count})` : step)).join(", ");
+};
+
+const list = (texts) => {
+  if (!texts.length) return "";
+  const shown = texts.slice(0, MOST_NAMES).map((text) => element("li", { dir: "auto" }, text));
+  if (texts.length > MOST_NAMES) shown.push(element("li", {}, `and ${texts.length - MOST_NAMES} more`));
+  return element("ul", {}, ...shown);
+};

@@ -1,0 +1,123 @@
+/* The picture of one view: boxes as elements, lines as two paths, all of them and those that are highlighted. */
+
+const BOX = { width: 176, height: 38, column: 236, row: 48 };
+const MARKS = { reused: "\u2713", ran: "\u25b6", failed: "\u2717", source: "" };
+const STATUS = { reused: "reused", ran: "would run", failed: "failed", source: "source" };
+
+const left = (box) => box.column * BOX.column;
+const top = (box) => box.row * BOX.row;
+const isShared = (box) => box.cells && box.cells.length > 1 && box.status !== "source";
+const isGroup = (box) => Boolean(box.members) && box.members.length > 1;
+
+/** What is drawn of a view, ready to be put into the picture. */
+class Drawing {
+  constructor(view) {
+    this.view = view;
+    this.before = view.boxes.map(() => []);
+    this.after = view.boxes.map(() => []);
+    for (const [maker, reader] of view.lines) {
+      this.after[maker].push(reader);
+      this.before[reader].push(maker);
+    }
+    this.boxes = view.boxes.map((box, place) => this.#box(box, place));
+    const isOfSource = ([maker]) => view.boxes[maker].status === "source";
+    this.all = drawn("g", { class: "all" },
+      drawn("path", { class: "lines sources", d: this.#path(view.lines.filter(isOfSource)) }),
+      drawn("path", { class: "lines", d: this.#path(view.lines.filter((line) => !isOfSource(line))) }));
+    this.near = drawn("path", { class: "lines near", d: "" });
+    this.moved = drawn("g", {}, this.all, this.near, ...this.#heads(), drawn("g", {}, ...this.boxes));
+  }
+
+  get size() {
+    return { width: (this.view.width - 1) * BOX.column + BOX.width, height: (this.view.height - 1) * BOX.row + BOX.height };
+  }
+
+  /** All places that can be reached from *places* by *neighbours*, themselves included. */
+  reached(places, neighbours) {
+    const seen = new Set(places);
+    const waiting = [...seen];
+    while (waiting.length) {
+      for (const next of neighbours[waiting.pop()]) {
+        if (!seen.has(next)) {
+          seen.add(next);
+          waiting.push(next);
+        }
+      }
+    }
+    return seen;
+  }
+
+  /** What *places* depend on and what depends on them. */
+  pathOf(places) {
+    return new Set([...this.reached(places, this.before), ...this.reached(places, this.after)]);
+  }
+
+  /** Lines with both ends in *places* are drawn upon the others. */
+  highlightLines(places) {
+    const lines = places ? this.view.lines.filter(([maker, reader]) => places.has(maker) && places.has(reader)) : [];
+    this.near.setAttribute("d", this.#path(lines));
+  }
+
+  #path(lines) {
+    return lines.map(([maker, reader]) => {
+      const [from, to] = [this.view.boxes[maker], this.view.boxes[reader]];
+      const [x, y] = [left(from) + BOX.width, top(from) + BOX.height / 2];
+      const [u, v] = [left(to), top(to) + BOX.height / 2];
+      const bend = (BOX.column - BOX.width) * 0.75;
+      return `M${x} ${y.toFixed(1)}C${x + bend} ${y.toFixed(1)} ${u - bend} ${v.toFixed(1)} ${u} ${v.toFixed(1)}`;
+    }).join("");
+  }
+
+  /** Above each column, which steps are in it and how many stages. */
+  #heads() {
+    const columns = Array.from({ length: this.view.width }, () => new Map());
+    for (const box of this.view.boxes) {
+      const step = box.status === "source" ? "sources" : box.step;
+      columns[box.column].set(step, (columns[box.column].get(step) || 0) + (box.members ? box.members.length : 1));
+    }
+    return columns.map((steps, column) => {
+      const told = [...steps].slice(0, 3).map(([step, count]) => `${step} ${count}`).join(", ");
+      return drawn("text", { class: "head", x: column * BOX.column, y: -14 }, shortened(told, 34));
+    });
+  }
+
+  #box(box, place) {
+    const group = drawn("g", {
+      class: `box ${box.status}`, role: "button", tabindex: -1, "data-place": place, "aria-label": this.#said(box),
+      transform: `translate(${left(box)} ${top(box)})`,
+    });
+    const rect = (name, offset) =>
+      drawn("rect", { class: name, x: offset, y: offset, width: BOX.width, height: BOX.height, rx: 6 });
+    if (isShared(box) || isGroup(box)) group.append(rect("behind", 4));
+    group.append(rect("front", 0), ...this.#shares(box));
+    const count = isGroup(box) ? box.members.length : isShared(box) ? box.cells.length : 0;
+    const mark = MARKS[box.status];
+    if (mark) group.append(drawn("text", { class: "mark", x: 9, y: 16 }, mark));
+    group.append(drawn("text", { x: mark ? 24 : 12, y: 16 }, shortened(box.step, count ? 16 : 20)));
+    if (count) group.append(drawn("text", { class: "times", x: BOX.width - 9, y: 16 }, `\u00d7${count}`));
+    group.append(drawn("text", { class: "label", x: mark ? 9 : 12, y: 31 }, shortened(box.label || "", 25)));
+    return group;
+  }
+
+  /** At the foot of a group, how much of it is of which status. */
+  #shares(box) {
+    if (!isGroup(box) || box.status === "source") return [];
+    const counts = new Map();
+    for (const place of box.members) {
+      const status = CONTENT.views.full.boxes[place].status;
+      counts.set(status, (counts.get(status) || 0) + 1);
+    }
+    let x = 1;
+    return [...counts].map(([status, count]) => {
+      const width = ((BOX.width - 2) * count) / box.members.length;
+      const share = drawn("rect", { class: `share ${status}`, x, y: BOX.height - 4, width, height: 3 });
+      x += width;
+      return share;
+    });
+  }
+
+  #said(box) {
+    const shared = isShared(box) ? `, shared by ${box.cells.length} builds` : "";
+    return `${box.step}, ${STATUS[box.status]}${shared}, ${box.label || ""}`;
+  }
+}

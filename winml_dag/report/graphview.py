@@ -1,0 +1,200 @@
+"""The graph of one or many builds as it is drawn: boxes with all that there is to say of each, and lines between them.
+
+Rounds of optimize and analyze that come to what an earlier one did are not drawn: what reads them reads that one. In a
+sweep of a hundred builds they would be half of all boxes, and say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from winml_dag.canonical import json_hash
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.plan import plan_graph
+from winml_dag.engine.stage import Node
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.rounds import folded
+from winml_dag.store.local import LocalStore
+
+SOURCE = "source"
+# Of several builds that have a stage in common, what is most to be known.
+_FIRST_TOLD = (Status.FAILED, Status.RAN, Status.REUSED, Status.SKIPPED)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A stage of the common graph, a source, or in a folded graph several of one kind.
+
+    Attributes:
+        step: what it is called in its build, without the build: ``optimize.0``; ``source`` for a source.
+        stage: the name of the stage; of a source, its own.
+        status: ``source``, or that of a plan: ``ran`` is what would run.
+        cells: the places of the builds that have it, in order.
+        seconds: what it took when it was made, of one that would run, the estimate; None where nobody knows.
+        config: a word that is equal for boxes of equal config.
+        members: of a folded one, the places of the boxes that it stands for.
+    """
+
+    step: str
+    stage: str
+    status: str
+    cells: tuple[int, ...]
+    reason: str = ""
+    key: str = ""
+    seconds: float | None = None
+    error: str = ""
+    config: str = ""
+    members: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """What ``reader`` reads of ``maker``, both by place; ``count`` lines in one where boxes are folded."""
+
+    maker: int
+    reader: int
+    artifact: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class GraphView:
+    """``cells``: the labels of the builds. ``steps``: the order in which a build goes through them."""
+
+    cells: tuple[str, ...]
+    boxes: tuple[Box, ...]
+    lines: tuple[Line, ...]
+    notices: tuple[str, ...] = field(default=())
+
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        return tuple((line.maker, line.reader) for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A build and what would become of each of its stages. ``failed``: by id, why a stage failed when it last ran."""
+
+    label: str
+    graph: BuildGraph
+    results: tuple[StageResult, ...]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, label: str, graph: BuildGraph, store: LocalStore, failed: Mapping[str, str] | None = None) -> Foreseen:
+        results = plan_graph(graph.graph, graph.sources, store, scope=graph.summary.scope)
+        return cls(label, graph, results, failed or {})
+
+
+def together(builds: Sequence[Foreseen]) -> Merged:
+    """The one graph of *builds*, whose labels differ."""
+    return merge([Part(build.label, build.graph.graph, build.graph.sources) for build in builds])
+
+
+def statuses_of(builds: Sequence[Foreseen], merged: Merged) -> dict[str, Status]:
+    """By id in the common graph, what would become of a stage."""
+    return {node_id: told[0] for node_id, told in _told(builds, merged).items()}
+
+
+def view_of(builds: Sequence[Foreseen], notices: Sequence[str] = ()) -> GraphView:
+    """What is drawn of *builds*, whose labels differ."""
+    merged = together(builds)
+    like = _like(builds, merged)
+    told = _told(builds, merged)
+    readers = merged.readers()
+    cells = _cells(readers, like)
+    nodes = [node for node in merged.graph.nodes if node.id not in like]
+    places = {name: place for place, name in enumerate([*merged.graph.sources, *(node.id for node in nodes)])}
+    lines = tuple(_lines(merged, nodes, like, places))
+    read_in: dict[int, set[int]] = {}
+    for line in lines:
+        read_in.setdefault(line.maker, set()).update(cells[nodes[line.reader - len(merged.graph.sources)].id])
+    sources = [
+        Box(SOURCE, _without_label(name, builds), SOURCE, tuple(sorted(read_in.get(place, ()))))
+        for place, name in enumerate(merged.graph.sources)
+    ]
+    boxes = [_box(node, readers[node.id][0][1], cells[node.id], *told[node.id]) for node in nodes]
+    return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
+
+
+def _without_label(name: str, builds: Sequence[Foreseen]) -> str:
+    """What a source is called in its build, where another one has taken the name among all."""
+    label = next((build.label for build in builds if name.startswith(f"{build.label}/")), None)
+    return name if label is None else name.removeprefix(f"{label}/")
+
+
+def _told(builds: Sequence[Foreseen], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
+    """By id in the common graph: status, what is foreseen, and why it failed when it last ran; of the builds that have
+    a stage, the one with most to tell.
+    """
+    found: dict[str, tuple[Status, StageResult, str]] = {}
+    for build, ids in zip(builds, merged.ids, strict=True):
+        for result in build.results:
+            error = build.failed.get(result.node.id, "") if result.status is Status.RAN else result.error
+            status = Status.FAILED if error else result.status
+            before = found.get(ids[result.node.id])
+            if before is None or _FIRST_TOLD.index(status) < _FIRST_TOLD.index(before[0]):
+                found[ids[result.node.id]] = (status, result, error)
+    return found
+
+
+def _like(builds: Sequence[Foreseen], merged: Merged) -> dict[str, str]:
+    """By id of a stage that is not drawn, the one in whose place it would be; both in the common graph: rounds that say
+    nothing new, and stages that turned out to do the same work, since they have one key.
+    """
+    found: dict[str, str] = {}
+    first_of: dict[str, str] = {}
+    for build, ids in zip(builds, merged.ids, strict=True):
+        for own, first in folded(build.results).like.items():
+            found[ids[own]] = ids[first]
+        for result in build.results:
+            node_id = ids[result.node.id]
+            if result.cache_key and node_id not in found:
+                found[node_id] = first_of.setdefault(result.cache_key, node_id)
+    # Of rounds that are one node only some builds may know what came of it: those that tell it apart are believed.
+    return {node_id: first for node_id, first in found.items() if first != node_id}
+
+
+def _settled(name: str, like: Mapping[str, str]) -> str:
+    seen = {name}
+    while name in like and like[name] not in seen:
+        name = like[name]
+        seen.add(name)
+    return name
+
+
+def _cells(readers: Mapping[str, Sequence[tuple[int, str]]], like: Mapping[str, str]) -> dict[str, set[int]]:
+    """By id, which builds have a stage, or a later round that is like it."""
+    found: dict[str, set[int]] = {}
+    for node_id, read_by in readers.items():
+        found.setdefault(_settled(node_id, like), set()).update(place for place, _ in read_by)
+    return found
+
+
+def _lines(merged: Merged, nodes: Sequence[Node], like: Mapping[str, str], places: Mapping[str, int]) -> Iterator[Line]:
+    graph = merged.graph
+    for node in nodes:
+        drawn: set[tuple[str, str]] = set()
+        for name in node.inputs.values():
+            maker = graph.makers[name].id if name in graph.makers else name
+            artifact = name.removeprefix(f"{maker}.") if name != maker else "files"
+            maker = _settled(maker, like)
+            if (maker, artifact) not in drawn:
+                drawn.add((maker, artifact))
+                yield Line(places[maker], places[node.id], artifact)
+
+
+def _box(node: Node, step: str, cells: set[int], status: Status, result: StageResult, error: str) -> Box:
+    record = result.record
+    return Box(
+        step=step,
+        stage=node.stage.name,
+        status=str(status),
+        cells=tuple(sorted(cells)),
+        reason=str(result.reason),
+        key=result.cache_key or "",
+        seconds=result.elapsed_seconds if record is None else record.elapsed_seconds,
+        error=error,
+        config=json_hash(node.config),
+    )
