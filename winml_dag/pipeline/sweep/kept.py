@@ -26,6 +26,11 @@ class Keeping:
     wide: str = ""
 
     @property
+    def suffix(self) -> str:
+        """What the name of a cell gets behind the number of nodes that are kept."""
+        return "in16" if self.kept == SIXTEEN else "in32"
+
+    @property
     def field(self) -> str:
         """The field of ``quant`` that says so."""
         return _FIELDS[self.kept]
@@ -39,11 +44,12 @@ class Keeping:
         return ranked if self.kept == SIXTEEN else ranked - 1
 
 
-def keeping_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) -> Keeping | str:
-    """In what nodes of *build* are kept as *search* says; or why they cannot be searched at all, as a sentence.
+def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) -> tuple[Keeping, ...] | str:
+    """In what nodes of *build* are kept as *search* says, the first to be tried first; or why they cannot be searched
+    at all, as a sentence.
 
-    16 bits are the better choice where the provider mixes widths: beside a node in float, others are quantized in other
-    ways than beside a quantized one.
+    16 bits come first where the provider mixes widths: beside a node in float, others are quantized in other ways than
+    beside a quantized one. They are of activations alone, so where weights are what is missing, only float helps.
     """
     if not isinstance(build, Build):
         return "it is of several components or of stages of its own, and nodes are ranked of one model alone"
@@ -56,11 +62,10 @@ def keeping_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) -> 
     first = build.quantize[0]
     wide = SIXTEEN_BITS.get(str(first.quant.activation_type), "")
     has_room = first.quant.mode == "static" and bool(wide) and first.target is not None and first.target.mixes_widths
-    if search.keep == "float" or (search.keep == "auto" and not has_room):
-        return Keeping(FLOAT)
-    if not has_room:
+    if search.keep == "16-bit" and not has_room:
         return "search.keep is 16-bit, and nodes with 16 bits cannot stand among these"
-    return Keeping(SIXTEEN, wide)
+    sixteen = (Keeping(SIXTEEN, wide),) if has_room and search.keep != "float" else ()
+    return (*sixteen, Keeping(FLOAT)) if search.keep != "16-bit" else sixteen
 
 
 def with_kept(loaded: LoadedRecipe, nodes: Sequence[str], keeping: Keeping) -> LoadedRecipe:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.pipeline.measurement import MeasurementGraph
 from winml_dag.pipeline.sweep.counts import between, next_counts
-from winml_dag.pipeline.sweep.kept import Keeping, keeping_of, with_kept
+from winml_dag.pipeline.sweep.kept import Keeping, keepings_of, with_kept
 from winml_dag.pipeline.sweep.measuring import Running, run_together
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
 from winml_dag.recipe.goal import Search
@@ -33,10 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The nodes of a cell, worst first, and in what they can be kept."""
+    """The nodes of a cell, worst first, and in what they can be kept: the first is tried first."""
 
     nodes: tuple[str, ...]
-    keeping: Keeping
+    keepings: tuple[Keeping, ...]
+
+    def most(self, keeping: Keeping, search: Search) -> int:
+        """How many nodes may be kept as *keeping* says."""
+        possible = keeping.most(len(self.nodes))
+        return possible if search.nodes_at_most is None else min(possible, search.nodes_at_most)
 
 
 @dataclass
@@ -44,65 +49,71 @@ class Hunt:
     """One search that is going on. ``holds``: whether a trial keeps the bounds on quality.
 
     Attributes:
-        tried: by how many nodes are kept, whether the bounds hold; 0 is ``cell``.
         ranked: or why its nodes cannot be ranked.
+        tried: for each way of keeping nodes that was tried, whether the bounds hold by how many are kept; 0 is the cell
+            itself.
     """
 
     cell: Cell
     holds: Callable[[CellResult], bool]
     ranked: Ranked | str = ""
-    tried: dict[int, bool] = field(default_factory=lambda: {0: False})
+    tried: list[dict[int, bool]] = field(default_factory=lambda: [{0: False}])
+
+    @property
+    def keeping(self) -> Keeping:
+        """What is being tried."""
+        assert isinstance(self.ranked, Ranked)
+        return self.ranked.keepings[len(self.tried) - 1]
 
     def wanted(self, search: Search) -> tuple[int, ...]:
-        """The numbers of nodes to try next."""
+        """The numbers of nodes to try next, kept as :attr:`keeping` says."""
         if isinstance(self.ranked, str):
             return ()
-        counts = next_counts(self.tried, self._most(self.ranked, search), search.method)
+        counts = self._next(self.ranked, search)
+        if not counts and between(self.tried[-1])[1] is None and len(self.tried) < len(self.ranked.keepings):
+            self.tried.append({0: False})
+            counts = self._next(self.ranked, search)
         return counts if search.most_trials is None else counts[: max(0, search.most_trials - self._trials)]
+
+    def trial(self, count: int) -> Cell:
+        """The cell in which the worst *count* nodes are kept."""
+        assert isinstance(self.ranked, Ranked)
+        assert self.cell.recipe is not None
+        return replace(
+            self.cell,
+            name=self._named(self.cell.name, count),
+            folder=self._named(self.cell.folder, count),
+            recipe=with_kept(self.cell.recipe, self.ranked.nodes[:count], self.keeping),
+        )
 
     def result(self, search: Search) -> SearchResult:
         """What it came to."""
         if isinstance(self.ranked, str):
-            return SearchResult(self.cell.name, "", 0, dict(self.tried), why=f"nothing was searched: {self.ranked}")
-        keeping, nodes = self.ranked.keeping, self.ranked.nodes
-        found = SearchResult(self.cell.name, keeping.kept, len(nodes), dict(sorted(self.tried.items())))
-        below, above = between(self.tried)
+            return SearchResult(self.cell.name, "", 0, {0: False}, why=f"nothing was searched: {self.ranked}")
+        nodes, tried, keeping = self.ranked.nodes, self.tried[-1], self.keeping
+        found = SearchResult(self.cell.name, keeping.kept, len(nodes), dict(sorted(tried.items())))
+        below, above = between(tried)
         trials = f"({counted(self._trials, 'trial')})"
+        limited = "; search.most_trials ended the search"
+        worst = f"of {len(nodes)} nodes {keeping.words}"
         if above is None:
-            ended = "" if below >= self._most(self.ranked, search) else ", which is where search.most_trials ended it"
-            return replace(
-                found,
-                why=f"with the worst {below} of {len(nodes)} nodes {keeping.words} they do not hold{ended} {trials}",
-            )
-        held = replace(found, nodes=nodes[:above], trial=trial_name(self.cell.name, above))
-        which = f"with the worst {above} of {len(nodes)} nodes {keeping.words} they hold"
+            ended = "" if below >= self.ranked.most(keeping, search) else limited
+            return replace(found, why=f"with the worst {below} {worst} they do not hold{ended} {trials}")
+        held = replace(found, nodes=nodes[:above], trial=self._named(self.cell.name, above))
+        which = f"with the worst {above} {worst} they hold, with {below} not"
         if above - below > 1:
-            return replace(held, why=f"{which}, and with {below} not; search.most_trials ended it {trials}")
-        return replace(held, fewest=above, why=f"{which}, and with {below} not {trials}")
+            return replace(held, why=f"{which}{limited} {trials}")
+        return replace(held, fewest=above, why=f"{which} {trials}")
+
+    def _next(self, ranked: Ranked, search: Search) -> tuple[int, ...]:
+        return next_counts(self.tried[-1], ranked.most(self.keeping, search), search.method)
+
+    def _named(self, whole: str, count: int) -> str:
+        return f"{whole}+{count}{self.keeping.suffix}"
 
     @property
     def _trials(self) -> int:
-        return len(self.tried) - 1
-
-    @staticmethod
-    def _most(ranked: Ranked, search: Search) -> int:
-        possible = ranked.keeping.most(len(ranked.nodes))
-        return possible if search.nodes_at_most is None else min(possible, search.nodes_at_most)
-
-
-def trial_name(cell: str, count: int) -> str:
-    """What the trial of *cell*, or its folder, is called in which the worst *count* nodes are kept."""
-    return f"{cell}+{count}"
-
-
-def trial_cell(cell: Cell, ranked: Ranked, count: int) -> Cell:
-    assert cell.recipe is not None
-    return replace(
-        cell,
-        name=trial_name(cell.name, count),
-        folder=trial_name(cell.folder, count),
-        recipe=with_kept(cell.recipe, ranked.nodes[:count], ranked.keeping),
-    )
+        return sum(len(tried) - 1 for tried in self.tried)
 
 
 def hunt_together(
@@ -117,22 +128,16 @@ def hunt_together(
     """
     made: dict[str, tuple[Cell, CellResult]] = {}
     while True:
-        asked = [(hunt, count) for hunt in hunts for count in hunt.wanted(search)]
+        asked = [(hunt, count, hunt.trial(count)) for hunt in hunts for count in hunt.wanted(search)]
         if not asked:
             return made
         # Several goals may search one cell.
-        new = {name: hunt for hunt, count in asked if (name := trial_name(hunt.cell.name, count)) not in made}
-        cells = [_cell(hunt, count) for hunt, count in asked]
-        cells = list({cell.name: cell for cell in cells if cell.name in new}.values())
-        for cell, result in zip(cells, carry_out(cells), strict=True):
-            made[cell.name] = (cell, replace(result, trial_of=new[cell.name].cell.name))
-        for hunt, count in asked:
-            hunt.tried[count] = hunt.holds(made[trial_name(hunt.cell.name, count)][1])
-
-
-def _cell(hunt: Hunt, count: int) -> Cell:
-    assert isinstance(hunt.ranked, Ranked)
-    return trial_cell(hunt.cell, hunt.ranked, count)
+        new = {cell.name: (hunt, cell) for hunt, _, cell in asked if cell.name not in made}
+        results = carry_out([cell for _, cell in new.values()])
+        for (hunt, cell), result in zip(new.values(), results, strict=True):
+            made[cell.name] = (cell, replace(result, trial_of=hunt.cell.name))
+        for hunt, count, cell in asked:
+            hunt.tried[-1][count] = hunt.holds(made[cell.name][1])
 
 
 def rank_cells(
@@ -152,7 +157,7 @@ def rank_cells(
     }
 
 
-def _planned(request: Request, search: Search, store: LocalStore) -> tuple[MeasurementGraph, Keeping] | str:
+def _planned(request: Request, search: Search, store: LocalStore) -> tuple[MeasurementGraph, tuple[Keeping, ...]] | str:
     """The graph of the build that *request* means up to where quantize would come, and the stage that ranks there."""
     # Imported here: a search is rare.
     from winml_dag.pipeline.plan import plan_build
@@ -162,11 +167,12 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
 
     try:
         build = build_of(request, store.folder, download=False)
-        keeping = keeping_of(build, search)
-        if isinstance(keeping, str):
-            return keeping
-        if keeping.field in (request.overrides.quant_settings or {}):
-            return f"quant.{keeping.field} was given on the command line, and takes the place of what is searched for"
+        keepings = keepings_of(build, search)
+        if isinstance(keepings, str):
+            return keepings
+        given = request.overrides.quant_settings or {}
+        if taken := next((keeping.field for keeping in keepings if keeping.field in given), None):
+            return f"quant.{taken} was given on the command line, and would stand in place of what is searched for"
         assert isinstance(build, Build)
         assert not isinstance(build.quantize, Skip)
         assert not isinstance(build.validate, Skip)
@@ -185,10 +191,10 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
         graph = plan_build(only, store.fingerprints)
     except WinmlDagError as error:
         return str(error)
-    return MeasurementGraph(graph.graph, graph.sources, build.summary.scope), keeping
+    return MeasurementGraph(graph.graph, graph.sources, build.summary.scope), keepings
 
 
-def _ranked(results: Sequence[StageResult], keeping: Keeping, store: LocalStore) -> Ranked | str:
+def _ranked(results: Sequence[StageResult], keepings: tuple[Keeping, ...], store: LocalStore) -> Ranked | str:
     if failed := next((result for result in results if result.record is None), None):
         return f"{failed.node.id} failed: {failed.error}" if failed.error else f"{failed.node.id}: {failed.reason}"
     record = next(result.record for result in results if result.node.stage.name == "sensitivity")
@@ -197,6 +203,6 @@ def _ranked(results: Sequence[StageResult], keeping: Keeping, store: LocalStore)
         with tempfile.TemporaryDirectory(prefix="winml-dag-ranking-", ignore_cleanup_errors=True) as name:
             store.fetch(record.outputs["report"], Path(name))
             report = json.loads((Path(name) / REPORT_FILE).read_text(encoding="utf-8"))
-            return Ranked(tuple(str(node["node"]) for node in report["nodes"]), keeping)
+            return Ranked(tuple(str(node["node"]) for node in report["nodes"]), keepings)
     except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
         return f"the ranking of its nodes cannot be read from the cache: {error}"
