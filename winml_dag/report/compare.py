@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.report.measures import MEASURES, Measure
+from winml_dag.report.row import Latency, Report, Row
+
+# Of measured latencies the bound leaves room for what another run of the same model differs by.
+_LATENCIES = ("latency", "latency_p90", "latency_p99", "load", "peak_memory")
+# Where 90 of 100 values of a normal distribution lie below, in standard deviations.
+_P90_OF_NORMAL = 1.2816
+_ROUNDING = 1e-12
+# Nobody asked for these cells, so nothing is wrong when they have no result.
+_NOT_WANTED = (CellStatus.LEFT_OUT, CellStatus.NOT_REACHED)
 
 
 class Verdict(StrEnum):
@@ -110,3 +125,190 @@ class Comparison:
     @property
     def improvements(self) -> tuple[Compared, ...]:
         return tuple(row for row in self.rows if row.is_improvement)
+
+
+def compare(now: Report, then: Report, bounds: Sequence[Bound]) -> Comparison:
+    """*now* against *then*. Rows of one name belong together, and then those that are the only ones of a model,
+    precision, provider and device in both reports.
+    """
+    pairs = _pairs(now.rows, then.rows)
+    rows = [_compared(row, old, bounds) for row, old in pairs]
+    matched = {old.name for _, old in pairs if old is not None}
+    rows += [_gone(old) for old in then.rows if old.name not in matched]
+    return Comparison(
+        then=", ".join(then.subjects),
+        now=", ".join(now.subjects),
+        then_made_at=then.made_at,
+        now_made_at=now.made_at,
+        bounds=tuple(bounds),
+        rows=tuple(sorted(rows, key=_urgency)),
+        notices=tuple(_notices(pairs)),
+    )
+
+
+def _pairs(rows: Sequence[Row], old_rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
+    by_name = {row.name: row for row in old_rows}
+    matched = {row.name for row in rows} & set(by_name)
+    left = _only_ones([row for row in old_rows if row.name not in matched])
+    ours = _only_ones([row for row in rows if row.name not in matched])
+    return [
+        (row, by_name.get(row.name) or (left.get(_kind(row)) if ours.get(_kind(row)) is row else None)) for row in rows
+    ]
+
+
+def _only_ones(rows: Sequence[Row]) -> dict[tuple[str, ...], Row]:
+    """Those rows that no other one is like."""
+    alike: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[_kind(row)].append(row)
+    return {kind: same[0] for kind, same in alike.items() if len(same) == 1}
+
+
+def _kind(row: Row) -> tuple[str, ...]:
+    return row.model, row.precision, row.ep, row.device
+
+
+def _compared(now: Row, then: Row | None, bounds: Sequence[Bound]) -> Compared:
+    fate = _fate(now, then)
+    changes = tuple(_changes(now, then, bounds)) if fate is Fate.SAME and then is not None else ()
+    return Compared(
+        name=now.name,
+        then=None if then is None else then.name,
+        fate=fate,
+        model=now.model,
+        precision=now.precision,
+        ep=now.ep,
+        device=now.device,
+        changes=changes,
+        why=_why(now) if fate in (Fate.NOW_FAILING, Fate.MISSING) else "",
+    )
+
+
+def _fate(now: Row, then: Row | None) -> Fate:
+    if then is None:
+        return Fate.NEW
+    if _is_there(now):
+        return Fate.SAME if _is_there(then) else Fate.NOW_THERE
+    if not _is_there(then):
+        return Fate.MISSING
+    # Of what the recipe leaves out, or this run did not come to, nothing can be said.
+    return Fate.GONE if now.status in _NOT_WANTED else Fate.NOW_FAILING
+
+
+def _is_there(row: Row) -> bool:
+    return row.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
+
+
+def _gone(then: Row) -> Compared:
+    return Compared(then.name, then.name, Fate.GONE, then.model, then.precision, then.ep, then.device)
+
+
+def _why(row: Row) -> str:
+    if row.failure is None:
+        return f"{row.status}: {row.why}" if row.why else str(row.status)
+    return f"failed{f' in {row.failure.stage}' if row.failure.stage else ''}: {row.failure.error}"
+
+
+def _changes(now: Row, then: Row, bounds: Sequence[Bound]) -> Iterator[Change]:
+    """One for each bound on what is known in either report."""
+    for bound in bounds:
+        measure = MEASURES[bound.measure]
+        values = measure.of(then), measure.of(now)
+        if values != (None, None):
+            yield _change(
+                measure, bound, *values, _obstacle(bound.measure, now, then), _noise(bound.measure, now, then)
+            )
+
+
+def _change(
+    measure: Measure, bound: Bound, then: float | None, now: float | None, obstacle: str, noise: float
+) -> Change:
+    def change(worse: float | None, verdict: Verdict, why: str = "") -> Change:
+        share = None if worse is None or not then else worse / abs(then)
+        return Change(measure.name, measure.label, measure.unit, then, now, worse, share, bound.text, verdict, why)
+
+    if then is None or now is None:
+        return change(None, Verdict.NOT_COMPARED, f"not known {'before' if then is None else 'now'}")
+    worse = then - now if measure.higher_is_better else now - then
+    if obstacle:
+        return change(worse, Verdict.NOT_COMPARED, obstacle)
+    allowed = bound.allowed * abs(then) if bound.relative else bound.allowed
+    # Values have few digits, and their difference has many.
+    allowed += _ROUNDING * max(1.0, abs(then))
+    if abs(worse) <= allowed:
+        return change(worse, Verdict.WITHIN)
+    if abs(worse) <= noise:
+        return change(worse, Verdict.WITHIN, f"so few inferences are known to {measure.text(noise)} only")
+    return change(worse, Verdict.REGRESSION if worse > 0 else Verdict.IMPROVEMENT)
+
+
+def _noise(measure: str, now: Row, then: Row) -> float:
+    """How far two medians of the same model differ at most in 95 of 100 cases, because of how few inferences they are
+    of; 0 for what is no latency, and for tails, of which the spread is not known.
+    """
+    if measure != "latency" or now.latency is None or then.latency is None:
+        return 0.0
+    return 1.96 * math.hypot(*(_error_of_median(latency) for latency in (now.latency, then.latency)))
+
+
+def _error_of_median(latency: Latency) -> float:
+    """Its standard error, with the spread from the upper half, in which latencies have most of theirs."""
+    spread = (latency.p90 - latency.p50) / _P90_OF_NORMAL
+    return math.sqrt(math.pi / 2) * spread / math.sqrt(max(latency.inferences, 1))
+
+
+def _obstacle(measure: str, now: Row, then: Row) -> str:
+    """Why two values that are known cannot be compared; empty when they can."""
+    if measure in _LATENCIES and now.latency is not None and then.latency is not None:
+        return _of_latencies(measure, now.latency, then.latency)
+    if measure.startswith("accuracy") and now.accuracy is not None and then.accuracy is not None:
+        if now.accuracy.metric != then.accuracy.metric:
+            return f"{then.accuracy.metric} before, {now.accuracy.metric} now"
+        if now.accuracy.samples != then.accuracy.samples:
+            return f"{then.accuracy.samples} samples before, {now.accuracy.samples} now"
+    if now.quality is not None and then.quality is not None and measure in _QUALITIES:
+        was, its = (then.quality.samples, then.quality.data), (now.quality.samples, now.quality.data)
+        if was != its:
+            return f"on {was[0]} {was[1]} samples before, on {its[0]} {its[1]} now"
+    return ""
+
+
+_QUALITIES = ("cosine", "cosine_min", "sqnr_db", "max_abs_error")
+
+
+def _of_latencies(measure: str, now: Latency, then: Latency) -> str:
+    if measure.startswith("latency") and (now.emulated or then.emulated):
+        return "of an emulated device"
+    if now.host != then.host:
+        differs = sorted(name for name in {*now.host, *then.host} if now.host.get(name) != then.host.get(name))
+        return f"measured on different hosts ({', '.join(differs)})"
+    return ""
+
+
+def _notices(pairs: Sequence[tuple[Row, Row | None]]) -> Iterator[str]:
+    both = [(row, old) for row, old in pairs if old is not None]
+    latencies = [(row.latency, old.latency) for row, old in both if row.latency is not None and old.latency is not None]
+    if any(now.host != then.host for now, then in latencies):
+        yield "Latencies and memory of different hosts are told, and not compared."
+    if any(now.emulated or then.emulated for now, then in latencies):
+        yield "Latencies of an emulated device are told, and not compared."
+    if not any(row.name == old.name for row, old in both) and both:
+        yield "No build has its former name: they are matched by model, precision, provider and device."
+
+
+_ORDER: Mapping[Fate, int] = {
+    Fate.NOW_FAILING: 0,
+    Fate.SAME: 3,
+    Fate.NOW_THERE: 2,
+    Fate.NEW: 4,
+    Fate.GONE: 5,
+    Fate.MISSING: 6,
+}
+
+
+def _urgency(row: Compared) -> tuple[int, float]:
+    """Regressions first, the worst of them before all others; then what is better, and then the rest as it came."""
+    if row.fate is Fate.SAME and row.is_regression:
+        shares = [abs(one.share or 1.0) for one in row.changes if one.verdict is Verdict.REGRESSION]
+        return 1, -max(shares)
+    return (2 if row.is_improvement else _ORDER[row.fate]), 0.0

@@ -63,15 +63,20 @@ def _place(row: Row, name: str) -> tuple[Any, ...]:
 def _test(text: str, axes: set[str]) -> Callable[[Row], bool]:
     axis, equals, labels = text.partition("=")
     if not equals:
-        return lambda row: matches(row.name, (text,))
+        names = (text, *_each(text))  # a comma may be part of a name
+        return lambda row: row.name in names or matches(row.name, names)
     is_not = axis.endswith("!")
     axis = axis.removesuffix("!").strip()
     if axis not in axes:
         raise UsageError(f"--filter: there is no axis {axis!r}.", advice=f"There are: {', '.join(sorted(axes))}.")
-    patterns = tuple(label.strip() for label in labels.split(","))
+    patterns = _each(labels)
     return lambda row: matches(_label(row, axis), patterns) is not is_not
 
 
 def _label(row: Row, axis: str) -> str:
     found = row.values.get(axis)
     return found if found is not None else _WORDS[axis](row) if axis in _WORDS else ""
+
+
+def _each(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
