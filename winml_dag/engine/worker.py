@@ -134,8 +134,8 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
 
 
 def _work(reference: str) -> Any:
-    """The function, imported with nothing collected meanwhile: modules stay until the end, and looking through them again
-    and again took a seventh of what it costs to export a small model.
+    """The function, imported with nothing collected meanwhile: modules stay until the end, and looking through them
+    again and again took a seventh of what it costs to export a small model.
     """
     gc.disable()
     try:
