@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -96,14 +96,23 @@ def merged(planned: Sequence[Planned]) -> Merged:
 
 
 def census(planned: Sequence[Planned]) -> Census:
-    """How much work *planned* are together. Which stages turn out to have the same inputs is not known before; of the
-    rounds of optimize and analyze only the first is counted, since most are like it.
+    """How much work *planned* are together."""
+    return census_of(merged(planned))
+
+
+def census_of(together: Merged) -> Census:
+    """How much work *together* is. Which stages turn out to have the same inputs is not known before; of the rounds of
+    optimize and analyze only the first is counted, since most are like it.
     """
-    together = merged(planned)
-    firsts = {node.id: node.stage.name for node in together.graph.nodes if (round_of(node) or ("", 0))[1] == 0}
+    firsts = {node.id: node.stage.name for node in first_rounds(together)}
     by_stage = Counter(firsts.values())
     apart = sum(node_id in firsts for ids in together.ids for node_id in ids.values())
     return Census(len(together.ids), apart, dict(sorted(by_stage.items())))
+
+
+def first_rounds(together: Merged) -> Iterator[Node]:
+    """The nodes of *together* without further rounds of optimize and analyze."""
+    return (node for node in together.graph.nodes if (round_of(node) or ("", 0))[1] == 0)
 
 
 def build_all(
