@@ -1,0 +1,70 @@
+// What has become worse or better since another report; what is worse comes first.
+
+/** @returns {HTMLElement | null} */
+function comparison() {
+  const told = report.comparison;
+  if (!told) return null;
+  const worse = told.rows.filter((/** @type {any} */ one) => one.is_regression);
+  const better = told.rows.filter((/** @type {any} */ one) => one.is_improvement);
+  const others = told.rows.filter((/** @type {any} */ one) => !one.is_regression && !one.is_improvement && one.fate !== "in both");
+  const same = told.rows.length - worse.length - better.length - others.length;
+  return section("comparison", "Since the other report",
+    el("p", {}, "Against ", own(told.then), told.then_made_at ? ` of ${moment(told.then_made_at)}` : "", ". Allowed: ",
+      own((told.bounds || []).map((/** @type {any} */ bound) => `${bound.measure} ${bound.text}`).join(", ") || "anything"), "."),
+    ...(told.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text))),
+    changeTable("Worse", "bad", worse), changeTable("Better", "good", better), changeTable("New, gone or missing", "off", others),
+    same > 0 && el("p", { text: `${counted(same, "build")} ${same === 1 ? "is" : "are"} as before, within what is allowed.` }));
+}
+
+/** @param {string} title @param {string} kind @param {any[]} some */
+function changeTable(title, kind, some) {
+  if (some.length === 0) return title === "Worse" ? el("p", {}, el("span", { class: "status good" }, glyph("\u2713"), " Nothing is worse.")) : null;
+  return el("div", { class: "changes" }, el("h3", {}, el("span", { class: `status ${kind}` }, glyph(kind === "bad" ? "\u25BC " : kind === "good" ? "\u25B2 " : ""), `${title} (${some.length})`)),
+    scroller(title, el("table", {}, el("thead", {}, el("tr", {}, ...["Build", "Measure", "Then", "Now", "Difference", "Allowed", "Verdict"].map((text) =>
+      el("th", { scope: "col", class: ["Then", "Now", "Difference"].includes(text) ? "number" : null, text })))),
+    ...some.map((one) => el("tbody", {}, ...changeLines(one))))));
+}
+
+/** What has changed beyond a bound; of a build that is not in both, what became of it. @param {any} one @returns {HTMLElement[]} */
+function changeLines(one) {
+  const name = (/** @type {number} */ lines) => el("th", { scope: "rowgroup", rowspan: String(lines) }, linkTo(one.name));
+  const telling = (one.changes || []).filter((/** @type {any} */ change) => ["regression", "improvement"].includes(change.verdict));
+  if (telling.length === 0) return [el("tr", {}, name(1), el("td", { colspan: "6" }, own([one.fate, one.why].filter(Boolean).join(": "))))];
+  return telling.map((/** @type {any} */ change, /** @type {number} */ place) => el("tr", {}, place === 0 && name(telling.length), ...changeCells(change)));
+}
+
+/** @param {any} change @returns {HTMLElement[]} */
+function changeCells(change) {
+  const sign = { "regression": ["\u25BC", "bad"], "improvement": ["\u25B2", "good"] }[/** @type {string} */ (change.verdict)] || ["", "off"];
+  return [el("td", { text: change.label }), ...[change.then, change.now].map((value) => el("td", { class: "number", text: changeText(change, value) })),
+    el("td", { class: "number", text: differenceText(change) }), el("td", { text: change.bound || NONE }),
+    el("td", {}, el("span", { class: `status ${sign[1]}` }, glyph(sign[0]), " ", change.verdict), change.why ? [": ", own(change.why)].map((one) => one) [1] : null)];
+}
+
+/** @param {any} change @param {any} value */
+function changeText(change, value) {
+  const told = number(value);
+  if (told === null) return NONE;
+  if (change.unit === "B" || change.unit === "bytes") return size(told);
+  return [digits(told, 5), change.unit].filter(Boolean).join(" ");
+}
+
+/** @param {any} change */
+function differenceText(change) {
+  const share = number(change.share);
+  if (change.then === undefined || change.now === undefined) return NONE;
+  const difference = Number(change.now) - Number(change.then);
+  const isBytes = change.unit === "B" || change.unit === "bytes";
+  const text = isBytes ? `${difference > 0 ? "+" : ""}${size(difference)}` : signed(difference);
+  return share === null ? text : `${text} (${difference < 0 ? "\u2212" : "+"}${digits(Math.abs(100 * share), 2)} %)`;
+}
+
+/** @param {Row} row @returns {HTMLElement[]} */
+function changesOfCell(row) {
+  const one = report.comparison && report.comparison.rows.find((/** @type {any} */ other) => other.name === row.name);
+  if (!one) return [];
+  const changes = one.changes || [];
+  return [part("Since the other report", el("p", {}, own([sentence(one.fate), one.why].filter(Boolean).join(": "))), changes.length > 0 && scroller("Changes",
+    el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Then", "Now", "Difference", "Allowed", "Verdict"].map((text) => el("th", { scope: "col", text })))),
+      el("tbody", {}, ...changes.map((/** @type {any} */ change) => el("tr", {}, ...changeCells(change)))))))];
+}

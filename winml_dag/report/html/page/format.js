@@ -1,0 +1,66 @@
+// Numbers as people read them, the same way everywhere on the page.
+
+/** What is not known. */
+const NONE = "\u2013";
+
+/** @param {any} value a number, or the word for one that JSON has none for @returns {number | null} */
+function number(value) {
+  return value === null || value === undefined ? null : Number(value);
+}
+
+/** @param {number} value @param {number} digits significant ones */
+function digits(value, digits = 3) {
+  if (!Number.isFinite(value)) return value > 0 ? "\u221e" : value < 0 ? "\u2212\u221e" : NONE;
+  const text = Math.abs(value) >= 10 ** digits || (value !== 0 && Math.abs(value) < 1e-4)
+    ? value.toLocaleString("en-US", { maximumSignificantDigits: Math.max(digits, 4) })
+    : String(Number(value.toPrecision(digits)));
+  return (Math.abs(value) < 1e-4 && value !== 0 ? value.toExponential(1) : text).replace("-", "\u2212");
+}
+
+/** @param {number} bytes */
+function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB"];
+  let value = bytes, unit = 0;
+  while (Math.abs(value) >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  return `${unit === 0 ? value : value.toFixed(1)} ${units[unit]}`.replace("-", "\u2212");
+}
+
+/** @param {number} value */
+function milliseconds(value) {
+  return `${digits(value)} ms`;
+}
+
+/** @param {number} value */
+function seconds(value) {
+  if (value < 9.95) return `${Number(value.toFixed(value < 0.095 ? 2 : 1))} s`;
+  if (value < 60) return `${value.toFixed(0)} s`;
+  const whole = Math.round(value);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const minutes = Math.round(whole / 60);
+  return minutes < 48 * 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} d ${Math.floor(minutes / 60) % 24} h`;
+}
+
+/** Cosines differ in what is behind their nines. @param {number} value */
+function cosine(value) {
+  return value.toFixed(4).replace("-", "\u2212");
+}
+
+/** @param {number} value */
+function whole(value) {
+  return value.toLocaleString("en-US");
+}
+
+/** @param {number} value */
+function signed(value) {
+  return (value > 0 ? "+" : "") + digits(value);
+}
+
+/** @param {number} count @param {string} noun */
+function counted(count, noun) {
+  return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+/** A moment without what nobody reads. @param {string} [text] */
+function moment(text = "") {
+  return text.replace(/\.\d+/, "").replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
+}

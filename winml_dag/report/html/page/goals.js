@@ -1,0 +1,73 @@
+// What was asked for, which build answers it, and what is against each of the others.
+
+/** @returns {HTMLElement | null} */
+function goals() {
+  const all = report.goals || [];
+  if (all.length === 0) return null;
+  const table = el("table", { class: "goals" }, el("caption", { class: "unseen", text: "Winners" }),
+    el("thead", {}, el("tr", {}, ...["For", "Wanted", "Winner", "Its figures", "Put into"].map((text) => el("th", { scope: "col", text })))),
+    el("tbody", {}, ...all.map(goalLine)));
+  return section("goals", "Goals", scroller("Winners", table),
+    el("details", { open: all.length <= 3 }, el("summary", { text: "All candidates, and what ruled them out" }), ...all.map(candidates)));
+}
+
+/** @param {any} goal */
+function goalLine(goal) {
+  const winner = (goal.candidates || []).find((/** @type {any} */ one) => one.cell === goal.winner);
+  return el("tr", {}, el("th", { scope: "row" }, own(groupOf(goal))), el("td", {}, own(wanted(goal))),
+    goal.winner ? el("td", {}, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: "missed" }, glyph("\u2717 "), "none: ", own(goal.why || "no build meets the bounds")),
+    el("td", { text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", { text: goal.folder }) : NONE));
+}
+
+/** @param {any} goal */
+function groupOf(goal) {
+  return Object.values(goal.group || {}).join(" on ") || "all";
+}
+
+/** @param {any} goal */
+function wanted(goal) {
+  const bounds = Object.entries(goal.subject_to || {}).map(([measure, bound]) => `${measure} ${bound}`);
+  return `least ${goal.minimize}${bounds.length ? ` with ${bounds.join(", ")}` : ""}`;
+}
+
+/** @param {any} candidate */
+function figuresOf(candidate) {
+  return Object.entries(candidate.values || {}).map(([measure, value]) => `${measure} ${measureText(measure, value)}`).join(", ");
+}
+
+/** @param {string} measure @param {any} value */
+function measureText(measure, value) {
+  const told = number(value);
+  if (told === null) return "not measured";
+  if (measure === "latency") return milliseconds(told);
+  if (measure === "size" || measure === "peak_memory") return size(told);
+  return digits(told, 4);
+}
+
+/** @param {any} goal */
+function candidates(goal) {
+  const measures = [...new Set((goal.candidates || []).flatMap((/** @type {any} */ one) => Object.keys(one.values || {})))];
+  const line = (/** @type {any} */ one) => el("tr", { class: one.cell === goal.winner ? "winner" : null }, el("th", { scope: "row" }, linkTo(one.cell)),
+    ...measures.map((measure) => el("td", { class: "number", text: measureText(measure, (one.values || {})[measure]) })),
+    el("td", {}, verdictOn(one, goal)));
+  return el("div", { class: "candidates" }, el("h3", {}, own(groupOf(goal))), scroller(`Candidates for ${groupOf(goal)}`,
+    el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "Build" }),
+      ...measures.map((measure) => el("th", { scope: "col", class: "number", text: measure })), el("th", { scope: "col", text: "Verdict" }))),
+    el("tbody", {}, ...(goal.candidates || []).map(line)))));
+}
+
+/** @param {any} candidate @param {any} goal @returns {HTMLElement} */
+function verdictOn(candidate, goal) {
+  if (candidate.cell === goal.winner) return el("strong", {}, glyph("\u2605 "), "winner");
+  if (candidate.why) return el("span", {}, "ruled out: ", own(candidate.why));
+  return el("span", { text: `meets the bounds, but its ${goal.minimize} is not the least` });
+}
+
+/** @param {Row} row @returns {HTMLElement[]} */
+function goalsOfCell(row) {
+  const concerned = (report.goals || []).flatMap((/** @type {any} */ goal) =>
+    (goal.candidates || []).filter((/** @type {any} */ one) => one.cell === row.name).map((/** @type {any} */ one) => ({ goal, one })));
+  if (concerned.length === 0) return [];
+  return [part("Goals", el("ul", {}, ...concerned.map(({ goal, one }) =>
+    el("li", {}, own(`${groupOf(goal)}, ${wanted(goal)}`), ": ", verdictOn(one, goal), figuresOf(one) ? ` (${figuresOf(one)})` : ""))))];
+}

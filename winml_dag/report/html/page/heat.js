@@ -1,0 +1,183 @@
+// The heat map: a row for each model, a column for each target and precision. A cell says its figure or why there is none.
+
+const STEPS = 6;
+const LABEL_OF_STATUS = "Status";
+
+/** @typedef {{label: string, cells: Map<string, Row[]>}} HeatRow */
+
+/** @returns {HTMLElement} */
+function heatMap() {
+  const measures = ["p50", "size", "cosine", "accuracy", "drop", "partitions", "cpu-nodes", "seconds"]
+    .map((id) => /** @type {Column} */ (columnsById.get(id))).filter((one) => rows.some((row) => one.value(row) !== null));
+  const state = { measure: measures.length ? measures[0].id : "status", within: true };
+  const table = el("table", { class: "heat" });
+  const legend = el("div", { class: "legend" });
+  const draw = () => {
+    drawHeat(table, state);
+    legend.replaceChildren(...heatLegend(state));
+  };
+  const options = [...measures.map((one) => /** @type {[string, string]} */ ([one.id, one.label])), /** @type {[string, string]} */ (["status", LABEL_OF_STATUS])];
+  draw();
+  return section("heat", "Heat map",
+    el("div", { class: "controls" },
+      chooser("Show", options, state.measure, (value) => { state.measure = value; draw(); }),
+      chooser("Colours compare", [["row", "builds of one row"], ["all", "all builds"]], "row",
+        (value) => { state.within = value === "row"; draw(); })),
+    legend, scroller("Heat map", table));
+}
+
+/** @param {HTMLElement} table @param {{measure: string, within: boolean}} state */
+function drawHeat(table, state) {
+  const targets = distinct(target);
+  const precisions = new Map(targets.map((one) => [one, [...new Set(rows.filter((row) => target(row) === one).map((row) => row.precision))]]));
+  const columns = targets.flatMap((one) => /** @type {string[]} */ (precisions.get(one)).map((precision) => heatKey(one, precision)));
+  const lines = heatRows();
+  const scales = heatScales(lines, state);
+  table.replaceChildren(
+    el("caption", { class: "unseen", text: `${state.measure === "status" ? LABEL_OF_STATUS : fullLabel(/** @type {Column} */ (columnsById.get(state.measure)))} by model, target and precision. Arrow keys move between cells.` }),
+    el("thead", {},
+      el("tr", {}, el("th", { rowspan: "2", scope: "col", text: "Model" }),
+        ...targets.map((one) => el("th", { colspan: /** @type {string[]} */ (precisions.get(one)).length, scope: "colgroup", class: "group" }, own(one)))),
+      el("tr", {}, ...targets.flatMap((one) => /** @type {string[]} */ (precisions.get(one)).map((precision, place) =>
+        el("th", { scope: "col", class: place === 0 ? "group" : null }, own(precision || NONE)))))),
+    el("tbody", {}, ...lines.map((line) => el("tr", {}, el("th", { scope: "row" }, own(line.label)),
+      ...columns.map((key) => heatCell(line.cells.get(key), state.measure, scales.get(line)))))));
+  const links = [...table.querySelectorAll("tbody a")];
+  roving(table, links, (from, key) => neighbour(links, from, key));
+}
+
+/** @param {string} where @param {string} precision */
+function heatKey(where, precision) {
+  return JSON.stringify([where, precision]);
+}
+
+/** A line for each model; where builds differ in more than precision and target, one for each of those values too.
+ * @returns {HeatRow[]}
+ */
+function heatRows() {
+  const place = (/** @type {Row} */ row) => JSON.stringify([row.model, target(row), row.precision]);
+  const axes = furtherAxes().filter((axis) => {
+    const seen = new Map();
+    return rows.some((row) => !row.trial_of && differs(seen, place(row), row.values[axis]));
+  });
+  /** @type {Map<string, HeatRow>} */
+  const lines = new Map();
+  for (const row of rows) {
+    const label = [row.model, ...axes.map((axis) => row.values[axis]).filter(Boolean)].join(" \u00B7 ");
+    const line = lines.get(label) || { label, cells: new Map() };
+    lines.set(label, line);
+    const key = heatKey(target(row), row.precision);
+    line.cells.set(key, [...(line.cells.get(key) || []), row]);
+  }
+  return [...lines.values()];
+}
+
+/** @param {Map<string, any>} seen @param {string} key @param {any} value */
+function differs(seen, key, value) {
+  if (!seen.has(key)) seen.set(key, value);
+  return seen.get(key) !== value;
+}
+
+/** Of several builds in one place, one that is there goes before one that is not, and trials come last.
+ * @param {Row[]} several
+ */
+function foremost(several) {
+  return [...several].sort((one, other) => rank(one) - rank(other))[0];
+}
+
+/** @param {Row} row */
+function rank(row) {
+  return (isThere(row) ? 0 : 1) + (row.trial_of ? 2 : 0);
+}
+
+/** @typedef {{low: number, high: number}} Scale
+ * @param {HeatRow[]} lines @param {{measure: string, within: boolean}} state @returns {Map<HeatRow, Scale>}
+ */
+function heatScales(lines, state) {
+  const measure = columnsById.get(state.measure);
+  const shown = (/** @type {HeatRow} */ line) => [...line.cells.values()].map(foremost);
+  const scale = (/** @type {Row[]} */ some) => {
+    const values = measure && measure.better ? some.map(measure.value).filter((value) => value !== null && Number.isFinite(value)) : [];
+    return { low: Math.min(...values), high: Math.max(...values) };
+  };
+  const common = scale(lines.flatMap(shown));
+  return new Map(lines.map((line) => [line, state.within ? scale(shown(line)) : common]));
+}
+
+/** How good a value is among others, from 0 to STEPS - 1. @param {number} value @param {Scale} scale @param {Column} measure */
+function step(value, scale, measure) {
+  const isRatio = (measure.part === "latency" || measure.part === "size") && scale.low > 0;
+  const at = isRatio ? Math.log : (/** @type {number} */ one) => one;
+  if (scale.high === scale.low) return 3;
+  const share = (at(value) - at(scale.low)) / (at(scale.high) - at(scale.low));
+  const good = measure.better === "low" ? 1 - share : share;
+  return Math.max(0, Math.min(STEPS - 1, Math.floor(good * STEPS)));
+}
+
+/** @param {Row[] | undefined} several @param {string} id of a measure @param {Scale | undefined} scale */
+function heatCell(several, id, scale) {
+  if (!several) return withTooltip(el("td", { class: "absent" }, glyph("\u00B7"), unseen("not in the sweep")), () => [["Not in the sweep."]]);
+  const row = foremost(several);
+  const measure = columnsById.get(id);
+  const value = measure && id !== "status" ? measure.value(row) : null;
+  const cell = el("td", { class: heatClass(row, value, measure, scale) },
+    el("a", { href: addressOf(row) }, ...heatText(row, value, measure),
+      several.length > 1 && el("small", { text: ` +${several.length - 1}` })));
+  const why = isThere(row) && value === null && measure && id !== "status" ? [[whyMissing(row, measure.part)]] : [];
+  const others = several.length > 1 ? [[`Also here: ${several.filter((one) => one !== row).map((one) => one.name).slice(0, 8).join(", ")}`]] : [];
+  withTooltip(cell.firstChild, () => [...aboutRow(row), ...why, ...others]);
+  return cell;
+}
+
+/** @param {Row} row @param {any} value @param {Column | undefined} measure @param {Scale | undefined} scale */
+function heatClass(row, value, measure, scale) {
+  const kind = STATUSES[/** @type {keyof typeof STATUSES} */ (row.status)].kind;
+  if (!isThere(row)) return `hatched ${kind}`;
+  if (!measure || measure.id === "status") return `state ${kind}`;
+  if (value === null) return "hatched off";
+  return Number.isFinite(value) && scale ? `step-${step(value, scale, measure)}` : "step-3";
+}
+
+/** @param {Row} row @param {any} value @param {Column | undefined} measure @returns {Child[]} */
+function heatText(row, value, measure) {
+  if (!isThere(row) || !measure || measure.id === "status") return [statusMark(row.status)];
+  const winner = row.winner_of && row.winner_of.length ? [glyph("\u2605 "), unseen("winner ")] : [];
+  if (value === null) return [...winner, "not measured"];
+  const missed = measure.held && measure.held(row) === false ? [glyph(" \u25BC"), unseen(" misses its bound")] : [];
+  return [...winner, textOf(measure, row), ...missed];
+}
+
+/** @param {any[]} links @param {number} from @param {string} key */
+function neighbour(links, from, key) {
+  if (key === "ArrowRight") return from + 1;
+  if (key === "ArrowLeft") return from - 1;
+  if (key !== "ArrowDown" && key !== "ArrowUp") return null;
+  const here = links[from].closest("td");
+  const column = here.cellIndex;
+  for (let line = sibling(here.parentElement, key); line; line = sibling(line, key)) {
+    const link = line.cells[column].querySelector("a");
+    if (link) return links.indexOf(link);
+  }
+  return null;
+}
+
+/** @param {any} line @param {string} key */
+function sibling(line, key) {
+  return key === "ArrowDown" ? line.nextElementSibling : line.previousElementSibling;
+}
+
+/** @param {{measure: string, within: boolean}} state @returns {Element[]} */
+function heatLegend(state) {
+  const measure = columnsById.get(state.measure);
+  const swatches = el("span", { class: "swatches", "aria-hidden": "true" }, ...Array.from({ length: STEPS }, (_, place) => el("i", { class: `step-${place}` })));
+  const entry = (/** @type {string} */ kind, /** @type {string} */ sign, /** @type {string} */ text) =>
+    el("span", { class: "entry" }, el("i", { class: kind, "aria-hidden": "true", text: sign }), text);
+  const scale = measure && measure.better && state.measure !== "status"
+    ? [el("span", { class: "entry" }, "worse", swatches, `better${measure.better === "low" ? " (less)" : " (more)"}`)] : [];
+  return [
+    ...scale,
+    entry("hatched off", "", "no figure, with the reason in it"),
+    ...(rows.some((row) => (row.winner_of || []).length) ? [entry("sign", "\u2605", "winner of a goal")] : []),
+    ...(rows.some((row) => [row.quality, row.accuracy].some((part) => part && part.passed === false)) ? [entry("sign", "\u25BC", "misses its bound")] : []),
+  ];
+}

@@ -1,0 +1,96 @@
+// Which page is shown: the address after # says it, so that going back and links work as everywhere.
+
+const place_ = { scrolled: 0, from: "" };
+
+function route() {
+  hideTooltip();
+  const hash = location.hash;
+  if (hash.startsWith("#cell/")) return showCell(hash);
+  const cameFrom = byId("overview").hidden ? place_.from : "";
+  byId("cell").hidden = true;
+  byId("overview").hidden = false;
+  if (cameFrom === "") return undefined;
+  const section = hash.length > 1 ? byId(hash.slice(1)) : null;
+  if (section) section.scrollIntoView();
+  else returnTo(cameFrom);
+  return undefined;
+}
+
+/** @param {string} hash */
+function showCell(hash) {
+  if (!byId("overview").hidden) place_.scrolled = window.scrollY;
+  place_.from = hash;
+  const row = rowsByName.get(decoded(hash.slice("#cell/".length)));
+  byId("cell").replaceChildren(...(row ? cellPage(row) : [
+    el("p", { class: "back" }, el("a", { href: "#", text: "\u2190 All builds" })),
+    el("h2", { id: "cell-title", tabindex: "-1", text: "There is no such build in this report" })]));
+  byId("overview").hidden = true;
+  byId("cell").hidden = false;
+  window.scrollTo(0, 0);
+  byId("cell-title").focus({ preventScroll: true });
+}
+
+/** @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Where one was before, with the focus on what one had chosen. @param {string} hash */
+function returnTo(hash) {
+  window.scrollTo(0, place_.scrolled);
+  const links = [...byId("overview").querySelectorAll("a")].filter((link) => link.getAttribute("href") === hash);
+  (links.find((link) => link.getAttribute("tabindex") === "0") || links[0])?.focus({ preventScroll: true });
+}
+
+function origin() {
+  const host = Object.entries(report.host || {}).map(([name, value]) => `${name} ${value}`).join(", ");
+  const texts = [report.began_at ? `Built ${moment(report.began_at)}` : "", `told ${moment(report.made_at)}`, (report.subjects || []).join(", "), host].filter(Boolean);
+  byId("origin").replaceChildren(...texts.map((text) => el("span", {}, own(text))));
+  byId("footer").replaceChildren(el("p", { text: ["winml_dag", report.made_by || ""].filter((text, place) => place === 1 || !(report.made_by || "").startsWith("winml_dag")).join(" ").trim() }));
+}
+
+function themeSwitch() {
+  const root = document.documentElement;
+  const button = byId("theme");
+  const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
+  const show = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`); };
+  const kept = remembered();
+  if (kept) root.dataset.theme = kept;
+  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; remember(root.dataset.theme); show(); });
+  prefersDark.addEventListener("change", show);
+  show();
+}
+
+/** A page from a disk may have no storage. */
+function remembered() {
+  try {
+    const kept = localStorage.getItem("winml_dag theme");
+    return kept === "dark" || kept === "light" ? kept : null;
+  } catch {
+    return null;
+  }
+}
+
+/** @param {string} theme */
+function remember(theme) {
+  try {
+    localStorage.setItem("winml_dag theme", theme);
+  } catch {
+    // It is as it was chosen until the page is closed.
+  }
+}
+
+themeSwitch();
+origin();
+byId("overview").replaceChildren(...overview());
+listenForTooltips();
+window.addEventListener("hashchange", route);
+if ("scrollRestoration" in history) history.scrollRestoration = "manual";
+route();
+if (!location.hash.startsWith("#cell/") && location.hash.length > 1) byId(location.hash.slice(1))?.scrollIntoView();
+document.documentElement.dataset.ready = "";

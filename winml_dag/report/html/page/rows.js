@@ -1,0 +1,95 @@
+// The content of the page, put together again from what repeats, and what can be asked of a row.
+
+/**
+ * @typedef {Object<string, any>} Row one build, as winml_dag/report/row.py says; what is not known is not there
+ * @type {Object<string, any>}
+ */
+const report = JSON.parse(byId("content").textContent);
+
+/** @type {Row[]} */
+const rows = report.rows.map(unpacked);
+
+/** @type {Map<string, Row>} */
+const rowsByName = new Map(rows.map((row) => [row.name, row]));
+
+const STATUSES = {
+  "built": { glyph: "\u2713", kind: "good" },
+  "up to date": { glyph: "\u2713", kind: "good" },
+  "failed": { glyph: "\u2717", kind: "bad" },
+  "refused": { glyph: "\u2298", kind: "warn" },
+  "left out": { glyph: "\u25CB", kind: "off" },
+  "not reached": { glyph: "\u2026", kind: "off" },
+};
+
+/** @param {any} row */
+function unpacked(row) {
+  const stages = row.stages.map((/** @type {any[]} */ values) => {
+    const pairs = report.stage_columns.map((/** @type {string} */ name, /** @type {number} */ place) => [name, values[place]]);
+    return Object.fromEntries(pairs.map(([name, value]) => [name, isTextOfStage(name) && value !== null ? report.texts[value] : value]));
+  });
+  return { values: {}, ...row, stages, versions: report.versions[row.versions] };
+}
+
+/** @param {string} name */
+function isTextOfStage(name) {
+  return ["id", "stage", "status", "reason", "cache_key", "made_at", "made_by"].includes(name);
+}
+
+/** @param {Row} row */
+function isThere(row) {
+  return row.status === "built" || row.status === "up to date";
+}
+
+/** @param {Row} row @returns {string} */
+function target(row) {
+  return [row.ep, row.device].filter((part, place) => part && (place === 0 || part !== row.ep)).join(" ") || NONE;
+}
+
+/** Why a row has no such part: never nothing. @param {Row} row @param {string} [part] @returns {string} */
+function whyMissing(row, part) {
+  const told = part && row.missing && row.missing[part];
+  if (told) return told;
+  if (!isThere(row)) return whatBecame(row);
+  return "Not measured.";
+}
+
+/** @param {Row} row */
+function whatBecame(row) {
+  const why = row.why || (row.failure && row.failure.error) || "";
+  const where = row.failure && row.failure.stage ? ` in ${row.failure.stage}` : "";
+  return `${sentence(row.status)}${where}${why ? `: ${why}` : "."}`;
+}
+
+/** @param {string} text */
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** @param {Row} row */
+function addressOf(row) {
+  return `#cell/${encodeURIComponent(row.name)}`;
+}
+
+/** @param {string} name of a row, or of one that this report does not have */
+function linkTo(name) {
+  const row = rowsByName.get(name);
+  return row ? el("a", { href: addressOf(row) }, own(name)) : own(name);
+}
+
+/** @param {string} status */
+function statusMark(status) {
+  const { glyph: sign, kind } = STATUSES[/** @type {keyof typeof STATUSES} */ (status)] || { glyph: "?", kind: "off" };
+  return el("span", { class: `status ${kind}` }, glyph(sign), " ", status);
+}
+
+/** Each value once, in the order of the rows. @param {(row: Row) => string} of @returns {string[]} */
+function distinct(of) {
+  return [...new Set(rows.map(of))];
+}
+
+/** Axes that the page has no column for. @returns {string[]} */
+function furtherAxes() {
+  const told = (/** @type {string} */ axis, /** @type {string} */ field) =>
+    rows.every((row) => row.values[axis] === undefined || row.values[axis] === row[field]);
+  return Object.keys(report.axes || {}).filter((axis) => !["model", "precision", "ep", "device"].some((field) => told(axis, field)));
+}

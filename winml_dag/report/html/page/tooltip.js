@@ -1,0 +1,70 @@
+// One tooltip for all: shown for what the pointer or the focus is on, gone with Escape.
+
+/** @type {WeakMap<Element, () => (string | Node)[][]>} what to say of an element, a line each */
+const told = new WeakMap();
+
+/** @param {Element} element @param {() => (string | Node)[][]} lines */
+function withTooltip(element, lines) {
+  told.set(element, lines);
+  element.setAttribute("data-tip", "");
+  return element;
+}
+
+/** @param {EventTarget | null} from */
+function showTooltip(from) {
+  const element = from instanceof Element ? from.closest("[data-tip]") : null;
+  const lines = element && told.get(element);
+  if (!element || !lines) return hideTooltip();
+  const tooltip = byId("tooltip");
+  tooltip.replaceChildren(...lines().map((line) => el("div", {}, ...line)));
+  tooltip.hidden = false;
+  hideTooltip.described?.removeAttribute("aria-describedby");
+  element.setAttribute("aria-describedby", "tooltip");
+  hideTooltip.described = element;
+  place(tooltip, element.getBoundingClientRect());
+}
+
+function hideTooltip() {
+  byId("tooltip").hidden = true;
+  hideTooltip.described?.removeAttribute("aria-describedby");
+  hideTooltip.described = undefined;
+}
+/** @type {Element | undefined} */
+hideTooltip.described = undefined;
+
+/** Below what it is about, above it where there is no room, never outside the window.
+ * @param {HTMLElement} tooltip @param {DOMRect} about
+ */
+function place(tooltip, about) {
+  const { width, height } = tooltip.getBoundingClientRect();
+  const edge = 8;
+  const left = Math.min(Math.max(edge, about.left + about.width / 2 - width / 2), window.innerWidth - width - edge);
+  const below = about.bottom + edge;
+  const top = below + height > window.innerHeight ? Math.max(edge, about.top - height - edge) : below;
+  tooltip.style.left = `${Math.max(edge, left)}px`;
+  tooltip.style.top = `${top}px`;
+}
+
+function listenForTooltips() {
+  document.addEventListener("pointerover", (event) => showTooltip(event.target));
+  document.addEventListener("focusin", (event) => showTooltip(event.target));
+  document.addEventListener("focusout", hideTooltip);
+  document.addEventListener("scroll", hideTooltip, { capture: true, passive: true });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
+}
+
+/** What is said of a build wherever it is met: its name, what became of it, and its figures.
+ * @param {Row} row @returns {(string | Node)[][]}
+ */
+function aboutRow(row) {
+  const figures = ["p50", "size", "cosine", "drop"].map((id) => /** @type {Column} */ (columnsById.get(id)))
+    .filter((one) => one.value(row) !== null).map((one) => `${one.label} ${textOf(one, row)}`);
+  return [
+    [el("strong", {}, own(row.name))],
+    [statusMark(row.status), ...(isThere(row) && !row.why ? [] : [" ", own(row.why || (row.failure && row.failure.error) || "")])],
+    ...(figures.length ? [[figures.join(", ")]] : []),
+    ...(row.winner_of && row.winner_of.length ? [["Winner: ", own(row.winner_of.join(", "))]] : []),
+    ...(row.dominated_by ? [["Dominated by ", own(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
+    ...(row.trial_of ? [["A trial of ", own(row.trial_of)]] : []),
+  ];
+}
