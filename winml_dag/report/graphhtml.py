@@ -19,6 +19,7 @@ _FOLDER = Path(__file__).parent / "graphpage"
 _STYLES = ("graph.css",)
 _SCRIPTS = ("dom.js", "drawing.js", "camera.js", "details.js", "search.js", "main.js")
 _SEPARATOR = re.compile(r"(?<=[-_/. ])")
+_LONGEST = 400
 _WORDS = {"ran": "would run", "reused": "reused", "failed": "failed"}
 
 
@@ -29,6 +30,7 @@ def graph_html(view: GraphView, title: str, made: str) -> str:
         "cells": list(view.cells),
         "views": {"full": _drawn(view), "folded": _drawn(folded)},
         "folded_first": len(view.boxes) > MOST_BOXES,
+        "folds": len(view.cells) > 1 and len(folded.boxes) < len(view.boxes),
     }
     return page_of(
         _FOLDER,
@@ -79,6 +81,7 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
         "step": box.stage or "sources" if box.step == SOURCE else box.step,
         "status": box.status,
         "label": _label(box, cells),
+        "apart": box.apart[:_LONGEST],
         "cells": list(box.cells),
         "reason": box.reason,
         "error": box.error,
@@ -95,7 +98,7 @@ def _label(box: Box, cells: Sequence[str]) -> str:
     if len(box.members) > 1:
         return f"{len(box.members)} stages of {_plural(len(names), 'build')}"
     if len(names) == 1:
-        return names[0]
+        return names[0] if len(cells) > 1 else ""
     parts = [name.split("/") for name in names]
     if len({len(of_name) for of_name in parts}) == 1:
         common = [of_part[0] for of_part in zip(*parts, strict=True) if len(set(of_part)) == 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from winml_dag.canonical import json_hash
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import plan_graph
@@ -33,8 +33,9 @@ class Box:
         status: ``source``, or that of a plan: ``ran`` is what would run.
         cells: the places of the builds that have it, in order.
         seconds: what it took when it was made, of one that would run, the estimate; None where nobody knows.
-        config: a word that is equal for boxes of equal config.
+        config: what the stage reads of the recipe.
         members: of a folded one, the places of the boxes that it stands for.
+        apart: what of its config tells it from other boxes of its step, where these are few.
     """
 
     step: str
@@ -45,8 +46,9 @@ class Box:
     key: str = ""
     seconds: float | None = None
     error: str = ""
-    config: str = ""
+    config: JsonObject = field(default_factory=dict)
     members: tuple[int, ...] = ()
+    apart: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,5 +198,5 @@ def _box(node: Node, step: str, cells: set[int], status: Status, result: StageRe
         key=result.cache_key or "",
         seconds=result.elapsed_seconds if record is None else record.elapsed_seconds,
         error=error,
-        config=json_hash(node.config),
+        config=node.config,
     )

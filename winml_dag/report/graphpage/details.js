@@ -19,6 +19,7 @@ const showDetails = (drawing, place, unfold) => {
   term("Why", box.status === "source" ? "" : box.reason);
   term("What went wrong when it last ran", box.error);
   term(box.status === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
+  term("Config, where others differ", box.apart);
   term("Reads", names(drawing, place, drawing.before));
   term("Is read by", names(drawing, place, drawing.after));
   term(plural((box.cells || []).length, "build"), list((box.cells || []).map((cell) => CONTENT.cells[cell])));

@@ -95,8 +95,14 @@ class Drawing {
     if (mark) group.append(drawn("text", { class: "mark", x: 9, y: 16 }, mark));
     group.append(drawn("text", { x: mark ? 24 : 12, y: 16 }, shortened(box.step, count ? 16 : 20)));
     if (count) group.append(drawn("text", { class: "times", x: BOX.width - 9, y: 16 }, `\u00d7${count}`));
-    group.append(drawn("text", { class: "label", x: mark ? 9 : 12, y: 31 }, shortened(box.label || "", 25)));
+    group.append(drawn("text", { class: "label", x: mark ? 9 : 12, y: 31 }, this.#below(box)));
     return group;
+  }
+
+  #below(box) {
+    const text = box.apart || (box.label ? "" : box.reason) || "";
+    if (!text) return shortened(box.label || "", 25);
+    return text.length > 25 ? `${text.slice(0, 24)}\u2026` : text;
   }
 
   /** At the foot of a group, how much of it is of which status. */
@@ -118,6 +124,6 @@ class Drawing {
 
   #said(box) {
     const shared = isShared(box) ? `, shared by ${box.cells.length} builds` : "";
-    return `${box.step}, ${STATUS[box.status]}${shared}, ${box.label || ""}`;
+    return `${box.step}, ${STATUS[box.status]}${shared}, ${box.apart || box.label || box.reason || ""}`;
   }
 }

@@ -186,6 +186,7 @@ byId("search").addEventListener("keydown", (event) => {
 byId("in").addEventListener("click", () => camera.zoom(1.25));
 byId("out").addEventListener("click", () => camera.zoom(0.8));
 byId("fit").addEventListener("click", () => camera.fit());
+byId("fold").hidden = !CONTENT.folds;
 byId("fold").addEventListener("click", () => show(drawing === drawings.folded ? "full" : "folded"));
 
 const isDark = () => {
