@@ -6,13 +6,16 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.options import format_option, rebuild_option, request_from, request_options
-from winml_dag.errors import StageError
+from winml_dag.cli.chosencells import cell_options
+from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
+from winml_dag.cli.sweep import Chosen, build_sweep, say_sweep_up_to_date
+from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
@@ -34,10 +37,17 @@ class _Seconds(click.FloatRange):
 
 
 @click.command(name="build")
-@request_options
+@several_request_options
+@cell_options
+@click.option("--retry-failed", is_flag=True, help="Of a sweep, only what failed the last time.")
 @rebuild_option
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
-@click.option("-k", "--keep-going", is_flag=True, help="After a failure go on with what does not depend on it.")
+@click.option(
+    "-k/",
+    "--keep-going/--no-keep-going",
+    default=None,
+    help="After a failure go on with what does not depend on it; several builds do.",
+)
 @click.option("--stage-timeout", type=_Seconds(min=0.1), help="Seconds after which any stage is ended.")
 @click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
 @click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
@@ -46,8 +56,12 @@ class _Seconds(click.FloatRange):
 @format_option
 def command(
     *,
+    recipes: tuple[Path, ...],
+    filters: tuple[str, ...],
+    shard: str | None,
+    retry_failed: bool,
     jobs: int | None,
-    keep_going: bool,
+    keep_going: bool | None,
     stage_timeout: float | None,
     link: bool,
     sandbox: bool,
@@ -57,34 +71,60 @@ def command(
     format_: str,
     **options: Any,
 ) -> int:
-    """Build a model, or stages of your own: run only what is not already known, then put the results in place.
+    """Build a model, or stages of your own: run only what is not already known, then put the results in place. A sweep,
+    several recipes, a folder or a pattern of them are built as one graph.
 
     \b
     winml-dag build -c recipe.yaml -o out
     winml-dag build --onnx model.onnx --device qnn --precision w8a16 -o out
+    winml-dag build -c sweep.yaml -o out --filter model=bert
     """
     started = time.monotonic()
-    request, cache_dir = request_from(options)
+    request, cache_dir = request_from({**options, "recipe": recipes[0] if len(recipes) == 1 else None})
+    at_a_glance = not (rebuild or verbose or format_ == "json")
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
-    standing = look(request, cache_dir)
-    if not (rebuild or verbose or format_ == "json") and say_up_to_date(standing, cache_dir, started):
+    standing = look(request, cache_dir) if len(recipes) < 2 else None
+    if at_a_glance and say_up_to_date(standing, cache_dir, started):
+        return 0
+    chosen = Chosen(filters, shard, retry_failed)
+    if at_a_glance and recipes and say_sweep_up_to_date(recipes, request, chosen, cache_dir, started):
         return 0
 
     from winml_dag.cli.buildreport import errors_as_json, print_json
     from winml_dag.pipeline.build import BuildOptions
 
-    how = BuildOptions(jobs or os.cpu_count() or 1, keep_going, rebuild, stage_timeout, link, sandbox)
+    how = BuildOptions(jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, sandbox)
+    # Of several builds, one that fails says nothing of the others.
+    of_several = replace(how, keep_going=keep_going is not False)
     with errors_as_json(format_):
+        if _are_a_sweep(recipes):
+            return build_sweep(
+                recipes, request, chosen, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_
+            )
+        if chosen != Chosen():
+            raise UsageError(
+                "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
+                advice="Leave them out, or give a recipe with a matrix, or several recipes.",
+            )
         if (items := _modules(request)) is not None:
             from winml_dag.cli.modules import build_modules
 
-            return build_modules(request, items, cache_dir, how, verbose=verbose, quiet=quiet, format_=format_)
+            return build_modules(request, items, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_)
         result = carry_out(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
     if format_ == "json":
         print_json([result], result.elapsed_seconds)
     if sandbox:
         _say_what_is_not_watched()
     return StageError.exit_code if result.failed else 0
+
+
+def _are_a_sweep(recipes: tuple[Path, ...]) -> bool:
+    """Whether *recipes* are several, or one with a matrix. A folder or pattern is a sweep, however many are in it."""
+    from winml_dag.recipe.reading import is_sweep, recipe_files
+
+    if len(recipes) != 1 or not recipes[0].is_file():
+        return len(recipes) > 1 or recipe_files(recipes) != recipes
+    return is_sweep(recipes[0])
 
 
 def _modules(request: Request) -> tuple[ModuleItem, ...] | None:

@@ -151,6 +151,15 @@ def file_of(cache_dir: str, asked: str) -> str:
     return os.path.join(cache_dir, "standing", f"{name}{_SUFFIX}")
 
 
+def keys_of(cache_dir: str, asked: str) -> list[str]:
+    """The keys that the note of the request *asked* stands on; none when that cannot be told."""
+    try:
+        with open(os.path.splitext(file_of(cache_dir, asked))[0] + KEYS_SUFFIX, encoding="ascii") as file:
+            return file.read().split()
+    except (OSError, ValueError):
+        return []
+
+
 def read_note(cache_dir: str, asked: str) -> Note | None:
     """The note of the request *asked*; None when there is none that can be used."""
     try:

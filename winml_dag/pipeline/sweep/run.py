@@ -19,7 +19,7 @@ from winml_dag.pipeline.builds import Outcome, Planned, build_all
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.pipeline.standing.check import Standing, check, note_use
-from winml_dag.pipeline.standing.note import KEYS_SUFFIX, file_of
+from winml_dag.pipeline.standing.note import keys_of as keys_of_note
 from winml_dag.pipeline.standing.surroundings import Surroundings, look_around, surroundings
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
@@ -77,13 +77,14 @@ class SweepRun:
 @dataclass(frozen=True)
 class SweepDone:
     """``cells``: what became of those that the run was for, and of trials. ``gone``: folders of cells that are no more.
-    ``words``: of all requests that stand for what there is now.
+    ``words``: of all requests that stand for what there is now. ``refusals``: exit codes of cells that were refused.
     """
 
     result: SweepResult
     cells: tuple[CellResult, ...]
     gone: tuple[str, ...]
     words: tuple[str, ...]
+    refusals: Mapping[str, int]
 
 
 def run_sweep(
@@ -138,6 +139,7 @@ class _Run:
         self._requests: dict[str, Request] = {}
         self._results: dict[str, CellResult] = {}
         self._put_words: list[str] = []
+        self._refusals: dict[str, int] = {}
 
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
@@ -155,7 +157,8 @@ class _Run:
         names = {cell.name for cell in self._asked.cells} | {trial.name for trial in (pursued or Pursued(())).trials}
         cells = tuple(cell for cell in result.cells if cell.name in names)
         words = [request.words for request in self._requests.values()]
-        return SweepDone(result, cells, gone, tuple(word for word in (*words, *self._put_words) if word is not None))
+        kept = tuple(word for word in (*words, *self._put_words) if word is not None)
+        return SweepDone(result, cells, gone, kept, self._refusals)
 
     def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
         """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
@@ -179,6 +182,8 @@ class _Run:
         made = Made(self._asked.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
+            if outcome.error is not None:
+                self._refusals[outcome.label] = outcome.error.exit_code
             finish(made.result(by_name[outcome.label], outcome))
 
         build_all(
@@ -200,7 +205,7 @@ class _Run:
             if last is None or words is None or not last.is_there:
                 continue
             standing = check(folder, words, around)
-            if standing is not None and standing.is_up_to_date and keys_of(last) <= _keys(folder, words):
+            if standing is not None and standing.is_up_to_date and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (standing, replace(last, values=cell.values))
 
     def _planned(self, request: Request, around: Surroundings) -> BuildGraph | WinmlDagError:
@@ -260,15 +265,6 @@ class _Run:
             raise StageError(f"{folder} could not be brought up to date with {cell.name}.")
         if request.words is not None:
             self._put_words.append(request.words)
-
-
-def _keys(cache_dir: str, words: str) -> frozenset[str]:
-    """The keys that the note of a request stands on."""
-    try:
-        text = Path(file_of(cache_dir, words)).with_suffix(KEYS_SUFFIX).read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return frozenset()
-    return frozenset(text.split())
 
 
 class _Timed:

@@ -1,0 +1,306 @@
+"""What ``build`` does with several builds at once: a sweep, several recipes, a folder or a pattern of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SweepResult
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.sweep.run import SweepDone
+    from winml_dag.recipe.sweep import Cell, Sweep
+
+_PROBLEMS = (CellStatus.FAILED, CellStatus.REFUSED)
+# More names than that in one line say nothing more.
+_MOST_NAMES = 4
+# Options that do not belong into the command for one cell: how to go about it, and which cells there are.
+_NOT_OF_A_CELL = frozenset(
+    {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which cells of a sweep a run is for. ``retry_failed``: those of them that failed the last time."""
+
+    filters: tuple[str, ...] = ()
+    shard: str | None = None
+    retry_failed: bool = False
+
+
+def say_sweep_up_to_date(
+    recipes: Sequence[Path], request: Request, chosen: Chosen, cache_dir: Path, started: float
+) -> bool:
+    """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
+    words = None if chosen.retry_failed else _words(recipes, request, chosen)
+    found = None if words is None else glance(cache_dir, words)
+    if found is None:
+        return False
+    for line in found.lines:
+        click.echo(line)
+    seconds = time.monotonic() - started
+    left_out = f", {found.left_out} left out" if found.left_out else ""
+    click.echo(f"{counted(found.cells + found.left_out)} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
+    return True
+
+
+def build_sweep(
+    recipes: Sequence[Path],
+    request: Request,
+    chosen: Chosen,
+    cache_dir: Path,
+    how: BuildOptions,
+    *,
+    verbose: bool,
+    quiet: bool,
+    format_: str,
+) -> int:
+    """Build the cells of a sweep that are *chosen*, and tell of them; returns the exit code.
+
+    Raises:
+        WinmlDagError: as reading the sweep and running it do.
+    """
+    from winml_dag.cli.sweepprogress import sweep_progress
+    from winml_dag.pipeline.standing.surroundings import surroundings
+    from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
+    from winml_dag.recipe.sweepfiles import sweep_of_files
+    from winml_dag.store.local import LocalStore
+
+    started, began_ns = time.monotonic(), time.time_ns()
+    around = surroundings(began_ns)
+    sweep = sweep_of_files(recipes)
+    folder = folder_of(sweep, request)
+    cells = cells_of(sweep, chosen, folder)
+    command = _command()
+    asked = SweepRun(
+        sweep,
+        replace(request, recipe=None, output_dir=folder),
+        folder,
+        cells,
+        recipe=", ".join(map(str, recipes)),
+        commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
+        whole=chosen.shard is None,
+    )
+    to_stderr = format_ == "json"
+    with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
+        done = run_sweep(asked, LocalStore(cache_dir), how, watcher)
+    if format_ == "json":
+        print_sweep(done)
+    for line in _lines(done, folder, quiet=quiet, verbose=verbose):
+        click.echo(line.text, err=to_stderr or line.is_error)
+    click.echo(_total(done, time.monotonic() - started), err=to_stderr)
+    if not quiet and done.result.cells:
+        click.echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
+    code = exit_code(done)
+    words = _words(recipes, request, chosen)
+    if code == 0 and words is not None and not chosen.retry_failed and _is_settled(done):
+        left_out = sum(cell.status is CellStatus.LEFT_OUT for cell in done.result.cells)
+        lines = (*_left_out(done.result), *(line for goal in done.result.goals for line in _goal(goal)))
+        found = Glance(len(cells), left_out, str(folder), tuple(line.text for line in lines))
+        keep_glance(cache_dir, words, found, files=sweep.files, builds=done.words, began_ns=began_ns, around=around)
+    return code
+
+
+def folder_of(sweep: Sweep, request: Request) -> Path:
+    """Where the cells of *sweep* go.
+
+    Raises:
+        UsageError: when no folder is named.
+    """
+    folder = request.output_dir or sweep.output_dir
+    if request.use_cache or folder is None:
+        raise UsageError(
+            "Several builds need a folder to put theirs into.",
+            advice="Give -o/--output-dir, or output_dir in the recipe of the sweep.",
+        )
+    return folder
+
+
+def cells_of(sweep: Sweep, chosen: Chosen, folder: Path) -> tuple[Cell, ...]:
+    """The cells that a run is for, without those that are left out.
+
+    Raises:
+        UsageError: for a filter or shard that makes no sense, and when nothing was run that could have failed.
+    """
+    from winml_dag.cli.chosencells import chosen_cells
+
+    cells = tuple(cell for cell in chosen_cells(sweep, chosen.filters, chosen.shard) if not cell.left_out)
+    if not chosen.retry_failed:
+        return cells
+    from winml_dag.pipeline.sweep.state import read_sweep
+
+    last = read_sweep(folder)
+    if last is None:
+        raise UsageError(f"No sweep was run in {folder} yet.", advice="Leave out --retry-failed.")
+    failed = {cell.name for cell in last.cells if cell.status in _PROBLEMS}
+    return tuple(cell for cell in cells if cell.name in failed)
+
+
+def exit_code(done: SweepDone) -> int:
+    """0 when all is there and every goal has a winner; that of the refusals where there is nothing but one kind; else
+    1.
+    """
+    from winml_dag.errors import StageError
+
+    missing = [cell for cell in done.cells if not cell.is_there and cell.trial_of is None]
+    if not missing:
+        return StageError.exit_code if any(goal.winner is None for goal in done.result.goals) else 0
+    codes = {done.refusals.get(cell.name, StageError.exit_code) for cell in missing}
+    return codes.pop() if len(codes) == 1 else StageError.exit_code
+
+
+def counted(cells: int) -> str:
+    return "1 cell" if cells == 1 else f"{cells} cells"
+
+
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    is_error: bool = False
+
+
+def _lines(done: SweepDone, folder: Path, *, quiet: bool, verbose: bool) -> Iterator[_Line]:
+    """What there is to tell of a sweep: what failed or was refused, and why; what is left out; what its goals chose."""
+    yield from _problems(done.cells, verbose=verbose)
+    if not quiet:
+        yield from _left_out(done.result)
+        yield from _measured(done.cells)
+        for name in done.gone:
+            yield _Line(f"note: {folder / name} is of a cell that is no more.")
+    for goal in done.result.goals:
+        yield from _goal(goal)
+
+
+def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
+    """Each problem once, with the cells that have it: what they share fails for all of them."""
+    by_problem: dict[object, list[CellResult]] = {}
+    for cell in cells:
+        if cell.status in _PROBLEMS:
+            by_problem.setdefault((cell.why, cell.failure), []).append(cell)
+    for same in by_problem.values():
+        failure = same[0].failure
+        advice = "" if failure is None or same[0].why.endswith(failure.advice) else f" {failure.advice}"
+        yield _Line(f"error: {_names(same)}: {same[0].why}{advice}", is_error=True)
+        if failure is not None and failure.log is not None:
+            tail: Sequence[str] = failure.tail
+            if verbose:
+                with suppress(OSError):
+                    tail = Path(failure.log).read_text(encoding="utf-8", errors="replace").splitlines()
+            yield from (_Line(f"  | {line}", is_error=True) for line in tail)
+            yield _Line(f"  the whole log: {failure.log}", is_error=True)
+    if stopped := [cell for cell in cells if cell.status is CellStatus.NOT_REACHED]:
+        yield _Line(f"error: {_names(stopped)}: {stopped[0].why}.", is_error=True)
+
+
+def _left_out(result: SweepResult) -> Iterator[_Line]:
+    by_reason: dict[str, list[CellResult]] = {}
+    for cell in result.cells:
+        if cell.status is CellStatus.LEFT_OUT:
+            by_reason.setdefault(cell.why, []).append(cell)
+    for why, same in by_reason.items():
+        yield _Line(f"left out: {_names(same)}: {why}")
+
+
+def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
+    """What could not be measured, each reason once."""
+    by_reason: dict[tuple[str, str], list[CellResult]] = {}
+    for cell in cells:
+        for what, measured in (("perf", cell.perf), ("eval", cell.eval)):
+            if measured is not None and measured.error:
+                by_reason.setdefault((what, measured.error), []).append(cell)
+    for (what, why), same in by_reason.items():
+        yield _Line(f"note: no {what} of {_names(same)}: {why}")
+
+
+def _goal(goal: GoalResult) -> Iterator[_Line]:
+    of = ", ".join(f"{axis} {label}" for axis, label in goal.group.items())
+    which = f"smallest {goal.minimize}" if goal.minimize != "size" else "smallest"
+    if goal.winner is None:
+        yield _Line(f"error: no winner{f' of {of}' if of else ''} ({which}): {goal.why}", is_error=True)
+    else:
+        where = "" if goal.folder is None else f", in {goal.folder}"
+        yield _Line(f"winner{f' of {of}' if of else ''} ({which}): {goal.winner}{where}")
+
+
+def _names(cells: Sequence[CellResult]) -> str:
+    names = [cell.name for cell in cells]
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+
+
+def _total(done: SweepDone, seconds: float) -> str:
+    """``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``"""
+    of_sweep = [cell for cell in done.cells if cell.trial_of is None]
+    left_out = [cell for cell in done.result.cells if cell.status is CellStatus.LEFT_OUT]
+    every = [*of_sweep, *left_out]
+    numbers = [(sum(cell.status is status for cell in every), str(status)) for status in CellStatus]
+    trials = len(done.cells) - len(of_sweep)
+    told = ", ".join(f"{number} {word}" for number, word in [*numbers, (trials, "tried in search")] if number)
+    graph = done.result.graph
+    ran = graph.by_status.get("ran", 0)
+    found = graph.stages_apart - ran - graph.by_status.get("failed", 0)
+    saved = f"; saved about {time_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
+    stages = "1 stage" if ran == 1 else f"{ran} stages"
+    done_ = told or "nothing to do"
+    return f"{counted(len(every))} in {time_text(seconds)}: {done_}; {stages} run, {found} shared or found{saved}."
+
+
+def time_text(seconds: float) -> str:
+    """``0.42 s``, ``92 s``, ``5 min``, ``2 h 05 min``."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def print_sweep(done: SweepDone) -> None:
+    """Print exactly one JSON object to stdout: what ``sweep.json`` holds, and the names of cells that are not there."""
+    from winml_dag.pipeline.sweep.plainform import plain
+
+    failed = [cell.name for cell in done.cells if not cell.is_there]
+    click.echo(json.dumps({**plain(done.result), "asked": [cell.name for cell in done.cells], "failed": failed}))
+
+
+def _is_settled(done: SweepDone) -> bool:
+    """Whether there is nothing left to try again."""
+    return not any(each is not None and each.error for cell in done.cells for each in (cell.perf, cell.eval))
+
+
+def _words(recipes: Sequence[Path], request: Request, chosen: Chosen) -> str | None:
+    return words_of(recipes, replace(request, recipe=None), chosen.filters, chosen.shard)
+
+
+def _command() -> str:
+    """The command that was given, without what is not of one cell."""
+    context = click.get_current_context()
+    given = ["winml-dag", "build"]
+    for param in context.command.params:
+        name = param.name or ""
+        if name not in _NOT_OF_A_CELL and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given += _as_given(param, context.params.get(name))
+    return shlex.join(given)
+
+
+def _as_given(param: click.Parameter, value: object) -> list[str]:
+    """The words of an option that has *value*."""
+    if isinstance(value, bool):
+        return [param.opts[0] if value else param.secondary_opts[0]]
+    values = value if isinstance(value, tuple) else (value,)
+    return [word for each in values for word in (param.opts[0], str(each))]

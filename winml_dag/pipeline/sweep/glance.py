@@ -1,0 +1,115 @@
+"""A sweep in which there is nothing to do, seen at a glance: before its file is read, or anything heavy imported.
+
+Each cell has a note of its own, like any build. What is kept here says which these are for one call of a sweep, and
+that they are all: it holds as long as every file that the sweep was read from, and ``sweep.json``, are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from winml_dag.canonical import canonical_json
+from winml_dag.pipeline.standing.check import MALFORMED, check, content_of, note_use, places_of
+from winml_dag.pipeline.standing.evidence import changed_after, look
+from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of, keys_of
+from winml_dag.pipeline.standing.surroundings import look_around
+from winml_dag.pipeline.sweep.result import SWEEP
+from winml_dag.store import changetime
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.request import Request
+    from winml_dag.pipeline.standing.surroundings import Surroundings
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A sweep whose *cells* are all up to date. ``lines``: what there is to tell of it besides how many there are."""
+
+    cells: int
+    left_out: int
+    folder: str
+    lines: tuple[str, ...] = ()
+
+
+def words_of(recipes: Sequence[Path], request: Request, filters: Sequence[str], shard: str | None) -> str | None:
+    """What was asked for, word for word; *request* has the options that hold for every cell, and no recipe."""
+    files = [str(path) for path in recipes]
+    if not all(map(os.path.isfile, files)):
+        from winml_dag.recipe.reading import recipe_files
+
+        # Of a folder or a pattern, which files there are is a part of the question.
+        files += [str(path) for path in recipe_files(recipes)]
+    common = request.words
+    if common is None:
+        return None
+    return canonical_json({"sweep": files, "common": common, "filters": list(filters), "shard": shard})
+
+
+def glance(cache_dir: Path, words: str) -> Glance | None:
+    """What *words* led to, if all of that is there and as it was; then it is noted that it was used."""
+    folder = str(cache_dir.absolute())
+    around = look_around()
+    standing = check(folder, words, around)
+    if standing is None or not standing.is_up_to_date:
+        return None
+    try:
+        plan: Any = json.loads(standing.note.plan)
+        found = Glance(int(plan["cells"]), int(plan["left_out"]), str(plan["folder"]), tuple(map(str, plan["lines"])))
+        builds = [str(each) for each in plan["builds"]]
+    except MALFORMED:
+        return None
+    stand = []
+    for each in builds:
+        one = check(folder, each, around)
+        if one is None or not one.is_up_to_date:
+            return None
+        stand.append(one)
+    for one in stand:
+        note_use(folder, one)
+    return found
+
+
+def keep_glance(
+    cache_dir: Path,
+    words: str,
+    found: Glance,
+    *,
+    files: Sequence[Path],
+    builds: Sequence[str],
+    began_ns: int,
+    around: Surroundings,
+) -> None:
+    """Keep that *words* led to *found*, which stands on the requests *builds*, read from *files* not before *began_ns*
+    in the surroundings *around*. A cache that cannot be written keeps nothing, and that is no error.
+    """
+    folder = str(cache_dir.absolute())
+    paths = list(dict.fromkeys(str(path.absolute()) for path in files))
+    if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
+        return  # nothing would tell what was edited while it was read
+    result = str(Path(found.folder).absolute() / SWEEP)
+    digests = [content_of(path) for path in (*paths, result)]
+    seen = look([*paths, result])
+    header = Header(
+        asked=words,
+        surroundings=around,
+        places=places_of([str(Path(found.folder).absolute())]),
+        groups=Groups(len(paths), outputs=1),
+        unsettled=changed_after(seen, began_ns - changetime.SETTLED_NS),
+        complete=True,
+    )
+    plan = {**asdict(found), "builds": builds}
+    from winml_dag.store.files import write_whole
+
+    with suppress(OSError):
+        note = Note.of(header, [*paths, result], seen, digests, json.dumps(plan).encode())
+        file = Path(file_of(folder, words))
+        write_whole(file, note.to_bytes())
+        # It goes with the last result that it stands on.
+        keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
+        write_whole(file.with_suffix(KEYS_SUFFIX), "".join(f"{key}\n" for key in keys).encode())
