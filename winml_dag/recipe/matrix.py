@@ -30,6 +30,7 @@ from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.recipe.sweep import Cell, Sweep
 from winml_dag.recipe.sweephead import ManyGoals, OneGoal
+from winml_dag.recipe.winners import goal_problems
 
 MOST_CELLS = 10_000
 # More lines than anybody reads; one slip can make thousands.
@@ -100,6 +101,7 @@ class _Reading:
         self._findings.refuse()
         folders = self._folders(drafts, names, template)
         cells = self._cells(drafts.values(), names, folders, own_bases)
+        self._refuse_goals(head, names, cells)
         return Sweep(
             name=head.name or self._path.stem,
             path=self._path,
@@ -316,6 +318,12 @@ class _Reading:
             raise self._refusal(tuple(wrong))
         self._refuse_shared_files(cells)
         return tuple(cells)
+
+    def _refuse_goals(self, head: OneGoal | ManyGoals, axes: Sequence[str], cells: Sequence[Cell]) -> None:
+        for at, what in goal_problems(head.goals, head.search, head.measure, axes, cells):
+            is_one = at[0] == "goal" and isinstance(head, OneGoal)
+            self._findings.add((at[0], *at[2:]) if is_one else at, what)
+        self._findings.refuse()
 
     def _refuse_shared_files(self, cells: Sequence[Cell]) -> None:
         """Stages of the recipe's own, and saved ranges, are put beside the recipe: those of one cell at most."""

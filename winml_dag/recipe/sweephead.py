@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import model_validator
-
-from winml_dag.recipe.fields import ListOf, Section, Text, problem
+from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.goal import Goal, Search
 
 
@@ -28,12 +26,6 @@ class OneGoal(SweepHead):
     @property
     def goals(self) -> tuple[Goal, ...]:
         return () if self.goal is None else (self.goal,)
-
-    @model_validator(mode="after")
-    def _search_for_a_goal(self) -> Self:
-        if self.search is not None and self.goal is None:
-            raise problem("there is no goal to search for", at=("search",))
-        return self
 
 
 class ManyGoals(SweepHead):

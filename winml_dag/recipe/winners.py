@@ -79,8 +79,9 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
         if goal.folder is not None and template_problem(goal.folder, tuple(axes)):
             continue  # told already
         chosen = group_axes(goal, axes, cells)
-        if goal.folder is not None and (unnamed := template_problem(goal.folder, chosen)):
-            yield ("goal", place, "folder"), f"{unnamed}: a winner is named for each value of these"
+        if goal.folder is not None and template_problem(goal.folder, chosen):
+            each = f"each value of {', '.join(chosen)}" if chosen else "all cells"
+            yield ("goal", place, "folder"), f"there is one winner for {each}, so nothing else can name its folder"
             continue
         for group in groups(chosen, cells):
             told = ", ".join(f"{axis} {label}" for axis, label in group.items()) or "all cells"
