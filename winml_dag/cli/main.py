@@ -29,6 +29,7 @@ COMMANDS = {
     "validate": ("winml_dag.cli.validate", "Run a finished model and hold it against what it was made from."),
     "perf": ("winml_dag.cli.perf", "Measure how fast a finished model loads and runs."),
     "eval": ("winml_dag.cli.eval", "Evaluate a finished model on labelled data, or beside its float model."),
+    "report": ("winml_dag.cli.report", "Tell what became of a sweep or of builds, and what has changed."),
     "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
     "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),

@@ -24,18 +24,18 @@ _WORDS: Mapping[str, Callable[[Row], str]] = {
 SORTED_BY = (*_WORDS, *MEASURES)
 
 
-def chosen(report: Report, filters: Sequence[str]) -> Report:
+def chosen(report: Report, filters: Sequence[str], *, may_be_empty: bool = False) -> Report:
     """*report* with those rows that all of *filters* take: ``model=bert,res*``, ``precision!=fp32``, ``bert/*``.
 
     Raises:
-        UsageError: for an axis that there is not, and when no row is left.
+        UsageError: for an axis that there is not, and when no row is left, unless that *may_be_empty*.
     """
     if not filters:
         return report
     axes = {axis for row in report.rows for axis in row.values} | set(_WORDS)
     tests = [_test(text, axes) for text in filters]
     rows = tuple(row for row in report.rows if all(test(row) for test in tests))
-    if not rows:
+    if not rows and not may_be_empty:
         raise UsageError(
             f"No build is left by --filter {' --filter '.join(filters)}.",
             advice=f"There are: {', '.join(row.name for row in report.rows[:5])}.",

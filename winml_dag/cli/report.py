@@ -1,0 +1,168 @@
+"""``winml-dag report``: what became of a sweep or of builds, as a table and as files, and what has changed since."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.cli.options import format_option
+from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.errors import StageError, UsageError, WinmlDagError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from winml_dag.report.compare import Comparison
+    from winml_dag.report.row import Report
+    from winml_dag.report.table import Line
+
+# Where the width is not known, as in a log.
+_WIDTH = 120
+_KINDS = ("html", "json", "csv")
+
+
+@click.command(name="report")
+@click.argument("folders", type=FILE, nargs=-1, metavar="OUT...")
+@click.option("--html", type=FILE, help="Where the page goes [OUT/report.html].")
+@click.option("--json", "json_", type=FILE, help="Where everything goes as JSON [OUT/report.json].")
+@click.option("--csv", type=FILE, help="Where the table goes for spreadsheets [OUT/report.csv].")
+@click.option("--no-files", is_flag=True, help="Write no files but those that are named.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that is not ours.")
+@click.option("--sort", type=TEXT, metavar="COLUMN", help="The best first: latency, size, cosine, time, ... or a name.")
+@click.option(
+    "--filter", "filters", type=TEXT, multiple=True, help="Builds like model=bert,res* or precision!=fp32, or a name."
+)
+@click.option("--against", type=FILE, help="An older report: a folder, or a report.json. Ends with 1 when worse.")
+@click.option(
+    "--bound",
+    "bounds",
+    type=TEXT,
+    metavar="MEASURE=WORSE",
+    multiple=True,
+    help="How much worse is allowed: latency=+5%, cosine=-0.001, size=off.",
+)
+@format_option
+def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
+    """Tell what became of the builds in OUT: the folder of a sweep, of one build, or several of them; shards of one
+    sweep are joined. All of it is written into OUT as a page, as JSON and as CSV too.
+
+    With --against, tell what has changed since another report, and end with 1 when something has become worse than
+    the bounds allow.
+
+    \b
+    winml-dag report out
+    winml-dag report out --sort latency --filter model=bert
+    winml-dag report out --against main/report.json --bound latency=+5%
+    """
+    with _errors_as_json(format_):
+        report, comparison = _reported(folders, options)
+        files = _files(folders, options)
+        from winml_dag.report.written import write_files
+
+        write_files(files, report, comparison, overwrite=options["overwrite"])
+    if format_ == "json":
+        from winml_dag.report.document import comparison_json, report_json
+
+        told = {} if comparison is None else {"comparison": comparison_json(comparison)}
+        click.echo(json.dumps({**report_json(report), **told}, ensure_ascii=False))
+    else:
+        _print(report, comparison)
+    if files:
+        click.echo(f"written: {', '.join(map(str, files.values()))}", err=format_ == "json")
+    return StageError.exit_code if comparison is not None and comparison.regressions else 0
+
+
+def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Report, Comparison | None]:
+    from winml_dag.report.collect import collect
+    from winml_dag.report.rowchoice import SORTED_BY, chosen, sorted_by
+
+    if not folders:
+        raise UsageError("No folder is given.", advice="Give the output folder of a sweep or of a build.")
+    if options["sort"] is not None and options["sort"] not in SORTED_BY:
+        raise UsageError(
+            f"--sort {options['sort']}: there is no such column.", advice=f"Known: {', '.join(SORTED_BY)}."
+        )
+    if options["bounds"] and options["against"] is None:
+        raise UsageError("--bound is about a comparison.", advice="Give an older report with --against.")
+    from winml_dag.report.bounds import bounds_of
+
+    bounds = bounds_of(options["bounds"])
+    # Before any file is written: the old report may be the one that is replaced.
+    then = None if options["against"] is None else _older(options["against"])
+    report = sorted_by(chosen(collect(folders), options["filters"]), options["sort"])
+    if then is None:
+        return report, None
+    from winml_dag.report.compare import compare
+
+    return report, compare(report, chosen(then, options["filters"], may_be_empty=True), bounds)
+
+
+def _older(path: Path) -> Report:
+    """The report in the file *path*, or of what lies in that folder, or that was left there by an earlier call."""
+    from winml_dag.errors import InputError
+    from winml_dag.report.collect import collect
+    from winml_dag.report.document import REPORT, read_report
+
+    if not path.is_dir():
+        return read_report(path)
+    try:
+        return collect([path])
+    except InputError:
+        if (path / REPORT).is_file():
+            return read_report(path / REPORT)
+        raise
+
+
+def _files(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Path]:
+    """Where the report is written, by format. What is only a part of it does not replace a whole one unasked."""
+    from winml_dag.report.written import default_files
+
+    given = {kind: options[name] for kind, name in zip(_KINDS, ("html", "json_", "csv"), strict=True)}
+    named = {kind: path for kind, path in given.items() if path is not None}
+    if options["no_files"] or options["filters"] or len(folders) > 1:
+        return named
+    return {**default_files(folders[0]), **named}
+
+
+def _print(report: Report, comparison: Comparison | None) -> None:
+    from winml_dag.report.comparedtable import comparison_lines
+    from winml_dag.report.table import table_lines
+
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    _echo(table_lines(report, width))
+    if comparison is not None:
+        click.echo()
+        _echo(comparison_lines(comparison, width))
+
+
+def _echo(lines: Iterable[Line]) -> None:
+    from winml_dag.report.table import Style
+
+    looks: dict[Style, dict[str, Any]] = {
+        Style.PLAIN: {},
+        Style.HEADING: {"bold": True},
+        Style.WINNER: {"fg": "green"},
+        Style.DOMINATED: {"dim": True},
+        Style.BAD: {"fg": "red"},
+    }
+    # Without a terminal click leaves colours out by itself.
+    color = False if os.environ.get("NO_COLOR") else None
+    click.echo("\n".join(click.style(line.text, **looks[line.style]) for line in lines), color=color)
+
+
+@contextmanager
+def _errors_as_json(format_: str) -> Iterator[None]:
+    """With the format json, an error too is the one object on stdout; its sentence still goes to stderr."""
+    try:
+        yield
+    except WinmlDagError as error:
+        if format_ == "json":
+            click.echo(json.dumps({"success": False, "errors": [str(error)]}, ensure_ascii=False))
+        raise
