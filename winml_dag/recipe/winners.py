@@ -84,14 +84,17 @@ def _clashes(goals: Sequence[Goal], axes: Collection[str], cells: Sequence[Cell]
             yield ("goal", place, "folder"), f"there is one winner for {each}, so nothing else can name its folder"
             continue
         for group in groups(chosen, cells):
-            told = ", ".join(f"{axis} {label}" for axis, label in group.items()) or "all cells"
-            owner = f"goal {place + 1}'s winner of {told}"
+            of = ", ".join(f"{axis} {label}" for axis, label in group.items()) or "all cells"
+            owner = f"goal {place + 1}'s winner of {of}"
             folders[owner], places[owner] = winner_folder(goal, group), place
             if what := folder_problem(folders[owner]):
                 yield ("goal", place, "folder"), f"{folders[owner]!r}: {what}"
+    told = set()
     for one, other in clashes(folders):
         named = other if other in places else one
-        if named in places:
+        # A template that is wrong clashes with many.
+        if named in places and places[named] not in told:
+            told.add(places[named])
             both = f"{one} and {other} would have the folder {folders[named]}, or one inside of the other's"
             yield ("goal", places[named], "folder"), both
 
