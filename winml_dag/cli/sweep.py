@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
@@ -84,7 +84,9 @@ def build_sweep(
     around = surroundings(began_ns)
     sweep = sweep_of_files(recipes)
     folder = folder_of(sweep, request)
-    cells = cells_of(sweep, chosen, folder)
+    meant = cells_of(sweep, chosen, folder)
+    cells = tuple(cell for cell in meant if not cell.left_out)
+    left_out = [cell for cell in meant if cell.left_out]
     command = _command()
     asked = SweepRun(
         sweep,
@@ -100,17 +102,16 @@ def build_sweep(
         done = run_sweep(asked, LocalStore(cache_dir), how, watcher)
     if format_ == "json":
         print_sweep(done)
-    for line in _lines(done, folder, quiet=quiet, verbose=verbose):
+    for line in _lines(done, left_out, folder, quiet=quiet, verbose=verbose):
         click.echo(line.text, err=to_stderr or line.is_error)
-    click.echo(_total(done, time.monotonic() - started), err=to_stderr)
+    click.echo(_total(done, len(left_out), time.monotonic() - started), err=to_stderr)
     if not quiet and done.result.cells:
         click.echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
     code = exit_code(done)
     words = _words(recipes, request, chosen)
     if code == 0 and words is not None and not chosen.retry_failed and _is_settled(done):
-        left_out = sum(cell.status is CellStatus.LEFT_OUT for cell in done.result.cells)
-        lines = (*_left_out(done.result), *(line for goal in done.result.goals for line in _goal(goal)))
-        found = Glance(len(cells), left_out, str(folder), tuple(line.text for line in lines))
+        lines = (*_left_out(left_out), *(line for goal in done.result.goals for line in _goal(goal)))
+        found = Glance(len(cells), len(left_out), str(folder), tuple(line.text for line in lines))
         keep_glance(cache_dir, words, found, files=sweep.files, builds=done.words, began_ns=began_ns, around=around)
     return code
 
@@ -131,14 +132,14 @@ def folder_of(sweep: Sweep, request: Request) -> Path:
 
 
 def cells_of(sweep: Sweep, chosen: Chosen, folder: Path) -> tuple[Cell, ...]:
-    """The cells that a run is for, without those that are left out.
+    """The cells that a run is for, those among them that the sweep leaves out.
 
     Raises:
         UsageError: for a filter or shard that makes no sense, and when nothing was run that could have failed.
     """
     from winml_dag.cli.chosencells import chosen_cells
 
-    cells = tuple(cell for cell in chosen_cells(sweep, chosen.filters, chosen.shard) if not cell.left_out)
+    cells = chosen_cells(sweep, chosen.filters, chosen.shard)
     if not chosen.retry_failed:
         return cells
     from winml_dag.pipeline.sweep.state import read_sweep
@@ -173,11 +174,11 @@ class _Line:
     is_error: bool = False
 
 
-def _lines(done: SweepDone, folder: Path, *, quiet: bool, verbose: bool) -> Iterator[_Line]:
+def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bool, verbose: bool) -> Iterator[_Line]:
     """What there is to tell of a sweep: what failed or was refused, and why; what is left out; what its goals chose."""
     yield from _problems(done.cells, verbose=verbose)
     if not quiet:
-        yield from _left_out(done.result)
+        yield from _left_out(left_out)
         yield from _measured(done.cells)
         for name in done.gone:
             yield _Line(f"note: {folder / name} is of a cell that is no more.")
@@ -206,11 +207,10 @@ def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
         yield _Line(f"error: {_names(stopped)}: {stopped[0].why}.", is_error=True)
 
 
-def _left_out(result: SweepResult) -> Iterator[_Line]:
-    by_reason: dict[str, list[CellResult]] = {}
-    for cell in result.cells:
-        if cell.status is CellStatus.LEFT_OUT:
-            by_reason.setdefault(cell.why, []).append(cell)
+def _left_out(cells: Sequence[Cell]) -> Iterator[_Line]:
+    by_reason: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_reason.setdefault(cell.left_out, []).append(cell)
     for why, same in by_reason.items():
         yield _Line(f"left out: {_names(same)}: {why}")
 
@@ -236,28 +236,27 @@ def _goal(goal: GoalResult) -> Iterator[_Line]:
         yield _Line(f"winner{f' of {of}' if of else ''} ({which}): {goal.winner}{where}")
 
 
-def _names(cells: Sequence[CellResult]) -> str:
+def _names(cells: Sequence[Cell | CellResult]) -> str:
     names = [cell.name for cell in cells]
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
 
 
-def _total(done: SweepDone, seconds: float) -> str:
+def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     """``40 cells in 92 s: 38 built, 1 failed, 1 left out; 163 stages run, 77 shared or found; saved about 5 min.``"""
     of_sweep = [cell for cell in done.cells if cell.trial_of is None]
-    left_out = [cell for cell in done.result.cells if cell.status is CellStatus.LEFT_OUT]
-    every = [*of_sweep, *left_out]
-    numbers = [(sum(cell.status is status for cell in every), str(status)) for status in CellStatus]
+    numbers = [(sum(cell.status is status for cell in of_sweep), str(status)) for status in CellStatus]
     trials = len(done.cells) - len(of_sweep)
-    told = ", ".join(f"{number} {word}" for number, word in [*numbers, (trials, "tried in search")] if number)
+    further = [(left_out, str(CellStatus.LEFT_OUT)), (trials, "tried in search")]
+    told = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
     graph = done.result.graph
     ran = graph.by_status.get("ran", 0)
     found = graph.stages_apart - ran - graph.by_status.get("failed", 0)
     saved = f"; saved about {time_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
     stages = "1 stage" if ran == 1 else f"{ran} stages"
-    done_ = told or "nothing to do"
-    return f"{counted(len(every))} in {time_text(seconds)}: {done_}; {stages} run, {found} shared or found{saved}."
+    cells = f"{counted(len(of_sweep) + left_out)} in {time_text(seconds)}: {told or 'nothing to do'}"
+    return f"{cells}; {stages} run, {found} shared or found{saved}."
 
 
 def time_text(seconds: float) -> str:
