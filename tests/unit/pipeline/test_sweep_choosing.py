@@ -1,0 +1,92 @@
+"""The winner among cells: it meets all bounds, and nothing that meets them is better. What rules others out is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.pipeline.sweep.choosing import Judged, is_pending, judge, nearest, winner
+from winml_dag.pipeline.sweep.facts import Facts
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure
+from winml_dag.recipe.goal import Goal
+
+GOAL = Goal.model_validate({"minimize": "latency", "subject_to": {"cosine": ">=0.99", "size": "<=50"}})
+THERE = CellResult("a/w8a8", {}, "a/w8a8", CellStatus.BUILT)
+
+# Few different values, so that there are ties.
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "latency": st.sampled_from([1.0, 2.0, 3.0]),
+        "size": st.sampled_from([40.0, 50.0, 60.0]),
+        "cosine": st.sampled_from([0.98, 0.99, 1.0]),
+    },
+)
+
+
+def judged(values: Mapping[str, float], name: str = "a/w8a8") -> Judged:
+    missing = {each: "nobody looked" for each in ("latency", "size", "cosine") if each not in values}
+    return judge(GOAL, replace(THERE, name=name), Facts(values, missing))
+
+
+@given(st.lists(VALUES, max_size=12))
+def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dict[str, float]]) -> None:
+    cells = [judged(values, f"cell {place}") for place, values in enumerate(found)]
+    meeting = [
+        (values["latency"], -values["cosine"], values["size"], place)
+        for place, values in enumerate(found)
+        if len(values) == 3 and values["cosine"] >= 0.99 and values["size"] <= 50
+    ]
+    best = winner(GOAL, cells)
+    assert (None if best is None else best.result.name) == (f"cell {min(meeting)[3]}" if meeting else None)
+    # Whoever has a reason against it does not win, and whoever has none could have.
+    assert [one.candidate(GOAL).why == "" for one in cells] == [
+        any(place == each for *_, each in meeting) for place in range(len(cells))
+    ]
+
+
+def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
+    assert judged({"latency": 1.0, "size": 60.0, "cosine": 0.98999}).candidate(GOAL).why == (
+        "cosine is 0.98999, below 0.99; size is 60 bytes, above 50"
+    )
+    assert judged({"size": 60.0}).candidate(GOAL).values == {"latency": None, "cosine": None, "size": 60.0}
+    assert judged({"size": 1.0, "cosine": 1.0}).candidate(GOAL).why == "latency is not known: nobody looked"
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (
+            replace(THERE, status=CellStatus.FAILED, failure=Failure("compile", "The compiler crashed.")),
+            "failed at compile: The compiler crashed",
+        ),
+        (replace(THERE, status=CellStatus.REFUSED, why="QNN is not installed."), "refused: QNN is not installed"),
+    ],
+    ids=["failed", "refused"],
+)
+def test_a_cell_that_is_not_there_is_no_winner_and_says_why(result: CellResult, told: str) -> None:
+    one = judge(GOAL, result, None)
+    assert winner(GOAL, [one]) is None
+    assert one.candidate(GOAL).why == told
+    assert not is_pending([result])
+
+
+def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
+    far = judged({"latency": 1.0, "size": 40.0, "cosine": 0.5}, "far")
+    near = judged({"latency": 3.0, "size": 40.0, "cosine": 0.98}, "near")
+    too_large = judged({"latency": 1.0, "size": 60.0, "cosine": 1.0}, "too large")
+    unknown = judged({"latency": 1.0, "cosine": 0.98}, "unknown")
+    found = nearest(GOAL, [far, unknown, near, too_large])
+    assert found is not None
+    assert found.result.name == "near"
+
+
+def test_only_who_misses_nothing_but_quality_can_gain_by_precision() -> None:
+    assert judged({"latency": 1.0, "size": 40.0, "cosine": 0.5}).misses_quality_only
+    assert not judged({"latency": 1.0, "size": 60.0, "cosine": 0.5}).misses_quality_only
+    assert not judged({"latency": 1.0, "size": 40.0, "cosine": 1.0}).misses_quality_only
+    assert judged({"latency": 1.0, "size": 60.0, "cosine": 1.0}).keeps_quality
