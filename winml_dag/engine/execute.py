@@ -32,7 +32,7 @@ from winml_dag.errors import StageError
 LOG_FILE = "log.txt"
 # What leads a Python to packages and a library of its own, and would lead another one to those.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
-_TAIL_LINES = 15
+_TAIL_LINES = 20
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, SharedGraph, StageRun
 
 if TYPE_CHECKING:
+    from winml_dag.engine.criticalpath import CriticalPath
     from winml_dag.pipeline.buildresult import StageView
-    from winml_dag.pipeline.builds import Outcome
+    from winml_dag.pipeline.builds import Outcome, Planned
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.recipe.sweep import Cell
@@ -173,6 +175,25 @@ def shared_graph(cells: Sequence[CellResult]) -> SharedGraph:
         seconds_ran=round(sum(stage.elapsed_seconds for stage in each), 3),
         seconds_saved=round(sum(saved([stage]) for _, stage in of_stages), 3),
     )
+
+
+def longest_chain(
+    planned: Sequence[Planned], outcomes: Sequence[Outcome], seconds: Mapping[str, float]
+) -> CriticalPath:
+    """The stages, as ``<cell>/<id>``, that nothing could have made the run shorter than; *seconds*: what ran, by key.
+
+    A chain of the one graph is a chain of one of its cells, so the longest of theirs is its own.
+    """
+    from winml_dag.engine.criticalpath import CriticalPath, critical_path
+
+    found = CriticalPath((), 0.0)
+    for each, outcome in zip(planned, outcomes, strict=True):
+        if isinstance(each.graph, BuildGraph) and outcome.result is not None:
+            taken = {view.id: seconds.get(view.cache_key or "", 0.0) for view in outcome.result.stages}
+            chain = critical_path(each.graph.graph, taken)
+            if chain.seconds > found.seconds:
+                found = CriticalPath(tuple(f"{each.label}/{stage}" for stage in chain.ids), chain.seconds)
+    return found
 
 
 _ORDER = (str(Status.RAN), str(Status.FAILED), str(Status.REUSED))

@@ -1,7 +1,7 @@
 """What is known of all cells while a sweep runs, and its ``sweep.json``, which a kill at any moment leaves whole.
 
 Several runs may be at one sweep, each with cells of its own or with the same. So each write begins with what the file
-says: of cells that a run was not asked for, and of those that another has come to first, that stays.
+says: of cells that a run was not asked for, or has not come to, that stays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag.engine.criticalpath import CriticalPath
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SweepResult
@@ -53,6 +54,7 @@ class Ledger:
         # None while they were not looked for in this run.
         self._trials: dict[str, CellResult] | None = None
         self._goals: tuple[GoalResult, ...] | None = None
+        self._longest = CriticalPath((), 0.0)
         self._next_write = self._began + _SECONDS_BETWEEN
 
     @property
@@ -78,6 +80,11 @@ class Ledger:
         if time.monotonic() >= self._next_write:
             self.write(interrupted=True)
 
+    def lasted(self, chain: CriticalPath) -> None:
+        """Note what in a graph of this run took longest, one after the other."""
+        if chain.seconds > self._longest.seconds:
+            self._longest = chain
+
     def conclude(self, goals: tuple[GoalResult, ...], trials: tuple[CellResult, ...]) -> None:
         """Note what the goals came to, and the cells that were added on the way."""
         self._goals = goals
@@ -101,8 +108,8 @@ class Ledger:
 
     def result(self, written: SweepResult | None, *, interrupted: bool = False) -> SweepResult:
         """All that is known: of this run, and for the rest what is *written* in the file now."""
-        before, now = _by_name(self.before), _by_name(written)
-        cells = [self._of(cell, before, now) for cell in self._cells.values()]
+        now = _by_name(written)
+        cells = [self._of(cell, now) for cell in self._cells.values()]
         trials = self._trials
         if trials is None:
             kept = () if written is None else written.cells
@@ -114,7 +121,11 @@ class Ledger:
             self._head,
             elapsed_seconds=round(self.elapsed_seconds, 3),
             cells=every,
-            graph=shared_graph(own),
+            graph=replace(
+                shared_graph(own),
+                critical_path=self._longest.ids,
+                critical_path_seconds=round(self._longest.seconds, 3),
+            ),
             goals=goals,
             interrupted=interrupted,
         )
@@ -132,9 +143,7 @@ class Ledger:
             now.goals,
         ) and [_essence(cell) for cell in before.cells] == [_essence(cell) for cell in now.cells]
 
-    def _of(
-        self, cell: Cell, before: Mapping[tuple[str, str], CellResult], now: Mapping[tuple[str, str], CellResult]
-    ) -> CellResult:
+    def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
         if cell.name in self._results:
             return self._results[cell.name]
         told = CellResult(cell.name, cell.values, cell.folder, CellStatus.LEFT_OUT, why=cell.left_out)
@@ -143,11 +152,10 @@ class Ledger:
         written = now.get((cell.name, cell.folder))
         if written is not None:
             written = replace(written, values=cell.values)
-        if cell.name not in self._asked:
-            return written or replace(told, status=CellStatus.NOT_REACHED, why=_NOT_ASKED)
-        if written is not None and now[cell.name, cell.folder] != before.get((cell.name, cell.folder)):
-            return written  # by another run, since this one began
-        return replace(told, status=CellStatus.NOT_REACHED, why=_ENDED)
+        # What is in its folder is still that, whatever the recipe says now.
+        return written or replace(
+            told, status=CellStatus.NOT_REACHED, why=_ENDED if cell.name in self._asked else _NOT_ASKED
+        )
 
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from winml_dag.engine.events import Observer, StageResult
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import BuildOptions, build
 from winml_dag.pipeline.builds import Outcome, Planned, build_all
@@ -21,35 +21,19 @@ from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 from winml_dag.pipeline.standing.note import keys_of as keys_of_note
 from winml_dag.pipeline.standing.surroundings import Surroundings, look_around, surroundings
-from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, recipe_of, request_of
+from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, SweepResult
+from winml_dag.pipeline.sweep.watching import Timed, Watcher
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
-    from winml_dag.engine.forecast import Forecast
-    from winml_dag.engine.progress import Progress
-    from winml_dag.engine.reason import Reason
-    from winml_dag.engine.stage import Node
     from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.local import LocalStore
-
-
-class Watcher(Observer, Protocol):
-    """Told of stages as any observer is, with the name of a cell before the id of each node; and of cells."""
-
-    def phase(self, doing: str, cells: Sequence[str]) -> None:
-        """What comes now is done for each of *cells*."""
-
-    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        """What became of a cell in this phase."""
-
-    def foretold(self, forecast: Forecast) -> None:
-        """What tells how long the stages will take that run from now on."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +106,9 @@ class _Run:
         self._options = options
         self._watcher = watcher
         self._executor = executor
+        self._timed = Timed(watcher)
         head = new_head(asked.sweep, asked.recipe, options.jobs)
         self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
-        self._timed = _Timed(watcher, self._ledger)
         self._running = Running(
             store,
             options.jobs,
@@ -148,8 +132,9 @@ class _Run:
             self._measure(self._asked.cells, self._ledger.take)
             pursued = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
         except BaseException:
-            # Whatever ended it: what there is by now is told.
-            self._ledger.write(interrupted=True)
+            # Whatever ended it: what there is by now is told, if it can be.
+            with suppress(WinmlDagError):
+                self._ledger.write(interrupted=True)
             raise
         if pursued is not None:
             self._ledger.conclude(pursued.goals, pursued.trials)
@@ -186,7 +171,7 @@ class _Run:
                 self._refusals[outcome.label] = outcome.error.exit_code
             finish(made.result(by_name[outcome.label], outcome))
 
-        build_all(
+        outcomes = build_all(
             planned,
             self._store,
             self._options,
@@ -195,6 +180,7 @@ class _Run:
             done=done,
             foretold=self._watcher.foretold,
         )
+        self._ledger.lasted(longest_chain(planned, outcomes, self._timed.seconds))
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[Standing, CellResult]]]:
         """Name of each cell in which there is nothing to do, what stands of it, and what was told of it last."""
@@ -265,30 +251,3 @@ class _Run:
             raise StageError(f"{folder} could not be brought up to date with {cell.name}.")
         if request.words is not None:
             self._put_words.append(request.words)
-
-
-class _Timed:
-    """Tells *observer*, and remembers when each stage began."""
-
-    def __init__(self, observer: Observer, ledger: Ledger) -> None:
-        self._observer = observer
-        self._ledger = ledger
-        self._began: dict[str, float] = {}
-        # By key, in seconds of the run.
-        self.started_at: dict[str, float] = {}
-
-    def started(
-        self,
-        node: Node,
-        reason: Reason,
-        estimate_seconds: float | None,
-        progress: Callable[[], Progress | None],
-    ) -> None:
-        self._began[node.id] = round(self._ledger.elapsed_seconds, 3)
-        self._observer.started(node, reason, estimate_seconds, progress)
-
-    def finished(self, result: StageResult) -> None:
-        began = self._began.pop(result.node.id, None)
-        if began is not None and result.cache_key is not None:
-            self.started_at[result.cache_key] = began
-        self._observer.finished(result)
