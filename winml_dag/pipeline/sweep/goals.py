@@ -54,11 +54,6 @@ class Pursued:
     goals: tuple[GoalResult, ...]
     trials: tuple[CellResult, ...] = ()
 
-    @property
-    def failed(self) -> bool:
-        """Whether a goal has no winner in place, though all that it is chosen among is known."""
-        return any(goal.folder is None and not goal.pending for goal in self.goals)
-
 
 def pursue_goals(sweep: Sweep, results: Sequence[CellResult], means: Means) -> Pursued:
     """The winners among *results*, which are of the cells of *sweep*, by each of its goals; where it asks for a search,

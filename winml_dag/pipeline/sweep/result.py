@@ -183,6 +183,11 @@ class GoalResult:
     search: SearchResult | None = None
     pending: bool = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether there is no winner in place, though all that it is chosen among is known."""
+        return self.folder is None and not self.pending
+
 
 @dataclass(frozen=True)
 class SweepResult:
