@@ -96,14 +96,11 @@ def _targets(sweep: SweepResult, built: Mapping[str, Built]) -> dict[tuple[str, 
 def _unique(rows: Sequence[Row], more: Sequence[Row], prefix: str) -> list[Row]:
     """*more* under names that none of *rows* has; what points at a row of the same sweep goes along."""
     taken = {row.name for row in rows}
-    renamed = {row.name: _free(row.name, prefix or row.folder, taken) for row in more}
+    names = [_free(row.name, prefix or row.folder, taken) for row in more]
+    renamed = {row.name: name for row, name in zip(more, names, strict=True)}
     return [
-        replace(
-            row,
-            name=renamed[row.name],
-            trial_of=None if row.trial_of is None else renamed.get(row.trial_of, row.trial_of),
-        )
-        for row in more
+        replace(row, name=name, trial_of=None if row.trial_of is None else renamed.get(row.trial_of, row.trial_of))
+        for row, name in zip(more, names, strict=True)
     ]
 
 

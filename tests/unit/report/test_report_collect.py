@@ -1,0 +1,256 @@
+"""What is gathered from folders: rows of sweeps and builds, joined shards, and reasons for all that is missing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_folders import (
+    cell,
+    digest,
+    evaluated,
+    failed,
+    manifest,
+    perf,
+    put_build,
+    put_sweep,
+    skipped,
+    stage,
+    sweep,
+    without,
+)
+
+from winml_dag.errors import InputError
+from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, Measured, SharedGraph
+from winml_dag.report.collect import collect
+from winml_dag.report.row import Report, Row, Size
+
+_NPU = {"compiled": True}
+_CPU = {"ep": "CPUExecutionProvider", "device": "cpu", "compiled": False}
+
+
+def _row(report: Report, name: str) -> Row:
+    return next(row for row in report.rows if row.name == name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep with a cell of every status."""
+    cells = [
+        cell("bert/w8a8/npu", perf=perf(3.0, emulated=True), eval=evaluated(0.88), saved_seconds=5.0),
+        cell("bert/fp32/cpu", CellStatus.UP_TO_DATE, perf=perf(9.0), eval=Measured(error="eval has no data")),
+        failed("bert/w4a16/npu"),
+        cell("bert/int8/npu", CellStatus.REFUSED, why="int8 needs data"),
+        cell("bert/fp32/npu", CellStatus.LEFT_OUT, why="QNN is for integers here"),
+        cell("vit/w8a8/npu", CellStatus.NOT_REACHED, why="the run was interrupted"),
+    ]
+    candidates = tuple(Candidate(one.name, {"size": 1000.0}) for one in cells[:2])
+    goal = GoalResult(
+        {"model": "bert"}, "size", {"accuracy_drop": "<=0.01"}, "bert/w8a8/npu", candidates, folder="best/bert"
+    )
+    builds = {
+        "bert/w8a8/npu": manifest(sidecar=400, **_NPU),
+        "bert/fp32/cpu": manifest(precision="fp32", size=4000, cosine=1.0, **_CPU),
+        "best/bert": manifest(sidecar=400),
+    }
+    return put_sweep(tmp_path / "out", sweep(cells, goals=(goal,), interrupted=True), builds)
+
+
+def test_a_built_cell_tells_all_that_is_known(folder: Path) -> None:
+    row = _row(collect([folder]), "bert/w8a8/npu")
+    assert (row.model, row.precision, row.ep, row.device, row.task) == (
+        "bert",
+        "w8a8",
+        "qnn",
+        "npu",
+        "text-classification",
+    )
+    # compiled.onnx has the bytes of model.onnx, and is counted once.
+    assert row.size == Size(model=1000, sidecar=400, folder=1000, embeds_binary=False)
+    assert row.latency is not None
+    assert (row.latency.p50, row.latency.inferences, row.latency.warmup, row.latency.emulated) == (3.0, 100, 10, True)
+    assert (row.latency.measured, row.latency.host["memory"]) == ("live", "8 GiB")
+    assert row.quality is not None
+    assert (row.quality.cosine, row.quality.bound, row.quality.passed) == (0.99, 0.9, True)
+    assert row.placement is not None
+    assert (row.placement.partitions, row.placement.cpu_nodes) == (2, {"Gather": 3})
+    assert (row.nodes_quantized, row.nodes_skipped, row.skipped_reasons) == (9, 1, {"no rule": 1})
+    assert row.versions == {"SDK of the provider": "v2", "onnx": "1.23.2", "winml_dag": "0.1.0"}
+    assert (row.made_in_seconds, row.saved_seconds, row.peak_memory_bytes) == (8.25, 5.0, 5000)
+    assert (row.digest, row.notices, row.missing) == ("sha256:1000", ("Calibrating on random data.",), {})
+
+
+def test_the_most_telling_metric_is_held_to_the_bound_of_the_goal(folder: Path) -> None:
+    accuracy = _row(collect([folder]), "bert/w8a8/npu").accuracy
+    assert accuracy is not None
+    assert (accuracy.metric, accuracy.value, accuracy.reference, accuracy.samples) == ("accuracy", 0.88, 0.9, 50)
+    assert accuracy.drop == pytest.approx(0.02)
+    assert (accuracy.bound, accuracy.passed, accuracy.significant, accuracy.measured) == (0.01, False, False, "cached")
+
+
+def test_whatever_is_missing_has_a_reason(folder: Path) -> None:
+    report = collect([folder])
+    parts = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
+    for row in report.rows:
+        lacking = {part for part in parts if getattr(row, part) is None}
+        assert lacking <= set(row.missing), row.name
+        assert all(row.missing.values())
+    assert _row(report, "bert/fp32/cpu").missing == {
+        "accuracy": "eval has no data",
+        "placement": "the CPU runs ONNX as it is",
+        "nodes_quantized": "fp32 needs none",
+    }
+    assert _row(report, "bert/w4a16/npu").missing["size"] == "failed in quantize: It did not fit."
+    assert _row(report, "bert/fp32/npu").missing["latency"] == "left out: QNN is for integers here"
+
+
+def test_a_cell_without_a_build_has_the_target_of_its_neighbours(folder: Path) -> None:
+    row = _row(collect([folder]), "bert/w4a16/npu")
+    assert (row.ep, row.device, row.reached) == ("qnn", "npu", "export")
+    assert row.failure is not None
+    assert row.failure.tail == ("line 1", "line 2")
+
+
+def test_the_copy_of_a_winner_is_no_further_build(folder: Path) -> None:
+    report = collect([folder])
+    assert [row.name for row in report.rows if row.winner_of] == ["bert/w8a8/npu"]
+    assert len(report.rows) == 6
+    assert report.notices[0] == "The run was interrupted; another one goes on where it ended."
+
+
+def test_a_build_that_the_sweep_does_not_name_is_told_and_left_out(folder: Path) -> None:
+    put_build(folder / "bert" / "old")
+    report = collect([folder])
+    assert len(report.rows) == 6
+    assert f"{folder / 'bert' / 'old'} has a build that is no cell of the sweep: it is left out." in report.notices
+
+
+def test_a_cell_whose_folder_is_gone_says_so(folder: Path) -> None:
+    (folder / "bert/fp32/cpu/build_manifest.json").unlink()
+    row = _row(collect([folder]), "bert/fp32/cpu")
+    assert row.size is None
+    assert "has no manifest any more; build the cell again" in row.missing["size"]
+
+
+def test_a_result_of_an_earlier_build_is_not_told_of_a_cell_that_failed(folder: Path) -> None:
+    put_build(folder / "bert/w4a16/npu", manifest(precision="w4a16", size=1))
+    row = _row(collect([folder]), "bert/w4a16/npu")
+    assert (row.size, row.status) == (None, CellStatus.FAILED)
+
+
+def test_builds_without_a_sweep_are_rows_named_by_their_folders(tmp_path: Path) -> None:
+    put_build(tmp_path / "out" / "a")
+    put_build(tmp_path / "out" / "deep" / "b", manifest(precision="w8a16"))
+    report = collect([tmp_path / "out"])
+    assert [(row.name, row.precision, row.status) for row in report.rows] == [
+        ("a", "w8a8", CellStatus.BUILT),
+        ("deep/b", "w8a16", CellStatus.BUILT),
+    ]
+    assert [(run.id, run.status) for run in report.rows[0].stages][:2] == [("export", "reused"), ("quantize", "ran")]
+    assert report.rows[0].saved_seconds == 5.0
+    assert collect([tmp_path / "out" / "a"]).rows[0].name == "a"
+
+
+def test_folders_of_several_calls_have_names_that_differ(tmp_path: Path) -> None:
+    put_build(tmp_path / "x" / "a")
+    put_build(tmp_path / "y" / "a")
+    names = [row.name for row in collect([tmp_path / "x", tmp_path / "y"]).rows]
+    assert names == ["a", f"{tmp_path / 'y' / 'a'}: a"]
+
+
+def test_shards_of_one_sweep_are_joined(tmp_path: Path) -> None:
+    names = ("bert/w8a8/npu", "bert/w8a16/npu", "vit/w8a8/npu")
+    whole = sweep([cell(name) for name in names], graph=SharedGraph(builds=3, stages=5, seconds_ran=2.0))
+    one = put_sweep(tmp_path / "1", without(whole, *names[1:]), {names[0]: manifest()})
+    two = replace(without(whole, names[0]), elapsed_seconds=50.0)
+    other = put_sweep(tmp_path / "2", two, {name: manifest(precision="w8a16") for name in names[1:]})
+    report = collect([one, other])
+    assert [(row.name, row.status) for row in report.rows] == [(name, CellStatus.BUILT) for name in names]
+    assert [row.folder for row in report.rows] == [str(one / names[0]), *(str(other / name) for name in names[1:])]
+    assert (report.graph.seconds_ran, report.elapsed_seconds) == (4.0, 50.0)
+
+
+def test_of_two_sweeps_with_other_axes_all_cells_are_told(tmp_path: Path) -> None:
+    one = put_sweep(tmp_path / "1", sweep([cell("bert/w8a8/npu")], name="a"), {"bert/w8a8/npu": manifest()})
+    two = put_sweep(tmp_path / "2", sweep([cell("bert/w8a8/npu")], name="b"), {"bert/w8a8/npu": manifest()})
+    assert [row.name for row in collect([one, two]).rows] == ["bert/w8a8/npu", "b: bert/w8a8/npu"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "\x00", '{"schema_version": 1, "stages": [{"placed": 3}]}'])
+def test_a_damaged_manifest_is_told_and_costs_one_build(tmp_path: Path, text: str) -> None:
+    put_build(tmp_path / "good")
+    (put_build(tmp_path / "bad") / "build_manifest.json").write_text(text, encoding="utf-8")
+    report = collect([tmp_path])
+    assert [row.name for row in report.rows] == ["good"]
+    assert "bad" in report.notices[0]
+
+
+def test_a_damaged_account_of_a_sweep_leaves_its_builds(folder: Path) -> None:
+    (folder / "sweep.json").write_text('{"format": 1, "cells": 3}', encoding="utf-8")
+    report = collect([folder])
+    assert {row.name for row in report.rows} == {"bert/w8a8/npu", "bert/fp32/cpu", "best/bert"}
+    assert "Its builds are told one by one." in report.notices[0]
+
+
+# What a manifest may have in place of what belongs there: others write such files too.
+_ODD: tuple[Any, ...] = (None, True, -1, 1e999, "text", [], {}, [None, 1], {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "field", ["stages", "precision", "notices", "components", "elapsed_seconds", "execution_provider"]
+)
+def test_no_value_of_a_manifest_breaks_the_report(tmp_path: Path, field: str) -> None:
+    for at, odd in enumerate(_ODD):
+        put_build(tmp_path / str(at), {**manifest(), field: odd})
+    for at, name in enumerate(
+        ("outputs", "metrics", "toolchain", "cached", "elapsed_seconds", "ep_context_partitions")
+    ):
+        for place, odd in enumerate(_ODD):
+            stages = [{**each, name: odd} for each in manifest()["stages"]]
+            put_build(tmp_path / f"stage-{at}-{place}", manifest(stages=stages))
+    put_build(tmp_path / "good")
+    report = collect([tmp_path])
+    json.dumps([row.made_in_seconds for row in report.rows], allow_nan=False)
+    assert "good" in {row.name for row in report.rows}
+
+
+def test_a_composite_model_is_one_row_of_its_worst_quality_and_all_its_bytes(tmp_path: Path) -> None:
+    def part(name: str, size: int, cosine: float) -> list[dict[str, Any]]:
+        file = {"name": f"{name}_model.onnx", "digest": digest(name), "size": size}
+        quality = {"cosine": cosine, "samples": 3, "data": "random"}
+        return [
+            stage("quantize", stage_id=f"{name}.quantize", nodes_quantized=5, nodes_skipped=0),
+            stage("validate", stage_id=f"{name}.validate", metrics={"quality": quality}),
+            stage("finalize", stage_id=f"{name}.finalize", outputs={"model": {"digest": "sha256:1", "files": [file]}}),
+        ]
+
+    stages = [stage("export"), *part("encoder", 100, 0.999), *part("decoder", 50, 0.9)]
+    components = {"encoder": {"precision": "w8a8"}, "decoder": {"precision": "w8a8"}}
+    put_build(tmp_path / "out", manifest(stages=stages, components=components))
+    row = collect([tmp_path / "out"]).rows[0]
+    assert row.components == ("encoder", "decoder")
+    assert (row.size and row.size.model, row.quality and row.quality.cosine, row.nodes_quantized) == (150, 0.9, 10)
+
+
+def test_stages_of_a_recipes_own_are_a_row_without_a_model(tmp_path: Path) -> None:
+    placed = [{"name": "a.txt", "digest": digest("a"), "size": 3}]
+    value = {
+        "schema_version": 1,
+        "source": "stages",
+        "stages": [stage("label", placed=placed), skipped("quantize", "no model")],
+        "files": [],
+    }
+    put_build(tmp_path / "wine" / ".winml-dag" / "labels", value)
+    row = collect([tmp_path / "wine"]).rows[0]
+    assert (row.name, row.model, row.precision) == ("labels", "labels", "")
+    assert row.missing["size"] == "the recipe's own stages put 1 file in place, and none is its model"
+
+
+def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="There is no build of ours"):
+        collect([tmp_path])
+    with pytest.raises(InputError, match="does not exist"):
+        collect([tmp_path / "gone"])

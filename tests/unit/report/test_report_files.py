@@ -1,0 +1,113 @@
+"""A report in files: read back as it was, safe in a spreadsheet, and never in the place of somebody else's file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_folders import cell, evaluated, failed, manifest, perf, put_sweep, sweep
+
+from winml_dag.errors import InputError, UsageError
+from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.report.collect import collect
+from winml_dag.report.document import json_text, read_report, report_json
+from winml_dag.report.row import Report, Row
+from winml_dag.report.spreadsheet import COLUMNS, csv_of
+from winml_dag.report.table import table_lines
+from winml_dag.report.written import default_files, write_files
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    cells = [
+        cell("bert/w8a8/npu", perf=perf(3.0), eval=evaluated(0.88)),
+        cell("bert/fp32/npu"),
+        failed("bert/w4a16/npu"),
+        cell("bert/int8/npu", CellStatus.REFUSED, why="int8 needs data"),
+    ]
+    builds = {"bert/w8a8/npu": manifest(), "bert/fp32/npu": manifest(precision="fp32", size=9000)}
+    return collect([put_sweep(tmp_path_factory.mktemp("sweep") / "out", sweep(cells), builds)])
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json_text(report_json(report)), encoding="utf-8")
+    assert read_report(path) == report
+    assert json.loads(path.read_text(encoding="utf-8"))["format"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 9}', '{"format": 1, "rows": 3}', '{"a": NaN}'])
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "old.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"old.json is no report"):
+        read_report(tmp_path / "old.json")
+
+
+def test_a_spreadsheet_has_a_line_for_each_build_and_columns_that_stay(report: Report) -> None:
+    text = csv_of(report)
+    assert text.count("\r\n") == 1 + len(report.rows)
+    rows = _rows(text)
+    assert list(rows[0]) == list(COLUMNS)
+    assert (rows[0]["size_bytes"], rows[0]["latency_p50_ms"], rows[0]["cpu_operators"]) == ("1000", "3.0", "3 Gather")
+    assert (rows[2]["failed_stage"], rows[2]["size_bytes"]) == ("quantize", "")
+    assert rows[3]["why"] == "int8 needs data"
+
+
+@given(st.text())
+def test_no_text_of_a_user_is_a_formula_or_breaks_a_line(name: str) -> None:
+    row = Row(name, {}, name, "w8a8", "cpu", "cpu", CellStatus.BUILT, why=name)
+    (read,) = _rows(csv_of(Report("x", (), "", (row,))))
+    for column in ("name", "model", "why"):
+        assert not read[column].startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert read[column] in (name, f"'{name}")
+
+
+@given(st.text(min_size=1, max_size=40), st.integers(40, 200))
+def test_a_table_fits_its_width_whatever_the_names_are(name: str, width: int) -> None:
+    row = Row("a", {}, name, "w8a8", "cpu", "cpu", CellStatus.FAILED, why=name)
+    for line in table_lines(Report(name, (), "", (row,)), width):
+        assert len(line.text) <= width
+        assert line.text.isprintable()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Report, width: int) -> None:
+    text = "\n".join(line.text for line in table_lines(report, width))
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for expected in (
+        "! bert/w4a16/npu failed in quantize: It did not fit. Try another. The whole log: failures/x.log",
+        "refused: int8 needs data",
+        "- latency of 1 build: perf was not asked for (measure: [perf])",
+        "4 builds: 2 built, 1 failed, 1 refused.",
+    ):
+        assert expected in words
+
+
+def test_wide_terminals_have_all_columns(report: Report) -> None:
+    heading = next(line.text for line in table_lines(report, 300) if "precision" in line.text)
+    first, last = "  precision  target", "measured"
+    shown = "size beside p50 p90 p99 n load memory cosine SQNR accuracy drop parts on CPU quantized made in"
+    assert " ".join(heading.split()) == f"{' '.join(first.split())} {shown} {last}"
+
+
+def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
+    files = default_files(tmp_path)
+    for path in files.values():
+        path.write_text("somebody else's", encoding="utf-8")
+        with pytest.raises(UsageError, match="in the way"):
+            write_files(files, report, None, overwrite=False)
+        assert {each.read_text(encoding="utf-8") for each in files.values() if each.exists()} == {"somebody else's"}
+        path.unlink()
+    write_files(files, report, None, overwrite=False)
+    write_files(files, report, None, overwrite=False)  # its own it replaces
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.html", "report.json"]

@@ -1,0 +1,111 @@
+"""What a Pareto front is, held against the definition; and what is said where something was not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.report.pareto import Point, dominated, judged, pareto_front
+from winml_dag.report.row import Accuracy, Latency, Quality, Row, Size
+
+# Few different values, so that many points are equal in some of them.
+_VALUES = st.integers(0, 4).map(float)
+
+
+@st.composite
+def _points(draw: st.DrawFn) -> list[Point]:
+    axes = draw(st.integers(1, 3))
+    values = draw(st.lists(st.tuples(*[_VALUES] * axes), max_size=30))
+    return [Point(f"p{at}", each) for at, each in enumerate(values)]
+
+
+def _worse(one: Point, other: Point) -> bool:
+    """The definition: *other* is nowhere worse, and better somewhere."""
+    pairs = list(zip(other.values, one.values, strict=True))
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+@given(_points())
+def test_the_front_is_what_nothing_dominates(points: list[Point]) -> None:
+    expected = {one.name for one in points if not any(_worse(one, other) for other in points)}
+    assert {one.name for one in pareto_front(points)} == expected
+
+
+@given(_points())
+def test_what_is_dominated_names_a_dominator_of_the_front_and_no_other_is_nearer(points: list[Point]) -> None:
+    by_name = {one.name: one for one in points}
+    front = [one for one in points if not any(_worse(one, other) for other in points)]
+    found = dominated(points)
+    assert set(found) == set(by_name) - {one.name for one in front}
+    sizes = [max(axis) - min(axis) or 1.0 for axis in zip(*(one.values for one in points), strict=True)]
+
+    def distance(one: Point, other: Point) -> float:
+        return sum(((a - b) / size) ** 2 for a, b, size in zip(one.values, other.values, sizes, strict=True))
+
+    for name, by in found.items():
+        point = by_name[name]
+        assert _worse(point, by_name[by])
+        nearest = min(distance(point, one) for one in front if _worse(point, one))
+        assert abs(distance(point, by_name[by]) - nearest) < 1e-9
+
+
+def _row(name: str, size: int, latency: float | None = None, cosine: float | None = None, **fields: object) -> Row:
+    row = Row(name, {}, "bert", name, "qnn", "npu", CellStatus.BUILT, size=Size(size, 0, size))
+    if latency is not None:
+        row = replace(row, latency=Latency(latency, latency, latency, 100, 10, "live", ""))
+    if cosine is not None:
+        row = replace(row, quality=Quality(cosine, None, None, None, 3, "random"))
+    return replace(row, **fields)  # type: ignore[arg-type]
+
+
+def _verdicts(*rows: Row) -> dict[str, tuple[str, str]]:
+    return {row.name: (row.dominated_by, row.dominated_why) for row in judged(rows) if row.dominated_by is not None}
+
+
+def test_the_reason_names_what_is_better_and_what_is_equal() -> None:
+    rows = _row("good", 100, 1.0, 0.99), _row("slow", 200, 2.0, 0.99), _row("exact", 900, 9.0, 0.9999)
+    assert _verdicts(*rows) == {"slow": ("good", "smaller and faster at equal cosine")}
+
+
+def test_differences_that_no_table_shows_make_no_build_better() -> None:
+    assert _verdicts(_row("a", 100_000, 1.0001, 0.99991), _row("b", 100_001, 1.0002, 0.99992)) == {}
+
+
+def test_what_was_not_measured_might_be_better() -> None:
+    known, unknown = _row("known", 100, 1.0, 0.99), _row("unknown", 200, None, 0.9)
+    assert _verdicts(known, unknown) == {}
+    without_latency = _verdicts(_row("a", 100, None, 0.99), unknown)
+    assert without_latency == {"unknown": ("a", "smaller and closer to the float model; no latency is known")}
+
+
+def test_small_alone_is_no_virtue() -> None:
+    small, large = judged([_row("small", 100), _row("large", 200)])
+    assert small.dominated_by is None
+    assert large.dominated_by is None
+    assert "only the size is known" in large.missing["dominated_by"]
+
+
+def test_latencies_of_an_emulator_and_other_targets_are_not_compared() -> None:
+    fast = Latency(1.0, 1.0, 1.0, 100, 10, "live", "", emulated=True)
+    slow = replace(fast, p50=9.0)
+    assert _verdicts(_row("fast", 100, cosine=0.9, latency=None), _row("slow", 100, cosine=0.9)) == {}
+    assert (
+        _verdicts(replace(_row("a", 100, cosine=0.9), latency=fast), replace(_row("b", 100, cosine=0.9), latency=slow))
+        == {}
+    )
+    assert _verdicts(_row("a", 100, 1.0, 0.9), _row("b", 200, 2.0, 0.9, ep="cpu", device="cpu")) == {}
+
+
+def test_accuracy_counts_in_place_of_the_cosine() -> None:
+    better = Accuracy("f1", 0.9, True, 100, "live", "")
+    worse = replace(better, value=0.8)
+    rows = _row("a", 100, 1.0, 0.9, accuracy=better), _row("b", 100, 1.0, 0.99, accuracy=worse)
+    assert _verdicts(*rows) == {"b": ("a", "better in f1 at equal size and latency")}
+
+
+def test_builds_that_failed_dominate_nothing() -> None:
+    gone = replace(_row("gone", 1), size=None, status=CellStatus.FAILED)
+    assert judged([gone, _row("b", 200, 2.0, 0.9)]) == (gone, _row("b", 200, 2.0, 0.9))
