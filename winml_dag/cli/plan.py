@@ -2,34 +2,69 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
+from winml_dag.cli.chosencells import cell_options, chosen_cells
+from winml_dag.cli.commandline import given_words
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
+from winml_dag.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml_dag.cli.sweepplan import PlanOptions
+    from winml_dag.pipeline.request import Request
 
 
 @click.command(name="plan")
 @several_request_options
+@cell_options
 @rebuild_option
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Stages at a time, for the time [processors].")
+@click.option("--matrix", is_flag=True, help="Print the job matrix of a CI as JSON instead: a job for each cell.")
+@click.option(
+    "--shards", type=click.IntRange(1, 256), help="With --matrix, so many jobs, each with a part of the cells."
+)
 @format_option
-def command(*, recipes: tuple[Path, ...], rebuild: bool, format_: str, **options: Any) -> int:
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    recipes: tuple[Path, ...],
+    filters: tuple[str, ...],
+    shard: str | None,
+    rebuild: bool,
+    jobs: int | None,
+    matrix: bool,
+    shards: int | None,
+    format_: str,
+    **options: Any,
+) -> int:
     """Show what `build` would do with the same options: stage by stage, with reasons and an estimate of the time. Of
-    several recipes, what each would do, and what all of them are as one graph.
+    several recipes or a sweep, what each cell would do, and what all of them are as one graph.
     """
     from winml_dag.engine.events import Status
     from winml_dag.pipeline.build import plan
 
     with errors_as_json(format_):
         options["recipe"] = recipes[0] if recipes else None
-        if _are_several(recipes):
-            from winml_dag.cli.several import look_at_recipes
-            from winml_dag.store.local import LocalStore
+        if shards is not None and (shard is not None or not matrix):
+            raise UsageError("--shards says how many jobs --matrix has.", advice="One of them is chosen by --shard.")
+        if _are_cells(recipes, asked_for=bool(filters or shard or matrix)):
+            if matrix:
+                but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
+                return _print_matrix(recipes, filters, shard, shards, given_words(context, but))
+            from winml_dag.cli.sweepplan import PlanOptions
 
             request, cache_dir = request_from(options)
-            return look_at_recipes(recipes, request, LocalStore(cache_dir), rebuild=rebuild, format_=format_)
+            how = PlanOptions(jobs or os.cpu_count() or 1, rebuild, format_ == "json")
+            return _look_at_cells(recipes, filters, shard, request, cache_dir, how)
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         print_json([result], result.elapsed_seconds, foreseen=True)
@@ -51,10 +86,48 @@ def command(*, recipes: tuple[Path, ...], rebuild: bool, format_: str, **options
     return 0
 
 
-def _are_several(recipes: tuple[Path, ...]) -> bool:
-    """Whether more than one build may be meant: by several files, a folder, a pattern or a list of recipes."""
-    from winml_dag.recipe.reading import module_items, recipe_files
+def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
+    """Whether cells are meant: by several files, a folder, a pattern, a sweep, a list of recipes, or because they were
+    *asked_for*, as which one recipe does as well.
 
-    if len(recipes) != 1 or recipes[0].is_file():
-        return len(recipes) > 1 or (len(recipes) == 1 and module_items(recipes[0]) is not None)
+    Raises:
+        UsageError: when they are asked for and there is no recipe.
+    """
+    from winml_dag.recipe.reading import is_sweep, module_items, recipe_files
+
+    if asked_for and not recipes:
+        raise UsageError(
+            "--filter, --shard and --matrix choose among cells, and there is no recipe.", advice="Name one with -c."
+        )
+    if asked_for or len(recipes) != 1:
+        return bool(recipes)
+    if recipes[0].is_file():
+        return is_sweep(recipes[0]) or module_items(recipes[0]) is not None
     return recipe_files(recipes) != recipes
+
+
+def _print_matrix(
+    recipes: tuple[Path, ...], filters: tuple[str, ...], shard: str | None, number: int | None, words: Sequence[str]
+) -> int:
+    from winml_dag.cli.sweepplan import job_matrix
+    from winml_dag.recipe.sweepfiles import sweep_of_files
+
+    cells = chosen_cells(sweep_of_files(recipes), filters, shard)
+    click.echo(json.dumps(job_matrix(cells, words, number), ensure_ascii=False))
+    return 0
+
+
+def _look_at_cells(
+    recipes: tuple[Path, ...],
+    filters: tuple[str, ...],
+    shard: str | None,
+    request: Request,
+    cache_dir: Path,
+    options: PlanOptions,
+) -> int:
+    from winml_dag.cli.sweepplan import look_at_sweep
+    from winml_dag.recipe.sweepfiles import sweep_of_files
+    from winml_dag.store.local import LocalStore
+
+    sweep = sweep_of_files(recipes)
+    return look_at_sweep(sweep, chosen_cells(sweep, filters, shard), request, LocalStore(cache_dir), options)

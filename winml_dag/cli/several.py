@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.buildreport import build_json, counts, failure_lines, summary
+from winml_dag.cli.buildreport import build_json, failure_lines, summary
 from winml_dag.engine.events import Status
-from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.pipeline.build import plan
+from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.buildresult import BuildResult
-from winml_dag.pipeline.builds import Census, Outcome, Planned, census, merged
-from winml_dag.pipeline.modules import module_builds
+from winml_dag.pipeline.builds import Outcome, Planned
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Request
-from winml_dag.recipe.reading import labels_of, module_items, recipe_files
+from winml_dag.pipeline.standing.surroundings import Surroundings, surroundings
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
@@ -32,15 +28,19 @@ def planned_each(
     asked: Sequence[tuple[str, Request]], store: LocalStore, *, download: bool, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
     """Each of the requests planned, by its label; what cannot be says why."""
+    # Looked at once for all: it is the same for each, and a third of what planning one takes.
+    around = surroundings(time.time_ns())
     return tuple(
-        Planned(label, _planned(request, store, download=download, needs_folder=needs_folder))
+        Planned(label, _planned(request, store, around, download=download, needs_folder=needs_folder))
         for label, request in asked
     )
 
 
-def _planned(request: Request, store: LocalStore, *, download: bool, needs_folder: bool) -> BuildGraph | WinmlDagError:
+def _planned(
+    request: Request, store: LocalStore, around: Surroundings, *, download: bool, needs_folder: bool
+) -> BuildGraph | WinmlDagError:
     try:
-        return plan_request(request, store, download=download, needs_folder=needs_folder)
+        return plan_request(request, store, download=download, needs_folder=needs_folder, around=around)
     except WinmlDagError as error:
         return error
 
@@ -93,82 +93,3 @@ def _outcome_json(outcome: Outcome) -> JsonObject:
     if outcome.result is None:
         return {"name": outcome.label, "final_artifact": None, "stages": [], "error": str(outcome.error)}
     return {"name": outcome.label, **build_json(outcome.result, foreseen=False)}
-
-
-def look_at_recipes(named: Sequence[Path], request: Request, store: LocalStore, *, rebuild: bool, format_: str) -> int:
-    """Tell what `build` would do with each of the recipes that are *named*, and with all of them as one graph; returns
-    the exit code.
-    """
-    planned = planned_each(tuple(_asked(named, request)), store, download=False, needs_folder=False)
-    refuse_if_all_the_same(planned)
-    graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
-    results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
-    together = census(planned)
-    statuses = Counter(_together(planned, results).values())
-    errors = {each.label: each.graph for each in planned if isinstance(each.graph, WinmlDagError)}
-    if format_ == "json":
-        value = {
-            "builds": [
-                {"name": each.label, **build_json(results[each.label], foreseen=True)}
-                if each.label in results
-                else {"name": each.label, "final_artifact": None, "stages": [], "error": str(each.graph)}
-                for each in planned
-            ],
-            "graph": {
-                "builds": together.builds,
-                "stages": together.stages,
-                "stages_apart": together.apart,
-                "by_stage": together.by_stage,
-                "by_status": {str(status): number for status, number in statuses.items()},
-            },
-            "failed": list(errors),
-            "elapsed_seconds": round(sum(result.elapsed_seconds for result in results.values()), 3),
-        }
-        click.echo(json.dumps(value, ensure_ascii=False))
-    else:
-        width = max(len(each.label) for each in planned)
-        for label, result in results.items():
-            click.echo(f"{label:<{width}}  {_foreseen(counts(result))}")
-        if results:
-            click.echo(_graph_line(together, statuses))
-    for label, error in errors.items():
-        click.echo(f"error: {label}: {error}", err=True)
-    return StageError.exit_code if errors else 0
-
-
-def _asked(named: Sequence[Path], request: Request) -> Iterator[tuple[str, Request]]:
-    """A label and a request for each recipe in the files that are *named*, and for each of a list in one of them."""
-    files = recipe_files(named)
-    for label, file in zip(labels_of(files), files, strict=True):
-        folder = request.output_dir if len(files) == 1 or request.output_dir is None else request.output_dir / label
-        one = replace(request, recipe=file, output_dir=folder)
-        items = module_items(file)
-        if items is None:
-            yield label, one
-        else:
-            ahead = "" if len(files) == 1 else f"{label}/"
-            yield from ((f"{ahead}{build.label}", build.request) for build in module_builds(one, items))
-
-
-def _together(planned: Sequence[Planned], results: Mapping[str, BuildResult]) -> dict[str, Status]:
-    """What would become of each stage of the one graph; later rounds of optimize and analyze are no stages here."""
-    labels = [each.label for each in planned if each.label in results]
-    found: dict[str, Status] = {}
-    for label, ids in zip(labels, merged(planned).ids, strict=True):
-        result = results[label]
-        for view in result.stages:
-            if view.result is not None:
-                found.setdefault(ids[view.id], view.status)
-    return found
-
-
-def _graph_line(together: Census, statuses: Mapping[Status, int]) -> str:
-    """``2 builds = 14 stages, 16 apart: 2 export, ...; 14 would run.``"""
-    kinds = ", ".join(f"{number} {name}" for name, number in together.by_stage.items())
-    foreseen = _foreseen(", ".join(f"{statuses[status]} {status}" for status in Status if statuses[status]))
-    builds = "1 build" if together.builds == 1 else f"{together.builds} builds"
-    return f"{builds} = {together.stages} stages ({together.apart} one by one): {kinds}; {foreseen}."
-
-
-def _foreseen(text: str) -> str:
-    return text.replace(" ran", " would run")

@@ -9,6 +9,7 @@ from winml_dag.names import is_safe_part
 from winml_dag.recipe.spelling import known_instead
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
+_MEANT_BY_FILTERS = re.compile(r"[,=!\[\]]")
 # Beside a cache folder and the names of what lies in an output folder, Windows takes 260 letters in all.
 _LONGEST = 160
 # What lies in the folder of the sweep itself.
@@ -27,6 +28,8 @@ def template_problem(template: str, axes: Sequence[str]) -> str:
     rest = _FIELD.sub("x", template)
     if "{" in rest or "}" in rest:
         return "a brace has no other; an axis is named as in {model}"
+    if wrong := _MEANT_BY_FILTERS.search(rest):
+        return f"{wrong[0]} means something in --filter, so it cannot be in a name"
     return folder_problem(rest)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from winml_dag.errors import UsageError
 from winml_dag.recipe.choice import matches
-from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.recipe.sweep import Cell, Sweep
 
 
@@ -39,12 +39,12 @@ def _filter(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
     if not equals or (axis not in sweep.axes and not sweep.axes):
         return _by_name(text, sweep)
     if axis not in sweep.axes:
-        raise UsageError(f"--filter {text}: there is no axis {axis!r}{known_instead(axis, sweep.axes)}.")
+        raise UsageError(f"--filter {text}: there is no axis {axis!r}{known_instead(axis, sweep.axes)}")
     patterns = _each(labels)
     for pattern in patterns:
         if not any(matches(label, (pattern,)) for label in sweep.axes[axis]):
             hint = known_instead(pattern, sweep.axes[axis])
-            raise UsageError(f"--filter {text}: {pattern!r} is no value of {axis}{hint}.")
+            raise UsageError(f"--filter {text}: {pattern!r} is no value of {axis}{hint}")
     return lambda cell: (axis in cell.values and matches(cell.values[axis], patterns)) is not refuses
 
 
@@ -54,7 +54,10 @@ def _by_name(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
     patterns = (text,) if text in names else _each(text)
     for pattern in patterns:
         if pattern not in names and not any(matches(name, (pattern,)) for name in names):
-            raise UsageError(f"--filter {text}: there is no cell {pattern!r}{known_instead(pattern, names[:20])}.")
+            raise UsageError(
+                f"--filter {text}: there is no cell {pattern!r}{did_you_mean(pattern, names)}",
+                advice="`plan` lists all.",
+            )
     return lambda cell: cell.name in patterns or matches(cell.name, patterns)
 
 

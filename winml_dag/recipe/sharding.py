@@ -1,23 +1,22 @@
 """``--shard 3/8``: a part of a sweep for one of several machines, each of which comes to the same parts by itself.
 
 So nothing counts but what the recipes say: not the cache, not what is installed, not in which order a system lists
-files. Cells with one export stay together as long as no part gets more than its share by that.
+files. Cells with one export stay together unless a part would get much more than its share by that.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.recipe.sweep import Cell
 
-# What an export is made from. For the rest of a cell, the price of its export counts as this many cells.
+# What an export is made from.
 _OF_EXPORT = ("model", "loader", "export")
-_EXPORT = 1
 _MOST = 10_000
 
 
@@ -52,27 +51,21 @@ def in_shard(cells: Sequence[Cell], shard: Shard) -> tuple[Cell, ...]:
 
 def shards(cells: Sequence[Cell], count: int) -> tuple[tuple[Cell, ...], ...]:
     """All that is to be built of *cells*, in *count* parts: each in exactly one; some are empty when cells are few."""
-    built = sorted((cell for cell in cells if not cell.left_out), key=lambda cell: cell.name)
-    pieces = list(_pieces(built, max(1, math.ceil(len(built) / count))))
-    # The largest first, each to whoever has least: then no two differ by more than one piece.
-    found: list[list[Cell]] = [[] for _ in range(count)]
-    weights = [0] * count
-    for piece in sorted(pieces, key=lambda piece: (-len(piece), piece[0].name)):
-        lightest = weights.index(min(weights))
-        found[lightest] += piece
-        weights[lightest] += len(piece) + _EXPORT
-    return tuple(tuple(part) for part in found)
-
-
-def _pieces(cells: Sequence[Cell], most: int) -> Iterator[Sequence[Cell]]:
-    """Cells with one export together, *most* of them at a time."""
     groups: dict[str, list[Cell]] = {}
-    for cell in cells:
+    for cell in sorted((cell for cell in cells if not cell.left_out), key=lambda cell: cell.name):
         groups.setdefault(_export_of(cell), []).append(cell)
-    for group in groups.values():
-        number = math.ceil(len(group) / most)
-        size = math.ceil(len(group) / number)
-        yield from (group[begin : begin + size] for begin in range(0, len(group), size))
+    line = [cell for group in groups.values() for cell in group]
+    ends = list(accumulate(len(group) for group in groups.values()))
+    cuts = [0, *(_cut(place * len(line) / count, len(line) / count, ends) for place in range(1, count)), len(line)]
+    return tuple(tuple(line[begin:end]) for begin, end in pairwise(cuts))
+
+
+def _cut(even: float, share: float, ends: Sequence[int]) -> int:
+    """Where one part ends: where it is *even*, or where a group does, if that is not far. So no part has more than one
+    and a half of its share.
+    """
+    nearest = min(ends, key=lambda end: abs(end - even), default=0)
+    return nearest if abs(nearest - even) <= share / 4 else round(even)
 
 
 def _export_of(cell: Cell) -> str:

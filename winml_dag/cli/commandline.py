@@ -1,0 +1,35 @@
+"""A command as somebody would type it: with the options that were given now, and others in their place."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+
+import click
+from click.core import ParameterSource
+
+
+def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:
+    """The options that were given on the command line of *context*, word for word, without those named *but*."""
+    return tuple(
+        word
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option) and parameter.name and parameter.name not in but
+        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        for word in _words(parameter, context.params[parameter.name])
+    )
+
+
+def as_typed(words: Sequence[str]) -> str:
+    """*words* as one line for a shell."""
+    return shlex.join(words)
+
+
+def _words(option: click.Option, value: object) -> Iterator[str]:
+    name = max(option.opts, key=len)
+    if option.is_flag:
+        yield name if value else max(option.secondary_opts, key=len)
+        return
+    for each in value if option.multiple and isinstance(value, tuple) else (value,):
+        yield name
+        yield str(each)

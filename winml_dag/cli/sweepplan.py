@@ -1,0 +1,174 @@
+"""What ``plan`` tells of a sweep: a line for each cell, what all of them are as one graph, and the jobs of a CI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from winml_dag.canonical import JsonObject
+from winml_dag.cli.buildreport import build_json, counts
+from winml_dag.cli.commandline import as_typed
+from winml_dag.cli.several import planned_each, refuse_if_all_the_same
+from winml_dag.engine.admission import Capacity
+from winml_dag.engine.events import Status
+from winml_dag.engine.machine import memory_for_runs
+from winml_dag.errors import StageError
+from winml_dag.pipeline.sweep.cells import request_of
+from winml_dag.pipeline.sweep.foreseen import Foreseen, look_ahead
+from winml_dag.recipe.sharding import Shard, shards
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.sweep import Cell, Sweep
+    from winml_dag.store.local import LocalStore
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How a sweep is looked at: as it would be with so many *jobs*."""
+
+    jobs: int
+    rebuild: bool
+    as_json: bool
+
+
+def look_at_sweep(
+    sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore, options: PlanOptions
+) -> int:
+    """Tell what `build` would do with *cells* of *sweep* under the options of *request*; returns the exit code."""
+    asked = tuple(_asked(sweep, cells, request))
+    planned = planned_each(asked, store, download=False, needs_folder=False)
+    refuse_if_all_the_same(planned)
+    capacity = Capacity(options.jobs, memory_for_runs())
+    foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
+    if options.as_json:
+        click.echo(json.dumps(_json(cells, foreseen), ensure_ascii=False))
+    else:
+        for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen)):
+            click.echo(line)
+    for label, error in foreseen.errors.items():
+        click.echo(f"error: {label}: {error}", err=True)
+    return StageError.exit_code if foreseen.errors else 0
+
+
+def _asked(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
+    folder = request.output_dir or sweep.output_dir
+    for cell in cells:
+        if cell.left_out:
+            continue
+        if folder is None or request.use_cache:
+            item = cell.item if cell.recipe is None else None
+            yield cell.name, replace(request, recipe=cell.recipe or cell.file, item=item)
+        else:
+            yield cell.name, request_of(cell, request, folder)
+
+
+def _cell_lines(cells: Sequence[Cell], foreseen: Foreseen) -> Iterator[str]:
+    width = max((len(cell.name) for cell in cells), default=0)
+    for cell in cells:
+        if cell.left_out:
+            yield f"{cell.name:<{width}}  left out: {cell.left_out}"
+        elif cell.name in foreseen.errors:
+            yield f"{cell.name:<{width}}  refused"
+        else:
+            yield f"{cell.name:<{width}}  {counts(foreseen.results[cell.name]).replace(' ran', ' would run')}"
+
+
+def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
+    """``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 0:52 left.``, and what stages these are."""
+    census = foreseen.census
+    if not census.builds:
+        return
+    exports = census.by_stage.get("export", 0)
+    failing = foreseen.statuses.get(Status.FAILED, 0)
+    parts = [
+        f"{_counted(census.builds, 'build')} = {_counted(census.stages, 'stage')} ({census.apart:,} one by one)",
+        *([_counted(exports, "export")] if exports else []),
+        f"{foreseen.statuses.get(Status.REUSED, 0):,} cached",
+        *([f"{failing:,} failing"] if failing else []),
+        _time(foreseen),
+    ]
+    yield f"{', '.join(parts)}."
+    yield f"These are {', '.join(f'{number} {name}' for name, number in census.by_stage.items())}."
+
+
+def _time(foreseen: Foreseen) -> str:
+    if not foreseen.to_run:
+        return "nothing to do"
+    if foreseen.never_timed == foreseen.to_run:
+        return f"{foreseen.to_run:,} to run, which were never timed"
+    untimed = f", {foreseen.never_timed:,} of them never timed" if foreseen.never_timed else ""
+    return f"{foreseen.to_run:,} to run{untimed}, about {clock(foreseen.seconds)} left"
+
+
+def clock(seconds: float) -> str:
+    """``0:52``, ``12:05``, ``1:02:10``."""
+    minutes, rest = divmod(max(1, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def _json(cells: Sequence[Cell], foreseen: Foreseen) -> JsonObject:
+    census = foreseen.census
+    return {
+        "builds": [_cell_json(cell, foreseen) for cell in cells],
+        "graph": {
+            "builds": census.builds,
+            "stages": census.stages,
+            "stages_apart": census.apart,
+            "by_stage": dict(census.by_stage),
+            "by_status": {str(status): number for status, number in foreseen.statuses.items()},
+            "never_timed": foreseen.never_timed,
+            "seconds_left": None
+            if foreseen.to_run and foreseen.never_timed == foreseen.to_run
+            else round(foreseen.seconds, 1),
+        },
+        "failed": list(foreseen.errors),
+        "elapsed_seconds": round(sum(result.elapsed_seconds for result in foreseen.results.values()), 3),
+    }
+
+
+def _cell_json(cell: Cell, foreseen: Foreseen) -> JsonObject:
+    told: JsonObject = {"name": cell.name, "values": dict(cell.values)}
+    if cell.name in foreseen.results:
+        return {**told, **build_json(foreseen.results[cell.name], foreseen=True)}
+    if cell.left_out:
+        return {**told, "final_artifact": None, "stages": [], "left_out": cell.left_out}
+    return {**told, "final_artifact": None, "stages": [], "error": str(foreseen.errors[cell.name])}
+
+
+def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) -> JsonObject:
+    """The matrix of a CI that builds *cells*, in *number* shards or each by itself: what ``fromJSON`` of GitHub's
+    actions takes. *words*: the options of this run, which each of the jobs has as well.
+    """
+    built = [cell for cell in cells if not cell.left_out]
+    if number is None:
+        return {
+            "include": [
+                {
+                    "name": cell.name,
+                    "values": dict(cell.values),
+                    "arguments": as_typed(("build", *words, "--filter", cell.name)),
+                }
+                for cell in built
+            ]
+        }
+    return {
+        "include": [
+            {
+                "shard": str(shard),
+                "cells": len(part),
+                "arguments": as_typed(("build", *words, "--shard", str(shard))),
+            }
+            for place, part in enumerate(shards(built, number))
+            if part and (shard := Shard(place + 1, number))
+        ]
+    }

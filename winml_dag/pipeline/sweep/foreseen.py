@@ -1,0 +1,90 @@
+"""What several builds would be as one graph: what of it would run, and how long that would take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from winml_dag.engine.admission import Capacity
+from winml_dag.engine.events import Status
+from winml_dag.engine.expectations import Expectations, expected_work
+from winml_dag.engine.forecast import seconds_left
+from winml_dag.engine.merge import Merged
+from winml_dag.engine.plan import remembered_name
+from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.build import plan
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.buildresult import BuildResult, StageView
+from winml_dag.pipeline.builds import Census, Planned, census_of, first_rounds, merged
+from winml_dag.store.local import LocalStore
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What would become of builds that are carried out together.
+
+    Attributes:
+        results: by label, of those that can be planned; ``errors`` why others cannot.
+        statuses: how many stages of the one graph would come to what.
+        seconds: how long it would take; ``never_timed``: how many of the stages that would run have no record of their
+            kind to go by.
+    """
+
+    results: Mapping[str, BuildResult]
+    errors: Mapping[str, WinmlDagError]
+    census: Census
+    statuses: Mapping[Status, int]
+    seconds: float
+    never_timed: int
+
+    @property
+    def to_run(self) -> int:
+        return self.statuses.get(Status.RAN, 0)
+
+
+def look_ahead(planned: Sequence[Planned], store: LocalStore, capacity: Capacity, *, rebuild: bool) -> Foreseen:
+    """What would become of *planned*, whose labels differ, in *capacity*. Nothing is run and nothing written."""
+    graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
+    results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
+    common = merged(planned)
+    views = _views(common, tuple(results.values()))
+    firsts = [views[node.id] for node in first_rounds(common) if node.id in views]
+    to_run = frozenset(node_id for node_id, view in views.items() if view.status is Status.RAN)
+    return Foreseen(
+        results=results,
+        errors={each.label: each.graph for each in planned if isinstance(each.graph, WinmlDagError)},
+        census=census_of(common),
+        statuses=Counter(view.status for view in firsts),
+        seconds=_seconds(common, tuple(graphs.values()), to_run, store, capacity) if to_run else 0.0,
+        never_timed=_never_timed(firsts, store),
+    )
+
+
+def _views(common: Merged, results: Sequence[BuildResult]) -> dict[str, StageView]:
+    """What would become of each stage of the one graph, as the first build tells that has it."""
+    found: dict[str, StageView] = {}
+    for result, ids in zip(results, common.ids, strict=True):
+        for view in (*result.stages, *result.like_before):
+            if view.result is not None:
+                found.setdefault(ids[view.id], view)
+    return found
+
+
+def _seconds(
+    common: Merged, graphs: Sequence[BuildGraph], to_run: frozenset[str], store: LocalStore, capacity: Capacity
+) -> float:
+    """How long it takes to run the nodes *to_run*, in the order that a build would take."""
+    names = {
+        node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
+        for node_id, ((place, own), *_) in common.readers().items()
+    }
+    work = expected_work(common.graph, store, names, common.order, Expectations(store, capacity))
+    ended = frozenset(node.id for node in common.graph.nodes if node.id not in to_run)
+    return seconds_left(work, capacity, ended, {})
+
+
+def _never_timed(views: Sequence[StageView], store: LocalStore) -> int:
+    """How many of the *views* that would run have taken nobody knows how long, nor has any other of their kind."""
+    unknown = Counter(view.stage for view in views if view.status is Status.RAN and view.elapsed_seconds is None)
+    return sum(number for stage, number in unknown.items() if not store.records_of(stage, 1))
