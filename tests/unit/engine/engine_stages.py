@@ -131,3 +131,24 @@ def tell_where_nothing_can_be_written(config: Config, workspace: Workspace) -> J
     workspace.progress(1, 2, "samples")
     workspace.progress(2, 2, "samples")
     return write(config, workspace)
+
+
+def be_large(config: Config, workspace: Workspace) -> JsonObject:
+    """Takes so many MB, refuses to meet another of its kind, and ends when its small one has run beside it."""
+    fifo = Path(workspace.input_file("pair", ".txt").read_text())
+    marker = fifo.with_name("large")
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        raise StageError("Two large ones meet.") from None
+    taken = b"x" * (config.text.bits * 10**6)
+    (workspace.outputs["out"] / "text.txt").write_text(fifo.read_text() + str(len(taken)))
+    marker.unlink()
+    return {}
+
+
+def be_small(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
+    """Ends when it has met the large one of its pair."""
+    Path(workspace.input_file("pair", ".txt").read_text()).write_text("beside ")
+    (workspace.outputs["out"] / "text.txt").write_text("small")
+    return {}

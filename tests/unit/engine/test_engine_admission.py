@@ -1,0 +1,133 @@
+"""What runs together never takes more than there is, and what needs much is not passed over for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_samples import properties
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.engine.admission import UNLIMITED, Admission, Capacity, Need, Ticket
+from winml_dag.engine.dispatch import Dispatch
+
+MB = 10**6
+
+
+@dataclass
+class Played:
+    """Runs that were played through in steps of one: by name, when each began and ended."""
+
+    began: dict[str, int]
+    ended: dict[str, int]
+
+    def together(self, name: str) -> set[str]:
+        """What ran beside *name* at any time."""
+        return {
+            other
+            for other in self.began
+            if other != name and self.began[other] < self.ended[name] and self.began[name] < self.ended[other]
+        }
+
+
+def play(capacity: Capacity, runs: dict[str, tuple[Need, int]]) -> Played:
+    """All of *runs* could begin from the start, and go first in their order; each takes so many steps."""
+    admission = Admission(capacity)
+    dispatch: Dispatch[str] = Dispatch(admission, {}, {})
+    for name, (need, _) in runs.items():
+        dispatch.add(name, need, name)
+    played, now, running = Played({}, {}), 0, dict[str, Ticket]()
+    while len(dispatch) or running:
+        while (found := dispatch.next(0.0)) is not None:
+            name, need = found
+            played.began[name], played.ended[name] = now, now + runs[name][1]
+            running[name] = admission.take(need)
+        assert running, "something can always begin when nothing runs"
+        now = min(played.ended[name] for name in running)
+        for name in [name for name in running if played.ended[name] == now]:
+            admission.give_back(running.pop(name))
+    return played
+
+
+def of(memory: int) -> Need:
+    return Need(memory * MB)
+
+
+def test_two_that_are_too_large_together_never_meet_and_small_ones_run_beside() -> None:
+    big, small = (of(200), 10), (of(40), 3)
+    played = play(Capacity(2, 300 * MB), {"big 1": big, "big 2": big, "small 1": small, "small 2": small})
+    assert played.together("big 1") == {"small 1", "small 2"}
+    assert played.began["big 2"] == played.ended["big 1"]
+
+
+def test_what_needs_much_waits_only_for_what_ran_before_it_was_there() -> None:
+    """Without room kept for it, two of the small ones would always run, and it would begin after the last of them."""
+    small = {f"small {number}": (of(150), 3 + number % 2) for number in range(20)}
+    runs = {"first": (of(150), 3), "second": (of(150), 4), "big": (of(200), 5), **small}
+    played = play(Capacity(3, 300 * MB), runs)
+    assert played.began["big"] == 4
+    assert not played.together("big")
+
+
+def test_what_fits_beside_the_one_that_waits_goes_on() -> None:
+    small = {f"small {number}": (of(20), 2) for number in range(6)}
+    played = play(Capacity(2, 300 * MB), {"first": (of(200), 10), "big": (of(250), 10), **small})
+    assert played.together("first") == {f"small {number}" for number in range(5)}
+    assert played.began["big"] == 10
+
+
+def test_more_than_there_is_runs_alone() -> None:
+    played = play(
+        Capacity(4, 100 * MB), {"a": (of(10), 5), "huge": (of(1000), 5), "b": (of(10), 5), "none": (of(0), 5)}
+    )
+    assert not played.together("huge")
+    assert played.together("a") == {"b", "none"} or played.began["huge"] == 5
+
+
+def test_a_device_is_one_run_s_at_a_time_and_keeps_nothing_else_from_running() -> None:
+    npu = Need(pools=("npu",))
+    played = play(Capacity(3), {"npu 1": (npu, 4), "npu 2": (npu, 4), "cpu 1": (Need(), 6), "cpu 2": (Need(), 6)})
+    assert played.together("npu 1") == {"cpu 1", "cpu 2"}
+    assert played.began["npu 2"] == 4
+
+
+def test_what_is_to_be_alone_is_alone() -> None:
+    beside = {f"beside {number}": (Need(), 3) for number in range(4)}
+    played = play(Capacity(3), {"first": (Need(), 2), "perf": (Need(alone=True), 5), **beside})
+    assert not played.together("perf")
+    assert played.began["perf"] == 2
+
+
+def test_without_a_limit_memory_makes_no_kinds_of_runs() -> None:
+    assert Capacity(2).taken(Need(10 * MB)) == Capacity(2, UNLIMITED).taken(Need(20 * MB)) == Need()
+
+
+needs = st.builds(
+    Need,
+    st.integers(0, 400 * MB),
+    st.sampled_from([(), ("npu",), ("gpu",), ("npu", "gpu")]),
+    st.booleans(),
+)
+
+
+@properties
+@given(
+    st.integers(1, 4),
+    st.one_of(st.just(UNLIMITED), st.integers(1, 300 * MB)),
+    st.lists(st.tuples(needs, st.integers(1, 9)), max_size=12),
+)
+def test_whatever_is_needed_all_runs_and_never_too_much_at_once(
+    places: int, memory: int, wanted: list[tuple[Need, int]]
+) -> None:
+    runs = {f"run {number}": each for number, each in enumerate(wanted)}
+    played = play(Capacity(places, memory), runs)
+    assert played.ended.keys() == runs.keys()
+    for now in played.began.values():
+        here = [runs[name][0] for name in runs if played.began[name] <= now < played.ended[name]]
+        if len(here) == 1:
+            continue
+        assert len(here) <= places
+        assert not any(need.alone for need in here)
+        assert places == 1 or sum(need.memory_bytes for need in here) <= memory
+        devices = [pool for need in here for pool in need.pools]
+        assert len(devices) == len(set(devices))

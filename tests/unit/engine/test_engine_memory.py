@@ -1,0 +1,181 @@
+"""Processes that take memory: those too large to be together never meet, by what is declared and what was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from engine_samples import TEXT
+
+from winml_dag.engine.admission import Capacity
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.expectations import UNKNOWN_SECONDS, Expectations, expected_work, repeats
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.machine import container_limits, memory_for_runs, physical_memory_bytes
+from winml_dag.engine.run import Runner
+from winml_dag.engine.schedule import RunOptions, Scheduler
+from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.memory import MemoryStore
+from winml_dag.store.record import Ingredients, Record
+
+MB = 10**6
+BUDGET = 300 * MB
+
+
+class Pairs:
+    """Pairs of a large and a small process, on one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = MemoryStore()
+        self._runs = 0
+
+    def run(self, pairs: Sequence[int], declared: int, *, jobs: int, salt: int = 0) -> Mapping[str, StageResult]:
+        """Of each of *pairs* the large one, which says that it takes *declared* bytes, then of each the small one."""
+        self._runs += 1
+        sources = [self._pair(number) for number in pairs]
+        nodes = [
+            *[self._node("be_large", number, declared, 200 + salt) for number in pairs],
+            *[self._node("be_small", number, 10 * MB, salt) for number in pairs],
+        ]
+        graph = Graph.of(nodes, sources)
+        known = {source.name: source_artifact(source, self.store.fingerprints) for source in sources}
+        scratch = self.folder / f"scratch{self._runs}"
+        scratch.mkdir()
+        runner = Runner(
+            graph, self.store, LocalExecutor(), self.store.fingerprints,
+            scratch=scratch, failures=self.folder / "failures", made_by="tests", rebuild=False,
+            timeout_seconds=60.0,  # else one that waits for who never comes would wait for an hour
+        )  # fmt: skip
+        order = {node.id: place for place, node in enumerate(nodes)}
+        options = RunOptions("here", jobs, True, order=order, memory_bytes=BUDGET)
+        results = Scheduler(graph, known, self.store, runner, options).run()
+        return {result.node.id: result for result in results}
+
+    def _pair(self, number: int) -> Source:
+        fifo = self.folder / f"fifo{number}"
+        if not fifo.exists():
+            os.mkfifo(fifo)
+        text = self.folder / f"pair{number}.txt"
+        text.write_text(str(fifo))
+        return Source(f"pair{number}", TEXT, (SourceFile("pair.txt", text),))
+
+    def _node(self, work: str, number: int, declared: int, bits: int) -> Node:
+        slots = {"pair": InputSlot(frozenset({TEXT}))}
+        stage = Stage(
+            work, 1, f"engine_stages:{work}", "engine_stages:Config", slots, {"out": TEXT}, memory=Memory(declared)
+        )
+        return Node(f"{work} {number}", stage, {"text": {"bits": bits}}, {"pair": f"pair{number}"})
+
+
+@pytest.fixture
+def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return Pairs(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="processes meet through a named pipe")
+def test_processes_that_are_too_large_together_never_meet_and_small_ones_run_beside(pairs: Pairs) -> None:
+    """A large one ends only when its small one runs beside it, and fails when it meets the other large one."""
+    results = pairs.run([1, 2], 200 * MB, jobs=2)
+    assert {result.error for result in results.values()} == {""}
+    assert {result.status for result in results.values()} == {Status.RAN}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="processes meet through a named pipe")
+def test_what_was_measured_counts_where_too_little_was_declared(pairs: Pairs) -> None:
+    # Together with a large one a small one is all that there is room for, so that nothing else decides.
+    first = pairs.run([1], 0, jobs=2)
+    record = first["be_large 1"].record
+    assert record is not None
+    peak = record.metrics["peak_memory_bytes"]
+    assert isinstance(peak, int)
+    assert peak > 200 * MB
+    again = pairs.run([1, 2], 0, jobs=2, salt=1)
+    assert {result.error for result in again.values()} == {""}
+
+
+def record(stage: str, seconds: float, peak: int | None, read: int, salt: int = 0) -> Record:
+    file = FileEntry("model.onnx", f"xxh3-128:{salt:032x}", read)
+    artifact = Artifact.of([file])
+    made = Ingredients(stage, 1, {"salt": salt}, {"in": artifact.digest}, {})
+    metrics = {} if peak is None else {"peak_memory_bytes": peak}
+    return Record(f"{salt:064x}", made.config_hash, made, {}, metrics, seconds, input_files={"in": artifact.to_json()})
+
+
+def stored(*records: Record) -> MemoryStore:
+    store = MemoryStore()
+    for each in records:
+        store.publish(each, {})
+    return store
+
+
+OPTIMIZE = Node("a", Stage("optimize", 1, "", "", {}, {}, memory=Memory(100, 3.0)), {}, {})
+SHARED = Capacity(2, BUDGET)
+
+
+def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_declared() -> None:
+    last = record("optimize", 7.0, 5000, 1000)
+    found = Expectations(stored(), SHARED)
+    assert found.need(OPTIMIZE, last, 1000).memory_bytes == 5500, "and a margin"
+    assert found.need(OPTIMIZE, last, 9000).memory_bytes == 100 + 27000, "its model was another one"
+    assert found.need(OPTIMIZE, None, None).memory_bytes == 100
+    assert found.seconds(OPTIMIZE, last) == 7.0
+    assert found.seconds(OPTIMIZE, None) == UNKNOWN_SECONDS
+    records = [record("optimize", float(salt), 1000 * salt, 100 * salt, salt) for salt in (1, 2, 3, 9)]
+    known = Expectations(stored(*records, record("quantize", 90.0, 9, 9, 10)), SHARED)
+    assert known.need(OPTIMIZE, None, 200).memory_bytes == 3300, "the largest of those with about as much to read"
+    assert known.seconds(OPTIMIZE, None) == 2.5
+
+
+def test_where_memory_does_not_matter_nobody_looks_at_records() -> None:
+    store = stored(record("optimize", 1.0, 10, 10))
+    store.calls.clear()
+    for capacity in (Capacity(1, BUDGET), Capacity(2)):
+        assert Expectations(store, capacity).need(OPTIMIZE, None, 10).memory_bytes == 0
+    assert not store.calls
+
+
+def test_rounds_that_change_nothing_take_no_time() -> None:
+    """optimize.1 reads flags that analyze most often leaves as they were, and is found then, as is all behind it."""
+    slots = {"model": InputSlot(None), "flags": InputSlot(None)}
+    optimize = Stage("optimize", 1, "", "", slots, {"model": TEXT})
+    analyze = Stage("analyze", 1, "", "", slots, {"flags": TEXT}, usually=("flags",))
+    nodes = (
+        Node("optimize.0", optimize, {}, {"model": "weights", "flags": "none"}),
+        Node("analyze.0", analyze, {}, {"model": "optimize.0.model", "flags": "none"}),
+        Node("optimize.1", optimize, {}, {"model": "weights", "flags": "analyze.0.flags"}),
+        Node("analyze.1", analyze, {}, {"model": "optimize.1.model", "flags": "analyze.0.flags"}),
+        Node("other", optimize, {"of": "another"}, {"model": "weights", "flags": "analyze.1.flags"}),
+    )
+    graph = Graph.of(nodes, [Source("weights", TEXT, ()), Source("none", TEXT, ())])
+    assert repeats(graph) == {"optimize.1", "analyze.1"}
+    store = stored()
+    names = {node.id: node.id for node in nodes}
+    work = expected_work(graph, store, names, {}, Expectations(store, SHARED))
+    assert sum(work.seconds.values()) == 3 * UNKNOWN_SECONDS
+
+
+def test_a_container_has_as_much_as_the_least_of_the_groups_that_it_is_in(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("4:memory:/docker/abc\n1:cpu:/\n0::/service\n")
+    group = tmp_path / "memory" / "docker" / "abc"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("4000\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "memory.max").write_text("5000\n")
+    assert sorted(container_limits(tmp_path, own)) == [4000, 5000, 9000]
+    own.write_text("4:memory:/a/group/that/is/outside\n")
+    assert list(container_limits(tmp_path, own)) == [9000], "of a container seen from inside"
+    assert list(container_limits(tmp_path, tmp_path / "absent")) == []
+
+
+def test_what_this_machine_has_is_not_all_given_to_runs() -> None:
+    assert physical_memory_bytes() // 2 >> 40 < memory_for_runs() < physical_memory_bytes()
