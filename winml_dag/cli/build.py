@@ -14,9 +14,10 @@ import click
 
 from winml_dag.cli.chosencells import cell_options
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
-from winml_dag.cli.sweep import Chosen, build_sweep, say_sweep_up_to_date
+from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
+from winml_dag.pipeline.sweep.selection import Selection
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
@@ -86,8 +87,8 @@ def command(
     standing = look(request, cache_dir) if len(recipes) < 2 else None
     if at_a_glance and say_up_to_date(standing, cache_dir, started):
         return 0
-    chosen = Chosen(filters, shard, retry_failed)
-    if at_a_glance and recipes and say_sweep_up_to_date(recipes, request, chosen, cache_dir, started):
+    selection = Selection(filters, shard, retry_failed)
+    if at_a_glance and recipes and say_sweep_up_to_date(recipes, request, selection, cache_dir, started):
         return 0
 
     from winml_dag.cli.buildreport import errors_as_json, print_json
@@ -99,9 +100,9 @@ def command(
     with errors_as_json(format_):
         if _are_a_sweep(recipes):
             return build_sweep(
-                recipes, request, chosen, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_
+                recipes, request, selection, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_
             )
-        if chosen != Chosen():
+        if selection != Selection():
             raise UsageError(
                 "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",

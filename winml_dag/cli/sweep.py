@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from winml_dag.errors import UsageError
+from winml_dag.cli.goallines import goal_lines
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
+from winml_dag.pipeline.sweep.selection import FAILED, Selection, folder_of, selected
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
-    from winml_dag.recipe.sweep import Cell, Sweep
+    from winml_dag.recipe.sweep import Cell
 
-_PROBLEMS = (CellStatus.FAILED, CellStatus.REFUSED)
 # More names than that in one line say nothing more.
 _MOST_NAMES = 4
 # Options that do not belong into the command for one cell: how to go about it, and which cells there are.
@@ -33,20 +33,11 @@ _NOT_OF_A_CELL = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Which cells of a sweep a run is for. ``retry_failed``: those of them that failed the last time."""
-
-    filters: tuple[str, ...] = ()
-    shard: str | None = None
-    retry_failed: bool = False
-
-
 def say_sweep_up_to_date(
-    recipes: Sequence[Path], request: Request, chosen: Chosen, cache_dir: Path, started: float
+    recipes: Sequence[Path], request: Request, selection: Selection, cache_dir: Path, started: float
 ) -> bool:
     """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
-    words = None if chosen.retry_failed else _words(recipes, request, chosen)
+    words = None if selection.retry_failed else _words(recipes, request, selection)
     found = None if words is None else glance(cache_dir, words)
     if found is None:
         return False
@@ -61,7 +52,7 @@ def say_sweep_up_to_date(
 def build_sweep(
     recipes: Sequence[Path],
     request: Request,
-    chosen: Chosen,
+    selection: Selection,
     cache_dir: Path,
     how: BuildOptions,
     *,
@@ -69,7 +60,7 @@ def build_sweep(
     quiet: bool,
     format_: str,
 ) -> int:
-    """Build the cells of a sweep that are *chosen*, and tell of them; returns the exit code.
+    """Build the cells of a sweep that are *selected*, and tell of them; returns the exit code.
 
     Raises:
         WinmlDagError: as reading the sweep and running it do.
@@ -84,7 +75,7 @@ def build_sweep(
     around = surroundings(began_ns)
     sweep = sweep_of_files(recipes)
     folder = folder_of(sweep, request)
-    meant = cells_of(sweep, chosen, folder)
+    meant = selected(sweep, selection, folder)
     cells = tuple(cell for cell in meant if not cell.left_out)
     left_out = [cell for cell in meant if cell.left_out]
     command = _command()
@@ -95,11 +86,15 @@ def build_sweep(
         cells,
         recipe=", ".join(map(str, recipes)),
         commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
-        whole=chosen.shard is None,
+        whole=selection.shard is None,
     )
     to_stderr = format_ == "json"
-    with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
-        done = run_sweep(asked, LocalStore(cache_dir), how, watcher)
+    try:
+        with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
+            done = run_sweep(asked, LocalStore(cache_dir), how, watcher)
+    except KeyboardInterrupt:
+        click.echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
+        raise
     if format_ == "json":
         print_sweep(done)
     for line in _lines(done, left_out, folder, quiet=quiet, verbose=verbose):
@@ -108,47 +103,12 @@ def build_sweep(
     if not quiet and done.result.cells:
         click.echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
     code = exit_code(done)
-    words = _words(recipes, request, chosen)
-    if code == 0 and words is not None and not chosen.retry_failed and _is_settled(done):
+    words = _words(recipes, request, selection)
+    if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
         lines = (*_left_out(left_out), *(line for goal in done.result.goals for line in _goal(goal)))
         found = Glance(len(cells), len(left_out), str(folder), tuple(line.text for line in lines))
         keep_glance(cache_dir, words, found, files=sweep.files, builds=done.words, began_ns=began_ns, around=around)
     return code
-
-
-def folder_of(sweep: Sweep, request: Request) -> Path:
-    """Where the cells of *sweep* go.
-
-    Raises:
-        UsageError: when no folder is named.
-    """
-    folder = request.output_dir or sweep.output_dir
-    if request.use_cache or folder is None:
-        raise UsageError(
-            "Several builds need a folder to put theirs into.",
-            advice="Give -o/--output-dir, or output_dir in the recipe of the sweep.",
-        )
-    return folder
-
-
-def cells_of(sweep: Sweep, chosen: Chosen, folder: Path) -> tuple[Cell, ...]:
-    """The cells that a run is for, those among them that the sweep leaves out.
-
-    Raises:
-        UsageError: for a filter or shard that makes no sense, and when nothing was run that could have failed.
-    """
-    from winml_dag.cli.chosencells import chosen_cells
-
-    cells = chosen_cells(sweep, chosen.filters, chosen.shard)
-    if not chosen.retry_failed:
-        return cells
-    from winml_dag.pipeline.sweep.state import read_sweep
-
-    last = read_sweep(folder)
-    if last is None:
-        raise UsageError(f"No sweep was run in {folder} yet.", advice="Leave out --retry-failed.")
-    failed = {cell.name for cell in last.cells if cell.status in _PROBLEMS}
-    return tuple(cell for cell in cells if cell.name in failed)
 
 
 def exit_code(done: SweepDone) -> int:
@@ -159,7 +119,7 @@ def exit_code(done: SweepDone) -> int:
 
     missing = [cell for cell in done.cells if not cell.is_there and cell.trial_of is None]
     if not missing:
-        return StageError.exit_code if any(goal.winner is None for goal in done.result.goals) else 0
+        return StageError.exit_code if any(goal.failed for goal in done.result.goals) else 0
     codes = {done.refusals.get(cell.name, StageError.exit_code) for cell in missing}
     return codes.pop() if len(codes) == 1 else StageError.exit_code
 
@@ -190,7 +150,7 @@ def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
     """Each problem once, with the cells that have it: what they share fails for all of them."""
     by_problem: dict[object, list[CellResult]] = {}
     for cell in cells:
-        if cell.status in _PROBLEMS:
+        if cell.status in FAILED:
             by_problem.setdefault((cell.why, cell.failure), []).append(cell)
     for same in by_problem.values():
         failure = same[0].failure
@@ -227,13 +187,8 @@ def _measured(cells: Sequence[CellResult]) -> Iterator[_Line]:
 
 
 def _goal(goal: GoalResult) -> Iterator[_Line]:
-    of = ", ".join(f"{axis} {label}" for axis, label in goal.group.items())
-    which = f"smallest {goal.minimize}" if goal.minimize != "size" else "smallest"
-    if goal.winner is None:
-        yield _Line(f"error: no winner{f' of {of}' if of else ''} ({which}): {goal.why}", is_error=True)
-    else:
-        where = "" if goal.folder is None else f", in {goal.folder}"
-        yield _Line(f"winner{f' of {of}' if of else ''} ({which}): {goal.winner}{where}")
+    for line in goal_lines(goal):
+        yield _Line(line, is_error=goal.failed and not line.startswith(" "))
 
 
 def _names(cells: Sequence[Cell | CellResult]) -> str:
@@ -282,8 +237,8 @@ def _is_settled(done: SweepDone) -> bool:
     return not any(each is not None and each.error for cell in done.cells for each in (cell.perf, cell.eval))
 
 
-def _words(recipes: Sequence[Path], request: Request, chosen: Chosen) -> str | None:
-    return words_of(recipes, replace(request, recipe=None), chosen.filters, chosen.shard)
+def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> str | None:
+    return words_of(recipes, replace(request, recipe=None), selection.filters, selection.shard)
 
 
 def _command() -> str:
