@@ -36,6 +36,7 @@ def latency_of(perf: Measured | None) -> tuple[Latency | None, str]:
         peak_memory_bytes=count_at(told, "memory_bytes", "peak"),
         emulated=any(_EMULATED in notice for notice in texts_at(told, "notices")),
         host=words_at(told, "host"),
+        waited_share=number_at(told, "waited_share"),
     ), ""
 
 

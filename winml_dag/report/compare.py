@@ -215,13 +215,17 @@ def _changes(now: Row, then: Row, bounds: Sequence[Bound]) -> Iterator[Change]:
         measure = MEASURES[bound.measure]
         values = measure.of(then), measure.of(now)
         if values != (None, None):
-            yield _change(
-                measure, bound, *values, _obstacle(bound.measure, now, then), _noise(bound.measure, now, then)
-            )
+            obstacle = _obstacle(bound.measure, now, then)
+            yield _change(measure, bound, *values, obstacle, (then.latency, now.latency))
 
 
 def _change(
-    measure: Measure, bound: Bound, then: float | None, now: float | None, obstacle: str, noise: float
+    measure: Measure,
+    bound: Bound,
+    then: float | None,
+    now: float | None,
+    obstacle: str,
+    latencies: tuple[Latency | None, Latency | None],
 ) -> Change:
     def change(worse: float | None, verdict: Verdict, why: str = "") -> Change:
         share = None if worse is None or not then else worse / abs(then)
@@ -237,18 +241,22 @@ def _change(
     allowed += _ROUNDING * max(1.0, abs(then))
     if abs(worse) <= allowed:
         return change(worse, Verdict.WITHIN)
-    if abs(worse) <= noise:
-        return change(worse, Verdict.WITHIN, f"so few inferences are known to {measure.text(noise)} only")
-    return change(worse, Verdict.REGRESSION if worse > 0 else Verdict.IMPROVEMENT)
+    verdict = Verdict.REGRESSION if worse > 0 else Verdict.IMPROVEMENT
+    doubt = _doubt(measure.name, *((latencies[1], latencies[0]) if worse > 0 else latencies), abs(worse), allowed)
+    return change(worse, Verdict.WITHIN, doubt) if doubt else change(worse, verdict)
 
 
-def _noise(measure: str, now: Row, then: Row) -> float:
-    """How far two medians of the same model differ at most in 95 of 100 cases, because of how few inferences they are
-    of; 0 for what is no latency, and for tails, of which the spread is not known.
-    """
-    if measure != "latency" or now.latency is None or then.latency is None:
-        return 0.0
-    return 1.96 * math.hypot(*(_error_of_median(latency) for latency in (now.latency, then.latency)))
+def _doubt(measure: str, slower: Latency | None, faster: Latency | None, difference: float, allowed: float) -> str:
+    """Why a *difference* of two medians beyond what is *allowed* may be none of the models'; empty when it is."""
+    if measure != "latency" or slower is None or faster is None:
+        return ""
+    # While a thread waits for a processor it does nothing: without that, an inference would take so much less at best.
+    waited = slower.waited_share or 0.0
+    if difference <= allowed + waited * slower.p50:
+        return f"a thread waited for a processor for {waited:.0%} of the time, so it may be no slower"
+    # In 95 of 100 cases two medians of one model differ by less, since they are of few inferences.
+    by_chance = 1.96 * math.hypot(_error_of_median(slower), _error_of_median(faster))
+    return f"medians of so few inferences differ by {by_chance:.2g} ms" if difference <= by_chance else ""
 
 
 def _error_of_median(latency: Latency) -> float:

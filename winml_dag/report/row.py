@@ -26,6 +26,7 @@ class Size:
 class Latency:
     """What perf measured, in milliseconds; ``load_seconds`` is creating the session. ``emulated``: it says nothing of
     the device. ``measured`` is ``live`` or ``cached``. ``host``: the machine, as its key in the cache has it.
+    ``waited_share``: for how much of the time a thread of the model waited for a processor; None where nobody tells.
     """
 
     p50: float
@@ -39,6 +40,7 @@ class Latency:
     peak_memory_bytes: int | None = None
     emulated: bool = False
     host: Mapping[str, str] = field(default_factory=dict)
+    waited_share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _gone(name: str, status: CellStatus, why: str = "") -> Row:
         ("cosine", {"quality": Quality(0.9889, None, None, None, 3, "random")}, Verdict.REGRESSION),
         ("cosine", {"quality": Quality(0.9911, None, None, None, 3, "random")}, Verdict.IMPROVEMENT),
     ],
-    ids=str,
+    ids=[f"{measure} {word}" for measure in ("latency", "size", "cosine") for word in ("within", "worse", "better")],
 )
 def test_only_what_is_beyond_its_bound_counts(measure: str, fields: dict[str, object], verdict: Verdict) -> None:
     comparison = _compared([_row(**fields)], [_row()])
@@ -84,10 +84,24 @@ def test_what_is_worse_one_way_is_better_the_other_way(before: float, after: flo
 def test_a_median_of_few_scattered_inferences_is_not_trusted() -> None:
     few = {"inferences": 5, "p90": 20.0}
     noisy = _change("latency", _compared([_row(latency=_latency(12.0, **few))], [_row(latency=_latency(10.0, **few))]))
-    assert (noisy.verdict, noisy.why[:30]) == (Verdict.WITHIN, "so few inferences are known to")
+    assert (noisy.verdict, noisy.why[:26]) == (Verdict.WITHIN, "medians of so few inferenc")
     many = {"inferences": 5000, "p90": 20.0}
     sure = _change("latency", _compared([_row(latency=_latency(12.0, **many))], [_row(latency=_latency(10.0, **many))]))
     assert sure.verdict is Verdict.REGRESSION
+
+
+def test_a_machine_that_was_busy_has_slowed_nothing_that_time_alone_explains() -> None:
+    busy = _change("latency", _compared([_row(latency=_latency(15.0, waited_share=0.5))], [_row()]))
+    assert (busy.verdict, busy.why) == (
+        Verdict.WITHIN,
+        "a thread waited for a processor for 50% of the time, so it may be no slower",
+    )
+    # Were all the waiting taken away, it would still take 12.5 ms in place of 10.
+    worse = _change("latency", _compared([_row(latency=_latency(25.0, waited_share=0.5))], [_row()]))
+    assert worse.verdict is Verdict.REGRESSION
+    # Of the faster one the waiting explains nothing.
+    better = _change("latency", _compared([_row(latency=_latency(5.0, waited_share=0.5))], [_row()]))
+    assert better.verdict is Verdict.IMPROVEMENT
 
 
 @pytest.mark.parametrize(
