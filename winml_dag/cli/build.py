@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.chosencells import cell_options
+from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
 from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
 from winml_dag.errors import StageError, UsageError
@@ -98,7 +98,7 @@ def command(
     # Of several builds, one that fails says nothing of the others.
     of_several = replace(how, keep_going=keep_going is not False)
     with errors_as_json(format_):
-        if _are_a_sweep(recipes):
+        if are_a_sweep(recipes):
             return build_sweep(
                 recipes, request, selection, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_
             )
@@ -117,15 +117,6 @@ def command(
     if sandbox:
         _say_what_is_not_watched()
     return StageError.exit_code if result.failed else 0
-
-
-def _are_a_sweep(recipes: tuple[Path, ...]) -> bool:
-    """Whether *recipes* are several, or one with a matrix. A folder or pattern is a sweep, however many are in it."""
-    from winml_dag.recipe.reading import is_sweep, recipe_files
-
-    if len(recipes) != 1 or not recipes[0].is_file():
-        return len(recipes) > 1 or recipe_files(recipes) != recipes
-    return is_sweep(recipes[0])
 
 
 def _modules(request: Request) -> tuple[ModuleItem, ...] | None:

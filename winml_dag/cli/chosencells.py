@@ -1,16 +1,14 @@
-"""The options that choose some cells of a sweep, and the cells that they choose."""
+"""Whether cells are meant at all, and the options that choose some of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from winml_dag.cli.parameters import TEXT
-
-if TYPE_CHECKING:
-    from winml_dag.recipe.sweep import Cell, Sweep
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,17 +31,10 @@ def cell_options(function: F) -> F:
     return function
 
 
-def chosen_cells(sweep: Sweep, filters: Sequence[str], shard: str | None) -> tuple[Cell, ...]:
-    """The cells of *sweep* that are meant, those that it leaves out among them; none in a shard that has none.
+def are_a_sweep(recipes: Sequence[Path]) -> bool:
+    """Whether *recipes* are several, or one with a matrix. A folder or pattern is a sweep, however many are in it."""
+    from winml_dag.recipe.reading import is_sweep, recipe_files
 
-    Raises:
-        UsageError: for a filter that means nothing, and for no shard.
-    """
-    from winml_dag.recipe.filters import filtered
-
-    taken = filtered(sweep, filters)
-    if shard is None:
-        return taken
-    from winml_dag.recipe.sharding import in_shard, parse_shard
-
-    return in_shard(taken, parse_shard(shard))
+    if len(recipes) != 1 or not recipes[0].is_file():
+        return len(recipes) > 1 or recipe_files(recipes) != tuple(recipes)
+    return is_sweep(recipes[0])

@@ -26,9 +26,9 @@ def as_typed(words: Sequence[str]) -> str:
 
 
 def _words(option: click.Option, value: object) -> Iterator[str]:
-    name = max(option.opts, key=len)
+    name = option.opts[0]
     if option.is_flag:
-        yield name if value else max(option.secondary_opts, key=len)
+        yield name if value else option.secondary_opts[0]
         return
     for each in value if option.multiple and isinstance(value, tuple) else (value,):
         yield name

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
-from winml_dag.cli.chosencells import cell_options, chosen_cells
+from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.commandline import given_words
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.sweep.selection import Selection, selected
 
 if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions
@@ -56,15 +57,16 @@ def command(
         options["recipe"] = recipes[0] if recipes else None
         if shards is not None and (shard is not None or not matrix):
             raise UsageError("--shards says how many jobs --matrix has.", advice="One of them is chosen by --shard.")
-        if _are_cells(recipes, asked_for=bool(filters or shard or matrix)):
+        selection = Selection(filters, shard)
+        if _are_cells(recipes, asked_for=matrix or selection != Selection()):
             if matrix:
                 but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
-                return _print_matrix(recipes, filters, shard, shards, given_words(context, but))
+                return _print_matrix(recipes, selection, shards, given_words(context, but))
             from winml_dag.cli.sweepplan import PlanOptions
 
             request, cache_dir = request_from(options)
             how = PlanOptions(jobs or os.cpu_count() or 1, rebuild, format_ == "json")
-            return _look_at_cells(recipes, filters, shard, request, cache_dir, how)
+            return _look_at_cells(recipes, selection, request, cache_dir, how)
         result = plan(*planned_build(options), rebuild=rebuild, explain=True)
     if format_ == "json":
         print_json([result], result.elapsed_seconds, foreseen=True)
@@ -87,47 +89,38 @@ def command(
 
 
 def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
-    """Whether cells are meant: by several files, a folder, a pattern, a sweep, a list of recipes, or because they were
-    *asked_for*, as which one recipe does as well.
+    """Whether cells are meant: those of a sweep, or of a list of recipes.
 
     Raises:
-        UsageError: when they are asked for and there is no recipe.
+        UsageError: when some of a sweep are *asked_for*, and this is none.
     """
-    from winml_dag.recipe.reading import is_sweep, module_items, recipe_files
+    from winml_dag.recipe.reading import module_items
 
-    if asked_for and not recipes:
+    if are_a_sweep(recipes):
+        return True
+    if asked_for:
         raise UsageError(
-            "--filter, --shard and --matrix choose among cells, and there is no recipe.", advice="Name one with -c."
+            "--filter, --shard and --matrix are about cells of a sweep, and this is none.",
+            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
-    if asked_for or len(recipes) != 1:
-        return bool(recipes)
-    if recipes[0].is_file():
-        return is_sweep(recipes[0]) or module_items(recipes[0]) is not None
-    return recipe_files(recipes) != recipes
+    return len(recipes) == 1 and module_items(recipes[0]) is not None
 
 
-def _print_matrix(
-    recipes: tuple[Path, ...], filters: tuple[str, ...], shard: str | None, number: int | None, words: Sequence[str]
-) -> int:
+def _print_matrix(recipes: tuple[Path, ...], selection: Selection, number: int | None, words: Sequence[str]) -> int:
     from winml_dag.cli.sweepplan import job_matrix
     from winml_dag.recipe.sweepfiles import sweep_of_files
 
-    cells = chosen_cells(sweep_of_files(recipes), filters, shard)
+    cells = selected(sweep_of_files(recipes), selection)
     click.echo(json.dumps(job_matrix(cells, words, number), ensure_ascii=False))
     return 0
 
 
 def _look_at_cells(
-    recipes: tuple[Path, ...],
-    filters: tuple[str, ...],
-    shard: str | None,
-    request: Request,
-    cache_dir: Path,
-    options: PlanOptions,
+    recipes: tuple[Path, ...], selection: Selection, request: Request, cache_dir: Path, options: PlanOptions
 ) -> int:
     from winml_dag.cli.sweepplan import look_at_sweep
     from winml_dag.recipe.sweepfiles import sweep_of_files
     from winml_dag.store.local import LocalStore
 
     sweep = sweep_of_files(recipes)
-    return look_at_sweep(sweep, chosen_cells(sweep, filters, shard), request, LocalStore(cache_dir), options)
+    return look_at_sweep(sweep, selected(sweep, selection), request, LocalStore(cache_dir), options)

@@ -40,8 +40,9 @@ def folder_of(sweep: Sweep, request: Request) -> Path:
     return folder
 
 
-def selected(sweep: Sweep, selection: Selection, folder: Path) -> tuple[Cell, ...]:
-    """The cells that a run is for, those among them that the sweep leaves out. *folder*: where they go.
+def selected(sweep: Sweep, selection: Selection, folder: Path | None = None) -> tuple[Cell, ...]:
+    """The cells that a run is for, those among them that the sweep leaves out. *folder*: where they go; only what
+    failed there takes knowing it.
 
     Raises:
         UsageError: for a filter or shard that means nothing, and when nothing was run that could have failed.
@@ -55,6 +56,7 @@ def selected(sweep: Sweep, selection: Selection, folder: Path) -> tuple[Cell, ..
         cells = in_shard(cells, parse_shard(selection.shard))
     if not selection.retry_failed:
         return cells
+    assert folder is not None
     failed = _failed(folder)
     return tuple(cell for cell in cells if cell.name in failed)
 
