@@ -10,10 +10,12 @@ __all__ = [
     "EvalResult",
     "PerfResult",
     "QuantizeResult",
+    "SweepResult",
     "WinMLQuantizationConfig",
     "__version__",
     "build_hf_model",
     "build_onnx_model",
+    "build_sweep",
     "calibrate_onnx",
     "compile_onnx",
     "evaluate_onnx",
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from winml_dag.api import (
         build_hf_model,
         build_onnx_model,
+        build_sweep,
         calibrate_onnx,
         compile_onnx,
         evaluate_onnx,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.commandresult import CommandResult
     from winml_dag.pipeline.measured import EvalResult, PerfResult
     from winml_dag.pipeline.quantized import QuantizeResult
+    from winml_dag.pipeline.sweep.result import SweepResult
     from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 

@@ -7,7 +7,7 @@ from winml_dag import quantize_onnx
 done = quantize_onnx("model.onnx", precision="w8a16", calibration_data="samples.npz")
 
 export_model, optimize_onnx, calibrate_onnx, compile_onnx and validate_onnx do one stage each, in the same way;
-measure_onnx and evaluate_onnx tell how fast a model is, and how good.
+measure_onnx and evaluate_onnx tell how fast a model is, and how good. build_sweep builds many models as one graph.
 """
 
 from winml_dag.api.builds import (
@@ -20,9 +20,11 @@ from winml_dag.api.builds import (
     quantize_onnx,
 )
 from winml_dag.api.measures import evaluate_onnx, measure_onnx, validate_onnx
+from winml_dag.api.sweeps import build_sweep
 from winml_dag.pipeline.commandresult import CommandResult
 from winml_dag.pipeline.measured import EvalResult, PerfResult
 from winml_dag.pipeline.quantized import QuantizeResult
+from winml_dag.pipeline.sweep.result import SweepResult
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "EvalResult",
     "PerfResult",
     "QuantizeResult",
+    "SweepResult",
     "WinMLQuantizationConfig",
     "build_hf_model",
     "build_onnx_model",
+    "build_sweep",
     "calibrate_onnx",
     "compile_onnx",
     "evaluate_onnx",

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
+from winml_dag.cli.commandline import as_typed, given_words
 from winml_dag.cli.goallines import goal_lines
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
-from winml_dag.pipeline.sweep.selection import FAILED, Selection, folder_of, selected
+from winml_dag.pipeline.sweep.selection import FAILED, Selection
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
@@ -68,26 +68,13 @@ def build_sweep(
     from winml_dag.cli.sweepprogress import sweep_progress
     from winml_dag.pipeline.standing.surroundings import surroundings
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
-    from winml_dag.recipe.sweepfiles import sweep_of_files
     from winml_dag.store.local import LocalStore
 
     started, began_ns = time.monotonic(), time.time_ns()
     around = surroundings(began_ns)
-    sweep = sweep_of_files(recipes)
-    folder = folder_of(sweep, request)
-    meant = selected(sweep, selection, folder)
-    cells = tuple(cell for cell in meant if not cell.left_out)
-    left_out = [cell for cell in meant if cell.left_out]
-    command = _command()
-    asked = SweepRun(
-        sweep,
-        replace(request, recipe=None, output_dir=folder),
-        folder,
-        cells,
-        recipe=", ".join(map(str, recipes)),
-        commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
-        whole=selection.shard is None,
-    )
+    command = as_typed(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
+    asked = SweepRun.of(recipes, request, selection, command)
+    folder, cells = asked.folder, asked.cells
     to_stderr = format_ == "json"
     try:
         with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
@@ -97,17 +84,19 @@ def build_sweep(
         raise
     if format_ == "json":
         print_sweep(done)
-    for line in _lines(done, left_out, folder, quiet=quiet, verbose=verbose):
+    for line in _lines(done, asked.left_out, folder, quiet=quiet, verbose=verbose):
         click.echo(line.text, err=to_stderr or line.is_error)
-    click.echo(_total(done, len(left_out), time.monotonic() - started), err=to_stderr)
+    click.echo(_total(done, len(asked.left_out), time.monotonic() - started), err=to_stderr)
     if not quiet and done.result.cells:
         click.echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
-        lines = (*_left_out(left_out), *(line for goal in done.result.goals for line in _goal(goal)))
-        found = Glance(len(cells), len(left_out), str(folder), tuple(line.text for line in lines))
-        keep_glance(cache_dir, words, found, files=sweep.files, builds=done.words, began_ns=began_ns, around=around)
+        lines = (*_left_out(asked.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
+        found = Glance(len(cells), len(asked.left_out), str(folder), tuple(line.text for line in lines))
+        keep_glance(
+            cache_dir, words, found, files=asked.sweep.files, builds=done.words, began_ns=began_ns, around=around
+        )
     return code
 
 
@@ -239,22 +228,3 @@ def _is_settled(done: SweepDone) -> bool:
 
 def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> str | None:
     return words_of(recipes, replace(request, recipe=None), selection.filters, selection.shard)
-
-
-def _command() -> str:
-    """The command that was given, without what is not of one cell."""
-    context = click.get_current_context()
-    given = ["winml-dag", "build"]
-    for param in context.command.params:
-        name = param.name or ""
-        if name not in _NOT_OF_A_CELL and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            given += _as_given(param, context.params.get(name))
-    return shlex.join(given)
-
-
-def _as_given(param: click.Parameter, value: object) -> list[str]:
-    """The words of an option that has *value*."""
-    if isinstance(value, bool):
-        return [param.opts[0] if value else param.secondary_opts[0]]
-    values = value if isinstance(value, tuple) else (value,)
-    return [word for each in values for word in (param.opts[0], str(each))]

@@ -6,6 +6,7 @@ whichever file and under whichever options it was asked for.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,9 @@ from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, SweepResult
+from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
 from winml_dag.pipeline.sweep.watching import Timed, Watcher
+from winml_dag.recipe.sweepfiles import sweep_of_files
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
@@ -43,7 +46,8 @@ class SweepRun:
     Attributes:
         request: the options of this run, which hold for every cell.
         folder: where all cells go.
-        cells: those that this run is for, of all that the sweep has; none that is left out.
+        cells: those that this run is for, of all that the sweep has.
+        left_out: those of its choice that the sweep leaves out.
         recipe: the file or files, as they were named.
         commands: what builds each cell alone, by its name.
         whole: whether its goals are pursued: not by a run that sees only a part of what they choose from.
@@ -53,9 +57,34 @@ class SweepRun:
     request: Request
     folder: Path
     cells: tuple[Cell, ...]
+    left_out: tuple[Cell, ...]
     recipe: str
     commands: Mapping[str, str] = field(default_factory=dict)
     whole: bool = True
+
+    @classmethod
+    def of(cls, named: Sequence[Path], request: Request, selection: Selection, command: str) -> SweepRun:
+        """What *named* recipes, folders and patterns ask for together, with the options of *request*. *command*: what
+        builds all of it, so that with a filter behind it does one cell.
+
+        Raises:
+            RecipeError, InputError: for a sweep that cannot be read.
+            UsageError: when there is no folder for it, and for a selection that means nothing.
+        """
+        sweep = sweep_of_files(named)
+        folder = folder_of(sweep, request)
+        meant = selected(sweep, selection, folder)
+        cells = tuple(cell for cell in meant if not cell.left_out)
+        return cls(
+            sweep,
+            replace(request, recipe=None, output_dir=folder),
+            folder,
+            cells,
+            left_out=tuple(cell for cell in meant if cell.left_out),
+            recipe=", ".join(map(str, named)),
+            commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
+            whole=selection.shard is None,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""Sweeps from Python: the same as on the command line, with the same files and cache."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from winml_dag.api.arguments import store_at
+from winml_dag.pipeline.build import BuildOptions
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.sweep.result import SweepResult
+from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
+from winml_dag.pipeline.sweep.selection import Selection
+from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
+
+
+class SweepArguments(TypedDict, total=False):
+    """What :func:`build_sweep` takes besides, all as on the command line.
+
+    ``filters``, ``shard`` and ``retry_failed`` choose cells; ``keep_going`` is true unless it is given. ``watcher`` is
+    told of every stage and cell. All from ``task`` on hold for every cell.
+    """
+
+    filters: Sequence[str]
+    shard: str | None
+    retry_failed: bool
+    keep_going: bool
+    force_rebuild: bool
+    link: bool
+    jobs: int
+    cache_dir: str | Path | None
+    watcher: Watcher | None
+    task: str | None
+    ep: str | None
+    device: str | None
+    precision: str | None
+    quant: bool | None
+    compile: bool | None
+    optimize: bool | None
+    analyze: bool | None
+    validate: bool | None
+    max_optim_iterations: int | None
+    allow_unsupported_nodes: bool
+    random_weights: bool
+    trust_remote_code: bool
+
+
+# Those that say how to build; all others say what.
+_HOW = (
+    "filters",
+    "shard",
+    "retry_failed",
+    "keep_going",
+    "force_rebuild",
+    "link",
+    "jobs",
+    "cache_dir",
+    "watcher",
+)
+
+
+def build_sweep(
+    config: str | Path | Sequence[str | Path],
+    output_dir: str | Path | None = None,
+    **arguments: Unpack[SweepArguments],
+) -> SweepResult:
+    """Build all cells of the sweep *config*, or of several recipes, a folder or a pattern of them, into *output_dir*
+    (by default the recipe's), measure them and pursue the goals of the sweep, as it says.
+
+    Returns what ``sweep.json`` holds: a cell that failed is told of there, and raises nothing.
+
+    Raises:
+        RecipeError, UsageError, InputError, StoreError: as their names say, when nothing can be begun.
+    """
+    named = [Path(config)] if isinstance(config, str | os.PathLike) else [Path(each) for each in config]
+    what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
+    request = Request(None, Overrides(**what), None if output_dir is None else Path(output_dir))
+    selection = Selection(
+        tuple(arguments.get("filters", ())), arguments.get("shard"), arguments.get("retry_failed", False)
+    )
+    asked = SweepRun.of(named, request, selection, _command(named, output_dir))
+    options = BuildOptions(
+        arguments.get("jobs", 1),
+        keep_going=arguments.get("keep_going", True),
+        rebuild=arguments.get("force_rebuild", False),
+        link=arguments.get("link", False),
+    )
+    watcher = arguments.get("watcher") or SilentWatcher()
+    return run_sweep(asked, store_at(arguments.get("cache_dir")), options, watcher).result
+
+
+def _command(named: Sequence[Path], output_dir: str | Path | None) -> str:
+    """What builds all of it on the command line, if no options were given."""
+    files = [word for path in named for word in ("-c", str(path))]
+    where = [] if output_dir is None else ["-o", str(output_dir)]
+    return shlex.join(["winml-dag", "build", *files, *where])
