@@ -1,7 +1,8 @@
 """For all tests: the interrupt from the keyboard is on, and no environment of the user's is named.
 
 Shells switch it off for what they start in the background, and every process inherits that: builds under test could not
-be interrupted then.
+be interrupted then. Bytecode is written, since every one of the thousands of processes under test would compile our
+modules anew, which doubles what a plan costs.
 """
 
 from __future__ import annotations
@@ -12,5 +13,6 @@ import signal
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for variable in ("WINML_DAG_CONFIG", "WINML_DAG_EP_ENVIRONMENTS", "WINML_DAG_SUPPORT_DIR", "WINMLCLI_RULES_DIR"):
     os.environ.pop(variable, None)

@@ -11,12 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
+from oneprocess import OneProcess
 
 RECIPE: dict[str, Any] = {
     "model": "model",
@@ -65,10 +68,13 @@ class Result:
 
 
 class Project:
-    """A folder with a recipe, a model and a cache, and the command line in it."""
+    """A folder with a recipe, a model and a cache, and the command line in it: a process for each command, and for each
+    stage, or that of *commands* for all.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: OneProcess | None = None) -> None:
         self.folder = folder
+        self._commands = commands
         self.out = folder / "out"
         self.cache = folder / "cache"
         self.recipe_file = folder / "recipe.yaml"
@@ -106,7 +112,10 @@ class Project:
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._finished(self.command(*arguments))
+        if self._commands is None:
+            return self._finished(self.command(*arguments))
+        said = self._commands.run(arguments, self.folder, self.environment())
+        return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
 
     def python(self, script: str) -> subprocess.CompletedProcess[str]:
         return self._finished([sys.executable, "-c", script])
@@ -139,15 +148,38 @@ class Project:
 
 
 @pytest.fixture(scope="session")
+def commands() -> Iterator[OneProcess | None]:
+    """A process for commands, where a thread can have a current folder of its own."""
+    if sys.platform != "linux":
+        yield None
+        return
+    process = OneProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
 def built_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The project after its first build; not to be changed, see ``project``."""
-    project = Project(tmp_path_factory.mktemp("built"))
+    """The project after its first build, one for all processes of a test run; not to be changed, see ``project``."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    project = Project(base / "built")
+    with FileLock(f"{project.folder}.lock"):
+        done = base / "built.done"
+        if not done.exists():
+            _build_first(project)
+            done.touch()
+    return project
+
+
+def _build_first(project: Project) -> None:
+    project.folder.mkdir()
     subprocess.run([sys.executable, "-c", _SAVE_MODEL, str(project.folder / "model")], check=True, capture_output=True)
     project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     first = project.build()
     assert first.code == 0, first.messages
     assert first.ran == ["export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"]
-    return project
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from analysis_samples import LEFT, TAKEN, cases_of, table
 from conftest import Project
+from oneprocess import OneProcess
 from onnx_samples import perceptron
 
 from winml_dag.cli.main import run
@@ -34,9 +35,9 @@ UNKNOWN = (
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """Models, a table of the user's own for QNN, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("analyze"))
+    project = Project(tmp_path_factory.mktemp("analyze"), commands)
     folder = project.folder
     perceptron(folder / "model.onnx")
     (folder / "kept.json").write_text("{}", encoding="utf-8")

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
 pytestmark = pytest.mark.slow
@@ -52,10 +53,10 @@ def scales(model: Path) -> Mapping[str, float]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A small ONNX model built in w8a8 with 8 samples of a file."""
     folder = tmp_path_factory.mktemp("built")
-    project = Project(folder)
+    project = Project(folder, commands)
     save_model(folder / "float.onnx")
     save_data(folder / "data.npz", seed=1)
     recipe = {
@@ -74,11 +75,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture
-def calibrated(built: Project, tmp_path: Path) -> Project:
+def calibrated(built: Project, tmp_path: Path, commands: OneProcess | None) -> Project:
     """A copy of it for one test; built once more, since a build is remembered under its folder."""
     folder = tmp_path / "project"
     shutil.copytree(built.folder, folder)
-    copy = Project(folder)
+    copy = Project(folder, commands)
     assert copy.build().ran == []
     return copy
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Project, Result
+from oneprocess import OneProcess
 
 _CONFIG = {
     **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), 16),
@@ -36,18 +37,18 @@ _FILES = ("export.onnx", "export_htp_metadata.json", "optimized.onnx", "model.on
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
+def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> tuple[Project, Result]:
     """The project after its first build, and what that said; not to be changed, see ``project``."""
-    project = Project(tmp_path_factory.mktemp("composite"))
+    project = Project(tmp_path_factory.mktemp("composite"), commands)
     project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     return project, project.build()
 
 
 @pytest.fixture
-def project(built: tuple[Project, Result], tmp_path: Path) -> Project:
+def project(built: tuple[Project, Result], tmp_path: Path, commands: OneProcess | None) -> Project:
     folder = tmp_path / "project"
     shutil.copytree(built[0].folder, folder)
-    return Project(folder)
+    return Project(folder, commands)
 
 
 def ran(result: Result) -> set[str]:

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import yaml
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import numpy_helper
 from onnx_samples import perceptron
 
@@ -22,9 +23,9 @@ WIDTH, CLASSES = 64, 16
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A classifier, one that has been spoilt, labelled rows, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("eval"))
+    project = Project(tmp_path_factory.mktemp("eval"), commands)
     folder = project.folder
     _spoilt(perceptron(folder / "good.onnx"), folder / "poor.onnx")
     rows = np.random.default_rng(5).normal(size=(24, WIDTH)).astype(np.float32)

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
 
 import winml_dag
@@ -66,9 +67,9 @@ def test_winml_quantization_config_is_the_single_quant_config_used_by_both_modul
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A model that is ONNX already, data, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("one"))
+    project = Project(tmp_path_factory.mktemp("one"), commands)
     perceptron(project.folder / "model.onnx")
     samples(project.folder / "data.npz")
     samples(project.folder / "wider.npz", scale=20.0)

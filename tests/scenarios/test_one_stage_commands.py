@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
 
 pytestmark = pytest.mark.slow
@@ -17,10 +18,10 @@ DATA = ("--calibration-data", "data.npz")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A model, data, and a cache that the tests of this file fill together, in their order."""
     pytest.importorskip("onnxruntime_qnn")
-    project = Project(tmp_path_factory.mktemp("stages"))
+    project = Project(tmp_path_factory.mktemp("stages"), commands)
     perceptron(project.folder / "model.onnx")
     samples(project.folder / "data.npz")
     project.recipe_file.write_text("quant: {calibration_data: data.npz}\ncompile: {}\n", encoding="utf-8")

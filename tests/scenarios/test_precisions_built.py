@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron, samples
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
@@ -72,9 +73,9 @@ def convolutions(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(built_project: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(built_project: Project, tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """Both models, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("precisions"))
+    project = Project(tmp_path_factory.mktemp("precisions"), commands)
     shutil.copy(built_project.out / "optimized.onnx", project.folder / "bert.onnx")
     convolutions(project.folder / "convolutions.onnx")
     perceptron(project.folder / "perceptron.onnx")
@@ -154,9 +155,9 @@ def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Project:
+def given(tmp_path: Path, commands: OneProcess | None) -> Project:
     """Models that others have quantized: with QDQ, with QLinear operators, with MatMulInteger."""
-    project = Project(tmp_path)
+    project = Project(tmp_path, commands)
     float_model = perceptron(tmp_path / "float.onnx")
 
     class Reader(CalibrationDataReader):

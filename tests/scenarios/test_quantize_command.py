@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron, samples
 
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A model, data, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("quantize"))
+    project = Project(tmp_path_factory.mktemp("quantize"), commands)
     perceptron(project.folder / "model.onnx")
     samples(project.folder / "data.npz")
     return project

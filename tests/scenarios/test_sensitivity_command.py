@@ -9,6 +9,7 @@ import onnx
 import pytest
 import yaml
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import numpy_helper
 from onnx_samples import perceptron, samples
 
@@ -18,8 +19,8 @@ ASKED = ("quantize", "-m", "model.onnx", "--calibration-data", "data.npz", "-o",
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = Project(tmp_path_factory.mktemp("sensitivity"))
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
+    project = Project(tmp_path_factory.mktemp("sensitivity"), commands)
     perceptron(project.folder / "model.onnx")
     _with_an_outlier(project.folder / "model.onnx")
     samples(project.folder / "data.npz")
