@@ -62,7 +62,8 @@ def _worse(row: Row) -> Iterator[str]:
     told = row.accuracy
     if told is not None and told.drop is not None and told.reference:
         share = 100 * told.drop / abs(told.reference)
-        yield f"{abs(share):.2g} % {'worse' if share >= 0 else 'better'} in {told.metric}"
+        difference = f"{abs(share):.2g} % {'worse' if share > 0 else 'better'}" if abs(share) >= 0.005 else "no worse"
+        yield f"{difference} in {told.metric}"
     elif row.quality is not None and row.quality.cosine is not None:
         yield f"cosine {row.quality.cosine:.4f}"
 

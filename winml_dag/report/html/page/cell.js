@@ -4,7 +4,7 @@
 function cellPage(row) {
   return [
     el("p", { class: "back" }, el("a", { href: "#", text: "\u2190 All builds" })),
-    el("h2", { id: "cell-title", tabindex: "-1" }, own(row.name)),
+    el("h2", { id: "cell-title", tabindex: "-1" }, path(row.name)),
     el("p", { class: "lead" }, statusMark(row.status), isThere(row) && !row.why ? "" : el("span", {}, ": ", own(row.why || (row.failure && row.failure.error) || ""))),
     ...failurePart(row),
     ...cellFacts(row),
@@ -27,26 +27,26 @@ function failurePart(row) {
   const failure = row.failure;
   if (!failure) return [];
   return [part("What went wrong",
-    definitions([["Stage", own(failure.stage || "before the first stage")], ["Error", el("span", { class: "words" }, own(failure.error))],
-      ["What to do", failure.advice && own(failure.advice)], ["Reached", row.reached && own(row.reached)], ["Whole log", failure.log && el("code", { text: failure.log })]]),
+    definitions([["Stage", own(failure.stage || "before the first stage")], ["Error", own(failure.error)],
+      ["What to do", failure.advice && own(failure.advice)], ["Reached", row.reached && own(row.reached)], ["Whole log", failure.log && el("code", {}, path(failure.log))]], "facts wide"),
     failure.tail && el("h4", { text: "End of the log" }),
-    failure.tail && el("pre", { tabindex: "0", "aria-label": "End of the log", text: failure.tail.join("\n") }))];
+    failure.tail && verbatim("End of the log", failure.tail.join("\n")))];
 }
 
 /** @param {Row} row */
 function cellFacts(row) {
-  const values = Object.entries(row.values || {}).map(([axis, label]) => /** @type {[string, Child]} */ ([axis, own(label)]));
-  const named = new Set(values.map(([axis]) => axis));
+  const values = Object.entries(row.values || {}).map(([axis, label]) => /** @type {[string, Child]} */ ([sentence(axis), own(label)]));
+  const named = new Set(values.map(([axis]) => axis.toLowerCase()));
   const plain = (/** @type {string} */ label, /** @type {string} */ field) => /** @type {[string, Child]} */ ([named.has(field) ? "" : label, named.has(field) ? null : row[field] && own(row[field])]);
   return [definitions([
     ...values, plain("Model", "model"), plain("Precision", "precision"), ["EP and device", own(target(row))], ["Task", row.task && own(row.task)],
     ["Components", row.components && own(row.components.join(", "))],
     ["Stage reached", isThere(row) || row.failure ? null : row.reached && own(row.reached)],
     ["Trial of", row.trial_of && linkTo(row.trial_of)],
-    ["Dominated by", row.dominated_by && [linkTo(row.dominated_by), row.dominated_why ? el("span", {}, ": ", own(row.dominated_why)) : ""]].map((one, place) => place === 1 && !one ? null : one),
+    ["Dominated by", row.dominated_by ? [linkTo(row.dominated_by), row.dominated_why && ": ", row.dominated_why && own(row.dominated_why)] : null],
     ["Time spent", seconds(row.seconds || 0)], ["Time saved", seconds(row.saved_seconds || 0)],
     ["Peak memory of the build", row.peak_memory_bytes && size(row.peak_memory_bytes)],
-    ["Folder", row.folder && el("code", { text: row.folder })],
+    ["Folder", row.folder && el("code", {}, path(row.folder))],
   ]), ...(row.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text)))];
 }
 
@@ -60,6 +60,7 @@ const CARDS = [
 
 /** @param {Row} row */
 function measuredPart(row) {
+  if (!isThere(row) && ![...CARDS.map(([, name]) => name), "placement"].some((name) => row[name])) return [];
   return [el("div", { class: "cards" }, ...CARDS.map(([title, name, ids]) => card(row, title, name, ids)), nodesCard(row))];
 }
 
@@ -70,19 +71,25 @@ function card(row, title, name, ids) {
   const missed = row[name].passed === false ? "missed" : "";
   return el("section", { class: "card" }, el("h3", { text: title }),
     el("p", { class: `figure ${missed}` }, textOf(first, row), missed && glyph(" \u25BC"), missed && unseen(" misses its bound"), el("small", { text: ` ${first.label.toLowerCase()}` })),
-    definitions(others.filter((one) => one.value(row) !== null).map((one) => [one.label, own(textOf(one, row))])));
+    definitions(others.filter((one) => one.value(row) !== null).map((one) => [labelOnCard(one), own(textOf(one, row))])));
+}
+
+/** @param {Column} one */
+function labelOnCard(one) {
+  return one.id.endsWith("-source") ? "Measured" : one.id === "emulated" ? "On" : one.label;
 }
 
 /** Where the nodes run, and which were quantized. @param {Row} row */
 function nodesCard(row) {
   const placed = row.placement;
   const counts = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).sort((one, other) => other[1] - one[1]);
-  const lists = [["On the CPU", counts(placed && placed.cpu_nodes)], ["Skipped because", counts(row.skipped_reasons)]];
-  const quantized = row.nodes_quantized === undefined ? null : `${whole(row.nodes_quantized)} quantized, ${whole(row.nodes_skipped || 0)} skipped`;
+  const lists = [["Of these", counts(placed && placed.cpu_nodes)], ["Skipped because", counts(row.skipped_reasons)]];
   return el("section", { class: "card" }, el("h3", { text: "Where its nodes run" }),
-    placed ? el("p", { class: "figure" }, whole(placed.partitions), el("small", { text: ` partition${placed.partitions === 1 ? "" : "s"}, ${counted(cpuNodes(row) || 0, "node")} on the CPU` }))
+    placed ? el("p", { class: "figure" }, whole(placed.partitions), el("small", { text: ` partition${placed.partitions === 1 ? "" : "s"}` }))
       : el("p", { class: "missing" }, own(whyMissing(row, "placement"))),
-    quantized && el("p", { text: quantized }),
+    definitions([["Nodes on the CPU", placed && whole(cpuNodes(row) || 0)],
+      ["Nodes quantized", row.nodes_quantized === undefined ? null : whole(row.nodes_quantized)],
+      ["Nodes skipped", row.nodes_skipped === undefined ? null : whole(row.nodes_skipped)]]),
     ...lists.filter(([, some]) => some.length > 0).map(([label, some]) => el("div", {}, el("h4", { text: String(label) }),
       el("ul", { class: "plain" }, .../** @type {[string, number][]} */ (some).map(([name, count]) => el("li", {}, `${whole(count)} \u00D7 `, own(name)))))));
 }
@@ -90,13 +97,13 @@ function nodesCard(row) {
 /** @param {Row} row */
 function commandPart(row) {
   if (!row.command) return part("Build it again", el("p", { class: "missing", text: "No command was kept." }));
-  return part("Build it again", el("div", { class: "command" }, el("pre", { tabindex: "0", "aria-label": "Command", text: row.command }),
+  return part("Build it again", el("div", { class: "command" }, verbatim("Command", row.command),
     el("button", { type: "button", text: "Copy", on: { click: (/** @type {any} */ event) => copy(row.command, event.currentTarget) } })));
 }
 
 /** @param {Row} row */
 function originPart(row) {
   const versions = Object.entries(row.versions || {});
-  return [row.digest && part("Digest of the model", el("pre", { tabindex: "0", "aria-label": "Digest of the model", text: row.digest })),
+  return [row.digest && part("Digest of the model", verbatim("Digest of the model", row.digest)),
     versions.length > 0 && part("Versions", definitions(versions.map(([name, version]) => [name, own(String(version))]), "facts versions"))];
 }

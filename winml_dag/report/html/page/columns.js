@@ -46,20 +46,25 @@ const AS = {
   accuracy: { text: (value) => digits(value, 4), part: "accuracy" },
 };
 
+/** What was never begun has taken no time, not none. @param {Row} row @param {any} told */
+function spent(row, told) {
+  return row.stages.length > 0 || told ? number(told) || 0 : null;
+}
+
 /** @param {Row} row */
 function cpuNodes(row) {
   return row.placement ? Object.values(row.placement.cpu_nodes || {}).reduce((sum, count) => sum + count, 0) : null;
 }
 
-/** A name that says model, precision and target already needs no columns for them. @param {string} field */
-const isUsual = (field) => !rows.every((row) => row.name.includes(row[field] || ""));
+/** A name that says model, precision and target already needs no columns for them. @param {...string} fields one of them will do */
+const isUsual = (...fields) => !rows.every((row) => fields.some((field) => row.name.includes(row[field] || "")));
 
 /** @type {Column[]} */
 const COLUMNS = [
   column("name", "Build", "Build", (row) => row.name, { usual: true, lasting: "always shown" }),
   column("model", "Model", "Build", (row) => row.model, { usual: isUsual("model") }),
   column("precision", "Precision", "Build", (row) => row.precision, { usual: isUsual("precision") }),
-  column("ep", "EP", "Build", (row) => row.ep, { usual: isUsual("ep") }),
+  column("ep", "EP", "Build", (row) => row.ep, { usual: isUsual("ep", "device") }),
   column("device", "Device", "Build", (row) => row.device || null, {}),
   column("task", "Task", "Build", (row) => row.task || null),
   ...furtherAxes().map((axis) => column(`axis-${axis}`, axis, "Build", (row) => row.values[axis] || null)),
@@ -75,7 +80,7 @@ const COLUMNS = [
   column("folder-size", "Whole folder", "Size", figure("size", "folder"), AS.bytes),
   column("embeds", "Binary", "Size", either("size", "embeds_binary", "embedded", "not embedded"), { part: "size" }),
   column("p50", "Latency p50", "Speed", figure("latency", "p50"), { ...AS.ms, usual: true }),
-  column("p90", "p90", "Speed", figure("latency", "p90"), { ...AS.ms, usual: true }),
+  column("p90", "p90", "Speed", figure("latency", "p90"), AS.ms),
   column("p99", "p99", "Speed", figure("latency", "p99"), AS.ms),
   column("inferences", "Inferences", "Speed", figure("latency", "inferences"), { ...AS.count, part: "latency" }),
   column("warmup", "Warm-up", "Speed", figure("latency", "warmup"), { ...AS.count, part: "latency" }),
@@ -97,19 +102,19 @@ const COLUMNS = [
   column("interval", "95 of 100 in", "Accuracy",
     (row) => (row.accuracy && row.accuracy.interval ? row.accuracy.interval.map((/** @type {any} */ end) => digits(Number(end), 4)).join(" \u2026 ") : null), { part: "accuracy" }),
   column("reference", "Reference", "Accuracy", figure("accuracy", "reference"), AS.accuracy),
-  column("drop", "Accuracy drop", "Accuracy", figure("accuracy", "drop"),
+  column("drop", "Drop", "Accuracy", figure("accuracy", "drop"),
     { ...AS.accuracy, better: "low", usual: true, held: passed("accuracy") }),
   column("significant", "Beyond chance", "Accuracy", either("accuracy", "significant", "yes", "not shown"), { part: "accuracy" }),
   column("accuracy-samples", "Samples", "Accuracy", figure("accuracy", "samples"), { ...AS.count, part: "accuracy" }),
   column("accuracy-bound", "Bound", "Accuracy", verdict("accuracy"), { part: "accuracy", held: passed("accuracy") }),
   column("accuracy-source", "Accuracy from", "Accuracy", source("accuracy"), { part: "accuracy" }),
-  column("partitions", "Partitions", "Nodes", figure("placement", "partitions"), { ...AS.count, better: "low", part: "placement" }),
-  column("cpu-nodes", "Nodes on CPU", "Nodes", cpuNodes, { ...AS.count, better: "low", part: "placement", usual: true }),
+  column("partitions", "Partitions", "Nodes", figure("placement", "partitions"), { ...AS.count, better: "low", part: "placement", usual: true }),
+  column("cpu-nodes", "CPU nodes", "Nodes", cpuNodes, { ...AS.count, better: "low", part: "placement", usual: true }),
   column("quantized", "Nodes quantized", "Nodes", (row) => number(row.nodes_quantized), AS.count),
   column("skipped", "Nodes skipped", "Nodes", (row) => number(row.nodes_skipped), AS.count),
-  column("seconds", "Time spent", "Time", (row) => number(row.seconds) || 0, { ...AS.time, better: "low", usual: true }),
-  column("saved", "Time saved", "Time", (row) => number(row.saved_seconds) || 0, { ...AS.time, better: "high", usual: true }),
-  column("made-in", "All its stages", "Time", (row) => number(row.made_in_seconds) || 0, { ...AS.time, better: "low" }),
+  column("seconds", "Spent", "Time", (row) => spent(row, row.seconds), { ...AS.time, better: "low", usual: true }),
+  column("saved", "Saved", "Time", (row) => spent(row, row.saved_seconds), { ...AS.time, better: "high", usual: true }),
+  column("made-in", "All its stages", "Time", (row) => spent(row, row.made_in_seconds), { ...AS.time, better: "low" }),
   column("build-memory", "Peak memory of the build", "Time", (row) => number(row.peak_memory_bytes), { text: size, better: "low" }),
   column("digest", "Digest", "Origin", (row) => row.digest || null),
   column("folder", "Folder", "Origin", (row) => row.folder || null),
@@ -129,7 +134,7 @@ function textOf(one, row) {
 
 /** The heading where it stands alone. @param {Column} one */
 function fullLabel(one) {
-  const alone = { "p90": "Latency p90", "p99": "Latency p99", "quality-samples": "Samples of quality", "accuracy-samples": "Samples of accuracy" };
+  const alone = { "seconds": "Time spent", "saved": "Time saved", "cpu-nodes": "Nodes on the CPU", "drop": "Accuracy drop", "p90": "Latency p90", "p99": "Latency p99", "quality-samples": "Samples of quality", "accuracy-samples": "Samples of accuracy" };
   return /** @type {any} */ (alone)[one.id] || one.label;
 }
 

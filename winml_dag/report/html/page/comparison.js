@@ -12,8 +12,15 @@ function comparison() {
     el("p", {}, "Against ", own(told.then), told.then_made_at ? ` of ${moment(told.then_made_at)}` : "", ". Allowed: ",
       own((told.bounds || []).map((/** @type {any} */ bound) => `${bound.measure} ${bound.text}`).join(", ") || "anything"), "."),
     ...(told.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text))),
-    changeTable("Worse", "bad", worse), changeTable("Better", "good", better), changeTable("New, gone or missing", "off", others),
-    same > 0 && el("p", { text: `${counted(same, "build")} ${same === 1 ? "is" : "are"} as before, within what is allowed.` }));
+    changeTable("Worse", "bad", worse), changeTable("Better", "good", better), ...fates(others),
+    same > 0 && el("p", { class: "changes", text: `${counted(same, "build")} ${same === 1 ? "is" : "are"} as before, within what is allowed.` }));
+}
+
+/** Of what is not in both there is nothing to compare. @param {any[]} some @returns {HTMLElement[]} */
+function fates(some) {
+  if (some.length === 0) return [];
+  return [el("div", { class: "changes" }, el("h3", { text: `New, gone or missing (${some.length})` }), el("ul", {}, ...some.map((one) =>
+    el("li", {}, linkTo(one.name), ": ", own([one.fate, one.why].filter(Boolean).join(": "))))))];
 }
 
 /** @param {string} title @param {string} kind @param {any[]} some */
@@ -38,7 +45,7 @@ function changeCells(change) {
   const sign = { "regression": ["\u25BC", "bad"], "improvement": ["\u25B2", "good"] }[/** @type {string} */ (change.verdict)] || ["", "off"];
   return [el("td", { text: change.label }), ...[change.then, change.now].map((value) => el("td", { class: "number", text: changeText(change, value) })),
     el("td", { class: "number", text: differenceText(change) }), el("td", { text: change.bound || NONE }),
-    el("td", {}, el("span", { class: `status ${sign[1]}` }, glyph(sign[0]), " ", change.verdict), change.why ? [": ", own(change.why)].map((one) => one) [1] : null)];
+    el("td", {}, el("span", { class: `status ${sign[1]}` }, glyph(sign[0]), " ", change.verdict), change.why && ": ", change.why && own(change.why))];
 }
 
 /** @param {any} change @param {any} value */
@@ -55,7 +62,7 @@ function differenceText(change) {
   if (change.then === undefined || change.now === undefined) return NONE;
   const difference = Number(change.now) - Number(change.then);
   const isBytes = change.unit === "B" || change.unit === "bytes";
-  const text = isBytes ? `${difference > 0 ? "+" : ""}${size(difference)}` : signed(difference);
+  const text = isBytes ? `${difference > 0 ? "+" : ""}${size(difference)}` : [signed(difference), change.unit].filter(Boolean).join(" ");
   return share === null ? text : `${text} (${difference < 0 ? "\u2212" : "+"}${digits(Math.abs(100 * share), 2)} %)`;
 }
 
@@ -64,6 +71,7 @@ function changesOfCell(row) {
   const one = report.comparison && report.comparison.rows.find((/** @type {any} */ other) => other.name === row.name);
   if (!one) return [];
   const changes = one.changes || [];
+  if (one.fate === "in both" && changes.length === 0) return [];
   return [part("Since the other report", el("p", {}, own([sentence(one.fate), one.why].filter(Boolean).join(": "))), changes.length > 0 && scroller("Changes",
     el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Then", "Now", "Difference", "Allowed", "Verdict"].map((text) => el("th", { scope: "col", text })))),
       el("tbody", {}, ...changes.map((/** @type {any} */ change) => el("tr", {}, ...changeCells(change)))))))];

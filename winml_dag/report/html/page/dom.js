@@ -51,11 +51,29 @@ function asNode(child) {
   return child instanceof Node ? child : String(child);
 }
 
+/** What would be obeyed or not be seen: controls, and marks that turn a line around. Lines and tabs may stay. */
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+/** @param {string} text */
+function visible(text) {
+  return text.replace(UNSEEN, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 /** Somebody's own text: its direction is its own, and it cannot turn its neighbours around.
  * @param {string} text
  */
 function own(text) {
-  return el("bdi", { text });
+  return el("bdi", { text: visible(text) });
+}
+
+/** A name made of parts, which stay in their order whatever letters the first one has. @param {string} text */
+function path(text) {
+  return el("bdi", { dir: "ltr", text: visible(text) });
+}
+
+/** Lines as they are. @param {string} label @param {string} text */
+function verbatim(label, text) {
+  return el("pre", { tabindex: "0", dir: "ltr", "aria-label": label, text: visible(text) });
 }
 
 /** For those who listen. @param {string} text */

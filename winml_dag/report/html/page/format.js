@@ -62,5 +62,5 @@ function counted(count, noun) {
 
 /** A moment without what nobody reads. @param {string} [text] */
 function moment(text = "") {
-  return text.replace(/\.\d+/, "").replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
+  return text.replace(/(T\d\d:\d\d):\d\d(\.\d+)?/, "$1").replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
 }

@@ -14,9 +14,9 @@ function goals() {
 /** @param {any} goal */
 function goalLine(goal) {
   const winner = (goal.candidates || []).find((/** @type {any} */ one) => one.cell === goal.winner);
-  return el("tr", {}, el("th", { scope: "row" }, own(groupOf(goal))), el("td", {}, own(wanted(goal))),
-    goal.winner ? el("td", {}, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: "missed" }, glyph("\u2717 "), "none: ", own(goal.why || "no build meets the bounds")),
-    el("td", { text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", { text: goal.folder }) : NONE));
+  return el("tr", {}, el("th", { scope: "row" }, own(groupOf(goal))), el("td", { class: "text" }, own(wanted(goal))),
+    goal.winner ? el("td", {}, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: "missed text" }, glyph("\u2717 "), "none: ", own(goal.why || "no build meets the bounds")),
+    el("td", { class: "text", text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", {}, path(goal.folder)) : NONE));
 }
 
 /** @param {any} goal */
@@ -49,7 +49,7 @@ function candidates(goal) {
   const measures = [...new Set((goal.candidates || []).flatMap((/** @type {any} */ one) => Object.keys(one.values || {})))];
   const line = (/** @type {any} */ one) => el("tr", { class: one.cell === goal.winner ? "winner" : null }, el("th", { scope: "row" }, linkTo(one.cell)),
     ...measures.map((measure) => el("td", { class: "number", text: measureText(measure, (one.values || {})[measure]) })),
-    el("td", {}, verdictOn(one, goal)));
+    el("td", { class: "text" }, verdictOn(one, goal)));
   return el("div", { class: "candidates" }, el("h3", {}, own(groupOf(goal))), scroller(`Candidates for ${groupOf(goal)}`,
     el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "Build" }),
       ...measures.map((measure) => el("th", { scope: "col", class: "number", text: measure })), el("th", { scope: "col", text: "Verdict" }))),

@@ -16,7 +16,7 @@ function heatMap() {
     drawHeat(table, state);
     legend.replaceChildren(...heatLegend(state));
   };
-  const options = [...measures.map((one) => /** @type {[string, string]} */ ([one.id, one.label])), /** @type {[string, string]} */ (["status", LABEL_OF_STATUS])];
+  const options = [...measures.map((one) => /** @type {[string, string]} */ ([one.id, fullLabel(one)])), /** @type {[string, string]} */ (["status", LABEL_OF_STATUS])];
   draw();
   return section("heat", "Heat map",
     el("div", { class: "controls" },
@@ -143,7 +143,7 @@ function heatText(row, value, measure) {
   if (!isThere(row) || !measure || measure.id === "status") return [statusMark(row.status)];
   const winner = row.winner_of && row.winner_of.length ? [glyph("\u2605 "), unseen("winner ")] : [];
   if (value === null) return [...winner, "not measured"];
-  const missed = measure.held && measure.held(row) === false ? [glyph(" \u25BC"), unseen(" misses its bound")] : [];
+  const missed = missesBound(row) ? [glyph(" \u25BC"), unseen(" misses its bound")] : [];
   return [...winner, textOf(measure, row), ...missed];
 }
 
@@ -176,8 +176,9 @@ function heatLegend(state) {
     ? [el("span", { class: "entry" }, "worse", swatches, `better${measure.better === "low" ? " (less)" : " (more)"}`)] : [];
   return [
     ...scale,
-    entry("hatched off", "", "no figure, with the reason in it"),
+    entry("hatched off", "", "no figure: the tooltip says why"),
     ...(rows.some((row) => (row.winner_of || []).length) ? [entry("sign", "\u2605", "winner of a goal")] : []),
-    ...(rows.some((row) => [row.quality, row.accuracy].some((part) => part && part.passed === false)) ? [entry("sign", "\u25BC", "misses its bound")] : []),
+    ...(rows.some(missesBound) ? [entry("sign", "\u25BC", "misses its bound")] : []),
+    ...(heatRows().some((line) => [...line.cells.values()].some((several) => several.length > 1)) ? [entry("sign", "+1", "more builds there, such as trials")] : []),
   ];
 }

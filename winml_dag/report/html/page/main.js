@@ -1,14 +1,16 @@
 // Which page is shown: the address after # says it, so that going back and links work as everywhere.
 
-const place_ = { scrolled: 0, from: "" };
+/** The cell that was shown last, and how far the first page had been scrolled before. */
+const lastCell = { scrolled: 0, from: "" };
 
 function route() {
   hideTooltip();
   const hash = location.hash;
   if (hash.startsWith("#cell/")) return showCell(hash);
-  const cameFrom = byId("overview").hidden ? place_.from : "";
+  const cameFrom = byId("overview").hidden ? lastCell.from : "";
   byId("cell").hidden = true;
   byId("overview").hidden = false;
+  byId("answer").hidden = false;
   if (cameFrom === "") return undefined;
   const section = hash.length > 1 ? byId(hash.slice(1)) : null;
   if (section) section.scrollIntoView();
@@ -18,13 +20,14 @@ function route() {
 
 /** @param {string} hash */
 function showCell(hash) {
-  if (!byId("overview").hidden) place_.scrolled = window.scrollY;
-  place_.from = hash;
+  if (!byId("overview").hidden) lastCell.scrolled = window.scrollY;
+  lastCell.from = hash;
   const row = rowsByName.get(decoded(hash.slice("#cell/".length)));
   byId("cell").replaceChildren(...(row ? cellPage(row) : [
     el("p", { class: "back" }, el("a", { href: "#", text: "\u2190 All builds" })),
     el("h2", { id: "cell-title", tabindex: "-1", text: "There is no such build in this report" })]));
   byId("overview").hidden = true;
+  byId("answer").hidden = true;
   byId("cell").hidden = false;
   window.scrollTo(0, 0);
   byId("cell-title").focus({ preventScroll: true });
@@ -41,7 +44,7 @@ function decoded(text) {
 
 /** Where one was before, with the focus on what one had chosen. @param {string} hash */
 function returnTo(hash) {
-  window.scrollTo(0, place_.scrolled);
+  window.scrollTo(0, lastCell.scrolled);
   const links = [...byId("overview").querySelectorAll("a")].filter((link) => link.getAttribute("href") === hash);
   (links.find((link) => link.getAttribute("tabindex") === "0") || links[0])?.focus({ preventScroll: true });
 }
@@ -90,7 +93,6 @@ origin();
 byId("overview").replaceChildren(...overview());
 listenForTooltips();
 window.addEventListener("hashchange", route);
-if ("scrollRestoration" in history) history.scrollRestoration = "manual";
 route();
 if (!location.hash.startsWith("#cell/") && location.hash.length > 1) byId(location.hash.slice(1))?.scrollIntoView();
 document.documentElement.dataset.ready = "";

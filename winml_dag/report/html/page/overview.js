@@ -22,7 +22,7 @@ function totals() {
   return definitions([
     ["Builds there", [el("b", { text: whole(count(isThere)) }), ` of ${whole(rows.length)}`, found > 0 && el("small", { text: `${whole(found)} up to date` })]],
     ...troubles.map(([label, some]) => /** @type {[string, Child | Child[]]} */ ([label, some > 0 || label === "Failed" ? el("b", { class: some > 0 && label === "Failed" ? "bad" : null, text: whole(some) }) : null])),
-    ["Stages", graph.stages ? [el("b", { text: whole(graph.stages) }), graph.stages_apart > graph.stages ? ` instead of ${whole(graph.stages_apart)}` : ""] : null],
+    ["Stages", graph.stages ? [el("b", { text: whole(graph.stages) }), graph.stages_apart > graph.stages && el("small", { text: `instead of ${whole(graph.stages_apart)}` })] : null],
     ["Time", report.elapsed_seconds ? [el("b", { text: seconds(report.elapsed_seconds) }), graph.seconds_ran ? el("small", { text: `${seconds(graph.seconds_ran)} of work` }) : null] : null],
     ["Saved by reuse", graph.seconds_saved ? el("b", { text: seconds(graph.seconds_saved) }) : null],
     ["Critical path", graph.critical_path_seconds ? [el("b", { text: seconds(graph.critical_path_seconds) }), el("small", { text: counted((graph.critical_path || []).length, "stage") })] : null],
@@ -33,13 +33,13 @@ function totals() {
 function work() {
   const graph = report.graph || {};
   if (!graph.stages) return null;
-  const list = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).map(([name, count]) => `${name} ${whole(count)}`).join(", ");
+  const list = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).map(([name, count]) => `${visible(name)} ${whole(count)}`).join(", ");
   return section("work", "The work",
     definitions([["Builds in one graph", graph.builds && whole(graph.builds)],
       ["Stages", graph.stages_apart ? `${whole(graph.stages)}; each build by itself would have had ${whole(graph.stages_apart)}` : whole(graph.stages)],
-      ["Of each kind", own(list(graph.by_stage))], ["What became of them", own(list(graph.by_status))],
-      ["Work done", graph.seconds_ran ? seconds(graph.seconds_ran) : null], ["Saved by reuse", graph.seconds_saved ? seconds(graph.seconds_saved) : null]]),
+      ["Of each kind", list(graph.by_stage)], ["What became of them", list(graph.by_status)],
+      ["Work done", graph.seconds_ran ? seconds(graph.seconds_ran) : null], ["Saved by reuse", graph.seconds_saved ? seconds(graph.seconds_saved) : null]], "facts wide"),
     graph.critical_path && el("details", {}, el("summary", { text: `Critical path: ${seconds(graph.critical_path_seconds || 0)}` }),
       el("p", { text: "No number of jobs would have made these shorter; one waits for the other." }),
-      el("ol", {}, ...graph.critical_path.map((/** @type {string} */ id) => el("li", {}, own(id))))));
+      el("ol", {}, ...graph.critical_path.map((/** @type {string} */ id) => el("li", {}, path(id))))));
 }

@@ -20,7 +20,7 @@ function plots() {
     el("div", { class: "controls" },
       models.length > 1 && chooser("Model", [all, ...models.map(same)], state.model, pick("model")),
       distinct(target).length > 1 && chooser("EP and device", [all, ...distinct(target).map(same)], "", pick("target")),
-      quality.length > 1 && chooser("Quality", quality.map((one) => /** @type {[string, string]} */ ([one.id, one.label])), state.quality, pick("quality"))),
+      quality.length > 1 && chooser("Quality", quality.map((one) => /** @type {[string, string]} */ ([one.id, fullLabel(one)])), state.quality, pick("quality"))),
     el("div", { class: "plots" }, ...figures),
     el("p", { class: "note", text: "Up and to the left is better. The line joins the builds that no other one here beats in both; grey and hollow are those that another one beats in both. The rest of the figures are in the table below." }));
 }
@@ -40,9 +40,9 @@ function drawPlot(figure, state) {
   const y = /** @type {Column} */ (columnsById.get(state.quality));
   const asked = rows.filter((row) => isThere(row) && (!state.model || row.model === state.model) && (!state.target || target(row) === state.target));
   const shown = asked.filter((row) => isFinitePoint(x, y, row) && !(x.part === "latency" && row.latency.emulated));
-  const caption = el("figcaption", {}, el("strong", { text: `${x.label} against ${y.label.toLowerCase()}` }), el("span", { class: "left-out", text: whatIsNotShown(x, asked, shown) }));
+  const caption = el("figcaption", {}, el("strong", { text: `${fullLabel(x)} against ${fullLabel(y).toLowerCase()}` }), el("span", { class: "left-out", text: whatIsNotShown(x, asked, shown) }));
   if (shown.length === 0) return figure.replaceChildren(caption);
-  const points = shown.map((row) => ({ row, x: x.value(row), y: y.value(row) }));
+  const points = shown.map((row) => ({ row, x: x.value(row) / unitOf(x), y: y.value(row) }));
   figure.replaceChildren(caption, drawing(points, x, y, Math.max(260, figure.clientWidth)), plotLegend(shown));
 }
 
@@ -70,10 +70,10 @@ function drawing(points, x, y, width) {
   const fronts = [...grouped(points).values()].map((some) => frontOf(some, signX, signY));
   const onFront = new Set(fronts.flat().map((point) => point.row));
   const marks = inReadingOrder(points).map((point) => mark(point, across.at(point.x), up.at(point.y), onFront.has(point.row), x, y));
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${x.label} against ${y.label}, ${counted(points.length, "build")}. Arrow keys move between builds.` },
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${fullLabel(x)} against ${fullLabel(y)}, ${counted(points.length, "build")}. Arrow keys move between builds.` },
     ...ticksAcross(across, x, height, width), ...ticksUp(up, y, width),
     ...fronts.map((front) => svg("path", { class: "front", d: staircase(front.map((point) => [across.at(point.x), up.at(point.y)])) })),
-    ...marks, ...labels(points, onFront, across, up, width));
+    ...[...marks].sort((one, other) => Number(one.classList.contains("best")) - Number(other.classList.contains("best"))), ...labels(points, onFront, across, up, width));
   roving(picture, marks, (from, key) => ({ ArrowRight: from + 1, ArrowDown: from + 1, ArrowLeft: from - 1, ArrowUp: from - 1 })[key] ?? null);
   return picture;
 }
@@ -98,7 +98,7 @@ function axisOf(values, from, to, isTurned = false) {
   const margin = (most - least || Math.abs(most) || 1) * 0.08;
   const low = least >= 0 ? Math.max(0, least - margin) : least - margin, high = most + margin;
   const ends = isTurned ? [high, low] : [low, high];
-  const stride = niceStride((high - low) / 4);
+  const stride = niceStride((high - low) / 5);
   const ticks = [];
   for (let place = Math.ceil(low / stride); place * stride <= high; place += 1) ticks.push(place * stride);
   return { at: (value) => from + ((value - ends[0]) / (ends[1] - ends[0])) * (to - from), ticks };
@@ -116,7 +116,7 @@ function ticksAcross(axis, x, height, width) {
   return [
     ...axis.ticks.flatMap((value) => [
       svg("line", { class: "grid", x1: axis.at(value), x2: axis.at(value), y1: EDGE.top, y2: base }),
-      svg("text", { class: "tick", x: axis.at(value), y: base + 16, "text-anchor": "middle", text: tickText(x, value, axis.ticks) })]),
+      svg("text", { class: "tick", x: axis.at(value), y: base + 16, "text-anchor": "middle", text: tickText(value, axis.ticks) })]),
     svg("text", { class: "axis", x: (EDGE.left + width - EDGE.right) / 2, y: height - 6, "text-anchor": "middle", text: axisLabel(x) }),
   ];
 }
@@ -127,22 +127,25 @@ function ticksUp(axis, y, width) {
   return [
     ...axis.ticks.flatMap((value) => [
       svg("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: axis.at(value), y2: axis.at(value) }),
-      svg("text", { class: "tick", x: EDGE.left - 8, y: axis.at(value) + 4, "text-anchor": "end", text: tickText(y, value, axis.ticks) })]),
+      svg("text", { class: "tick", x: EDGE.left - 8, y: axis.at(value) + 4, "text-anchor": "end", text: tickText(value, axis.ticks) })]),
     svg("text", { class: "axis", transform: `translate(13 ${middle}) rotate(-90)`, "text-anchor": "middle", text: axisLabel(y) }),
   ];
 }
 
-/** @param {Column} one */
-function axisLabel(one) {
-  return one.part === "latency" ? `${one.label} (ms)` : one.part === "size" ? `${one.label} (MiB)` : one.label;
+/** Sizes are drawn in MiB, so that the scale has round figures. @param {Column} one */
+function unitOf(one) {
+  return one.part === "size" ? 2 ** 20 : 1;
 }
 
-/** @param {Column} one @param {number} value @param {number[]} ticks */
-function tickText(one, value, ticks) {
-  const scale = one.part === "size" ? 2 ** 20 : 1;
-  const stride = ticks.length > 1 ? (ticks[1] - ticks[0]) / scale : Math.abs(value / scale) || 1;
-  const places = Math.max(0, Math.min(6, -Math.floor(Math.log10(stride) + 1e-9) + (scale > 1 && stride < 1 ? 1 : 0)));
-  return (value / scale).toFixed(places).replace("-", "\u2212");
+/** @param {Column} one */
+function axisLabel(one) {
+  return one.part === "latency" ? `${fullLabel(one)} (ms)` : one.part === "size" ? `${fullLabel(one)} (MiB)` : fullLabel(one);
+}
+
+/** @param {number} value @param {number[]} ticks */
+function tickText(value, ticks) {
+  const stride = ticks.length > 1 ? ticks[1] - ticks[0] : Math.abs(value) || 1;
+  return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(stride) + 1e-9)))).replace("-", "\u2212");
 }
 
 /** From one point of the front to the next, by way of what could be had for sure. @param {number[][]} places */
@@ -154,7 +157,7 @@ function staircase(places) {
 function mark(point, x, y, isOnFront, across, up) {
   const place = distinct(target).indexOf(target(point.row)) % 4;
   const link = svg("a", { href: addressOf(point.row), class: `mark target-${place} ${isOnFront ? "best" : "beaten"}`,
-    "aria-label": `${point.row.name}: ${across.label} ${textOf(across, point.row)}, ${up.label} ${textOf(up, point.row)}${isOnFront ? ", on the front" : ", beaten by another"}` },
+    "aria-label": `${point.row.name}: ${fullLabel(across)} ${textOf(across, point.row)}, ${fullLabel(up)} ${textOf(up, point.row)}${isOnFront ? ", on the front" : ", beaten by another"}` },
   svg("circle", { class: "reach", cx: x, cy: y, r: MARK * 2 }), svg("path", { d: shape(place, x, y, isOnFront ? MARK : MARK - 1) }));
   return withTooltip(link, () => [...aboutRow(point.row), [isOnFront ? "On the front." : "Another build here is at least as good in both."]]);
 }
@@ -184,7 +187,7 @@ function labels(points, onFront, across, up, width) {
 
 /** @param {number} x @param {number} y @param {number} length @param {number[][]} taken is told of the place @param {number} width @returns {number[] | null} */
 function freePlace(x, y, length, taken, width) {
-  for (const [left, base] of [[x + 9, y + 4], [x + 7, y - 8], [x + 7, y + 17], [x - length - 9, y + 4], [x - length / 2, y - 10], [x - length / 2, y + 20]]) {
+  for (const [left, base] of [[x + 6, y - 8], [x - length / 2, y - 11], [x - length - 6, y - 8], [x + 9, y + 16], [x - length - 9, y + 4], [x + 10, y + 4]]) {
     const box = [left, base - 11, left + length, base + 3];
     const overlaps = taken.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
     if (!overlaps && left > EDGE.left && left + length < width - 2 && base > 12) {

@@ -45,6 +45,11 @@ function target(row) {
   return [row.ep, row.device].filter((part, place) => part && (place === 0 || part !== row.ep)).join(" ") || NONE;
 }
 
+/** It is there, and not as good as it was to be. @param {Row} row */
+function missesBound(row) {
+  return [row.quality, row.accuracy].some((part) => part && part.passed === false);
+}
+
 /** Why a row has no such part: never nothing. @param {Row} row @param {string} [part] @returns {string} */
 function whyMissing(row, part) {
   const told = part && row.missing && row.missing[part];
@@ -73,7 +78,7 @@ function addressOf(row) {
 /** @param {string} name of a row, or of one that this report does not have */
 function linkTo(name) {
   const row = rowsByName.get(name);
-  return row ? el("a", { href: addressOf(row) }, own(name)) : own(name);
+  return row ? el("a", { href: addressOf(row) }, path(name)) : path(name);
 }
 
 /** @param {string} status */

@@ -2,6 +2,9 @@
 
 /** @typedef {{sort: string, down: boolean, words: string[], chosen: Record<string, string>, columns: Set<string>}} TableState */
 
+/** Names with fewer letters are kept in one line. */
+const SHORT = 34;
+
 const FILTERS = [["model", "Model"], ["precision", "Precision"], ["target", "EP and device"], ["status", "Status"]];
 
 function buildTable() {
@@ -82,12 +85,18 @@ function drawTable(table, state, sort) {
   const columns = COLUMNS.filter((one) => state.columns.has(one.id));
   const lines = new Map(rows.map((row) => [row, tableLine(row, columns)]));
   const headings = columns.map((one) => el("th", { scope: "col", "data-column": one.id, class: isNumeric(one) ? "number" : null },
-    el("button", { type: "button", title: one.label === fullLabel(one) ? null : fullLabel(one), on: { click: () => sort(one.id) } }, one.label, el("span", { class: "arrow", "aria-hidden": "true" }))));
+    el("button", { type: "button", title: one.label === fullLabel(one) ? null : fullLabel(one), on: { click: () => sort(one.id) } }, ...headingText(one))));
   table.replaceChildren(
     el("caption", { class: "unseen", text: "All builds. A heading is a button that sorts by its column." }),
     el("thead", {}, el("tr", {}, ...headings)), el("tbody"));
   sortLines(table, state, lines);
   return lines;
+}
+
+/** The arrow stands where it does not part the heading from its figures. @param {Column} one */
+function headingText(one) {
+  const arrow = el("span", { class: "arrow", "aria-hidden": "true" });
+  return isNumeric(one) ? [arrow, one.label] : [one.label, arrow];
 }
 
 /** @param {Row} row @param {Column[]} columns */
@@ -100,8 +109,8 @@ function tableLine(row, columns) {
 /** @param {Row} row @param {Column} one */
 function tableCell(row, one) {
   if (one.id === "name") {
-    const link = withTooltip(el("a", { href: addressOf(row) }, own(row.name)), () => aboutRow(row));
-    return el("th", { scope: "row" }, (row.winner_of || []).length > 0 && glyph("\u2605 "), link);
+    const link = withTooltip(el("a", { href: addressOf(row) }, path(row.name)), () => aboutRow(row));
+    return el("th", { scope: "row", class: row.name.length < SHORT ? "short" : null }, (row.winner_of || []).length > 0 && glyph("\u2605 "), link);
   }
   if (one.id === "status") return el("td", {}, withTooltip(statusMark(row.status), () => aboutRow(row)));
   const value = one.value(row);
@@ -116,7 +125,7 @@ function tableCell(row, one) {
 /** @param {Column} one @param {Row} row @param {any} value */
 function textCell(one, row, value) {
   if (isNumeric(one)) return textOf(one, row);
-  return one.id === "dominated" || one.id === "trial" ? linkTo(value) : el("bdi", { class: "words", text: textOf(one, row) });
+  return one.id === "dominated" || one.id === "trial" ? linkTo(value) : el("span", { class: "words" }, own(textOf(one, row)));
 }
 
 /** What is not known comes last, whichever way is up. @param {HTMLElement} table @param {TableState} state @param {Map<Row, HTMLElement>} lines */

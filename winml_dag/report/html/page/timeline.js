@@ -37,15 +37,15 @@ function hasRun(stage) {
 /** @param {any} stage @param {Span} scale */
 function stageLine(stage, scale) {
   const shared = stage.cells > 1 ? `, shared by ${stage.cells} builds` : "";
-  const made = [stage.made_at ? moment(stage.made_at) : "", stage.made_by || ""].filter(Boolean).join(", ");
+  const made = stage.status === "reused" ? [moment(stage.made_at), stage.made_by === report.made_by ? "" : stage.made_by].filter(Boolean).join(", ") : "";
   return el("tr", { class: stage.status },
     el("th", { scope: "row" }, own(stage.id)),
     el("td", {}, stageMark(stage.status), shared, made && el("div", { class: "small" }, own(`made ${made}`))),
     el("td", { class: "number", text: stageTime(stage) }),
     el("td", { class: "bars" }, stageBar(stage, scale)),
-    el("td", {}, el("bdi", { class: "words", text: stage.reason || NONE })),
+    el("td", {}, el("span", { class: "words" }, own(stage.reason || NONE))),
     el("td", { class: "number", text: stage.peak_memory_bytes ? size(stage.peak_memory_bytes) : NONE }),
-    el("td", {}, stage.cache_key ? el("code", { class: "key", text: stage.cache_key }) : NONE));
+    el("td", {}, stage.cache_key ? withTooltip(el("code", { class: "key", text: stage.cache_key }), () => [[stage.cache_key]]) : NONE));
 }
 
 /** @param {string} status */

@@ -58,13 +58,13 @@ function listenForTooltips() {
  */
 function aboutRow(row) {
   const figures = ["p50", "size", "cosine", "drop"].map((id) => /** @type {Column} */ (columnsById.get(id)))
-    .filter((one) => one.value(row) !== null).map((one) => `${one.label} ${textOf(one, row)}`);
+    .filter((one) => one.value(row) !== null).map((one) => `${fullLabel(one)} ${textOf(one, row)}`);
   return [
-    [el("strong", {}, own(row.name))],
+    [el("strong", {}, path(row.name))],
     [statusMark(row.status), ...(isThere(row) && !row.why ? [] : [" ", own(row.why || (row.failure && row.failure.error) || "")])],
     ...(figures.length ? [[figures.join(", ")]] : []),
     ...(row.winner_of && row.winner_of.length ? [["Winner: ", own(row.winner_of.join(", "))]] : []),
-    ...(row.dominated_by ? [["Dominated by ", own(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
-    ...(row.trial_of ? [["A trial of ", own(row.trial_of)]] : []),
+    ...(row.dominated_by ? [["Dominated by ", path(row.dominated_by), row.dominated_why ? `: ${row.dominated_why}` : ""]] : []),
+    ...(row.trial_of ? [["A trial of ", path(row.trial_of)]] : []),
   ];
 }
