@@ -171,11 +171,12 @@ def _planned_perf(cell: Finished, host: Host, store: LocalStore) -> PerfPlan | W
 
 
 def _planned_eval(cell: Finished, store: LocalStore) -> EvaluationPlan | WinmlDagError:
-    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section, plan_evaluation
+    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
     from winml_dag.pipeline.subject import find_subject
 
     try:
         section = eval_section(cell.recipe.recipe.eval, {}, {})
+        refuse_unbuilt(section)
         request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
         return plan_evaluation(find_subject(cell.folder), request, store.fingerprints)
     except WinmlDagError as error:
