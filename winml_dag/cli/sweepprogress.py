@@ -1,123 +1,194 @@
 """What is going on in a sweep, while it goes on: a live table on a terminal, plain lines everywhere else.
 
 Cells are what its user counts in, and there may be thousands of stages: so what is shown is how many cells are done and
-how long the rest will take, what runs just now, and every failure as it happens.
+how long the rest will take, what runs just now, and every failure once, as it happens. A stage that many cells share is
+called by the first of them.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.cli.progress import bar
+from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
+from winml_dag.store.quantities import duration_text, size_text
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
     from winml_dag.cli.progress import ReadProgress
     from winml_dag.engine.forecast import Forecast
 
 # Between two lines that say how far it all is: few enough for the log of a night, often enough for who waits.
 _SECONDS_BETWEEN_LINES = 30.0
-
-
-class SweepProgress(Observer, Protocol):
-    """Told of stages as any observer is, with the name of a cell before the id of each node; and of cells."""
-
-    def phase(self, doing: str, cells: Sequence[str]) -> None:
-        """What comes now is done for each of *cells*: "building", "measuring speed"; they are counted anew."""
-
-    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        """What became of a cell in this phase; *why*: the reason of a failure, in a sentence."""
-
-    def foretold(self, forecast: Forecast) -> None:
-        """What tells how long the stages will take that run from now on."""
+# What is left is worked out anew after that, and never for more than so small a part of the time.
+_SECONDS_BETWEEN_FORECASTS = 1.0
+_SHARE_OF_FORECASTS = 0.02
+# As many rows as leave room on a small terminal; of failures the last ones, all are told of at the end.
+_MOST_RUNNING = 12
+_MOST_FAILED = 5
 
 
 @contextmanager
-def sweep_progress(quiet: bool, to_stderr: bool, cells: Sequence[str]) -> Iterator[SweepProgress]:
+def sweep_progress(quiet: bool, to_stderr: bool, cells: Sequence[str]) -> Iterator[Watcher]:
     """One for a run that begins with building *cells*. *to_stderr* keeps stdout free for a JSON result."""
-    shown: SweepProgress = SilentSweep() if quiet else SweepLines(to_stderr=to_stderr)
+    if quiet:
+        yield SilentWatcher()
+        return
+    stream = sys.stderr if to_stderr else sys.stdout
+    on_terminal = stream is not None and stream.isatty()  # None when it is closed, or for a program without a console
+    shown = SweepTable(to_stderr=to_stderr) if on_terminal else SweepLines(to_stderr=to_stderr)
     shown.phase("building", cells)
     try:
         yield shown
-    finally:
-        if isinstance(shown, SweepLines):
-            shown.stop()
+    except BaseException:
+        shown.stop(finished=False)
+        raise
+    shown.stop(finished=True)
 
 
-class SilentSweep(Silent):
-    """Says nothing."""
+@dataclass(frozen=True)
+class _Stage:
+    """One that runs. ``since`` is of ``time.monotonic``; ``seconds``: what it is expected to take."""
 
-    def phase(self, doing: str, cells: Sequence[str]) -> None: ...
+    cell: str
+    name: str
+    since: float
+    seconds: float | None
+    progress: ReadProgress
 
-    def cell(self, name: str, status: CellStatus, why: str = "") -> None: ...
+    @property
+    def time(self) -> str:
+        expected = "" if self.seconds is None else f" of ~{_rough(self.seconds)}"
+        return f"{_rough(time.monotonic() - self.since)}{expected}"
 
-    def foretold(self, forecast: Forecast) -> None: ...
+
+@dataclass
+class _State:
+    """Where a sweep stands: changed by the thread that runs it, read by the one that shows it."""
+
+    doing: str = ""
+    cells: frozenset[str] = frozenset()
+    done: dict[str, CellStatus] = field(default_factory=dict)
+    stages: Counter[Status] = field(default_factory=Counter)
+    running: dict[str, _Stage] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    forecast: Forecast | None = None
+    left: str = ""
+    left_due: float = 0.0
+
+    def begin(self, doing: str, cells: Sequence[str]) -> None:
+        self.doing, self.cells, self.forecast = doing, frozenset(cells), None
+        self.done.clear()
+
+    def start(self, node: Node, seconds: float | None, progress: ReadProgress) -> None:
+        cell, name = _parted(node.id, self.cells)
+        self.running[node.id] = _Stage(cell, name, time.monotonic(), seconds, progress)
+
+    def end(self, result: StageResult) -> str | None:
+        """What is to be told of it, if it failed."""
+        self.running.pop(result.node.id, None)
+        self.stages[result.status] += 1
+        return self._fail(f"{result.node.id}: {result.error}") if result.status is Status.FAILED else None
+
+    def settle(self, name: str, status: CellStatus, why: str) -> str | None:
+        """What is to be told of a cell that no stage of its own has said."""
+        self.done[name] = status
+        said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self.failed)
+        return None if said or status not in (CellStatus.FAILED, CellStatus.REFUSED) else self._fail(f"{name}: {why}")
+
+    def _fail(self, line: str) -> str:
+        self.failed.append(line)
+        return line
+
+    def counts(self) -> str:
+        """``building 12 of 40 cells: 10 built, 2 failed``."""
+        numbers = Counter(self.done.copy().values())
+        told = ", ".join(f"{numbers[status]} {status}" for status in CellStatus if numbers[status])
+        noun = "cell" if len(self.cells) == 1 else "cells"
+        return f"{self.doing} {len(self.done)} of {len(self.cells)} {noun}{': ' if told else ''}{told}"
+
+    def more(self) -> Iterator[str]:
+        """What else there is to say in a few words: stages, time, memory."""
+        stages = self.stages.copy()
+        if told := [f"{stages[status]} {status}" for status in (Status.RAN, Status.REUSED) if stages[status]]:
+            yield f"stages: {', '.join(told)}"
+        if left := self._time_left():
+            yield left
+        if (forecast := self.forecast) is not None and forecast.capacity.counts_memory and self.running:
+            yield f"memory {size_text(forecast.memory_bytes)} of {size_text(forecast.capacity.memory_bytes)}"
+
+    def _time_left(self) -> str:
+        now = time.monotonic()
+        if self.forecast is None or not self.running:
+            return ""
+        if now >= self.left_due:
+            seconds = self.forecast.seconds_left()
+            self.left = "time left not known yet" if seconds is None else f"about {_rough(seconds)} left"
+            took = time.monotonic() - now
+            self.left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
+        return self.left
 
 
 class SweepLines:
-    """For logs and CI: every failure as it happens, and once in a while how far it all is."""
+    """For logs and CI: every failure as it happens, and once in a while how far it all is.
+
+    These are written by a thread, begun with the first stage; :meth:`stop` ends it.
+    """
 
     def __init__(self, *, to_stderr: bool, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
         self._to_stderr = to_stderr
         self._every = every_seconds
-        self._doing = ""
-        self._cells = 0
-        self._done: Counter[CellStatus] = Counter()
-        self._running: dict[str, float] = {}
-        self._forecast: Forecast | None = None
+        self._state = _State()
         # Held while a line is written.
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def phase(self, doing: str, cells: Sequence[str]) -> None:
-        with self._lock:
-            self._doing, self._cells = doing, len(cells)
-            self._done.clear()
+        self._state.begin(doing, cells)
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        with self._lock:
-            self._done[status] += 1
-            if status in (CellStatus.FAILED, CellStatus.REFUSED):
-                self._say(f"{name}: {status}{': ' if why else ''}{why}")
+        self._say_failure(self._state.settle(name, status, why))
 
     def foretold(self, forecast: Forecast) -> None:
-        self._forecast = forecast
+        self._state.forecast = forecast
 
     def started(
         self,
         node: Node,
-        reason: Reason,  # noqa: ARG002
-        estimate_seconds: float | None,  # noqa: ARG002
-        progress: ReadProgress,  # noqa: ARG002
+        reason: Reason,  # noqa: ARG002 - reasons are told in the end
+        estimate_seconds: float | None,
+        progress: ReadProgress,
     ) -> None:
-        self._running[node.id] = time.monotonic()
+        self._state.start(node, estimate_seconds, progress)
         if self._thread is None:
+            self._say(f"{self._state.counts()}.")
             self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
             self._thread.start()
 
     def finished(self, result: StageResult) -> None:
-        self._running.pop(result.node.id, None)
-        if result.status is Status.FAILED:
-            with self._lock:
-                self._say(f"{result.node.id} failed: {result.error}")
+        self._say_failure(self._state.end(result))
 
     def tell(self) -> None:
         """Write how far it all is."""
-        with self._lock:
-            told = ", ".join(f"{number} {status}" for status, number in self._done.items())
-            self._say(f"{self._doing}: {self._done.total()}/{self._cells} cells{': ' if told else ''}{told}")
+        self._say(f"{'; '.join([self._state.counts(), *self._state.more()])}.")
 
-    def stop(self) -> None:
+    def stop(self, *, finished: bool) -> None:  # noqa: ARG002 - what was said stays in any case
         self._stopped.set()
         # An interrupt may have come while it was being started; what comes to life later sees that it is to stop.
         if self._thread is not None and self._thread.is_alive():
@@ -130,5 +201,118 @@ class SweepLines:
             except (OSError, ValueError):  # nobody reads any more: who writes the next line will say so
                 return
 
+    def _say_failure(self, line: str | None) -> None:
+        if line is not None:
+            self._say(f"failed: {line}")
+
     def _say(self, line: str) -> None:
-        click.echo(line, err=self._to_stderr)
+        with self._lock:
+            click.echo(line, err=self._to_stderr)
+
+
+class SweepTable:
+    """A table that is redrawn while stages run, and goes when all has ended: then what became of the cells is told.
+
+    rich is imported when the first stage starts, not before. *console* takes the place of stdout or stderr.
+    """
+
+    def __init__(self, *, to_stderr: bool, console: Console | None = None) -> None:
+        self._to_stderr = to_stderr
+        self._console = console
+        self._state = _State()
+        self._live: object | None = None
+
+    def phase(self, doing: str, cells: Sequence[str]) -> None:
+        self._state.begin(doing, cells)
+
+    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
+        self._state.settle(name, status, why)
+
+    def foretold(self, forecast: Forecast) -> None:
+        self._state.forecast = forecast
+
+    def started(
+        self,
+        node: Node,
+        reason: Reason,  # noqa: ARG002 - reasons are told in the end
+        estimate_seconds: float | None,
+        progress: ReadProgress,
+    ) -> None:
+        self._state.start(node, estimate_seconds, progress)
+        self._show()
+
+    def finished(self, result: StageResult) -> None:
+        self._state.end(result)
+
+    def stop(self, *, finished: bool) -> None:
+        """Take the table away; of a run that has not *finished*, how far it came stays."""
+        from rich.live import Live
+
+        if isinstance(self._live, Live):
+            self._state.running.clear()
+            self._live.transient = finished
+            self._live.update(self._drawn(), refresh=True)
+            self._live.stop()
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        if not isinstance(self._live, Live):
+            console = self._console or Console(stderr=self._to_stderr)
+            self._live = Live(get_renderable=self._drawn, console=console, refresh_per_second=4)
+            self._live.start()
+
+    def _drawn(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        state = self._state
+        lines: list[RenderableType] = [Text(state.counts(), style="bold")]
+        if more := list(state.more()):
+            lines.append(Text("   ".join(more), style="dim"))
+        running = sorted(state.running.copy().values(), key=lambda stage: stage.since)
+        if running:
+            lines.append(_table(running[:_MOST_RUNNING]))
+        if len(running) > _MOST_RUNNING:
+            lines.append(Text(f"  and {len(running) - _MOST_RUNNING} more run", style="dim"))
+        lines += _failures(state.failed.copy())
+        return Group(*lines)
+
+
+def _table(running: Sequence[_Stage]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, overflow="ellipsis", min_width=8)
+    table.add_column(no_wrap=True, style="yellow", min_width=8)
+    table.add_column(no_wrap=True, justify="right", min_width=6)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for stage in running:
+        told = stage.progress()
+        table.add_row(f"  {stage.cell}", stage.name, stage.time, Text("") if told is None else bar(told))
+    return table
+
+
+def _failures(failed: Sequence[str]) -> Iterator[Text]:
+    """A line for each of the last ones."""
+    from rich.text import Text
+
+    if len(failed) > _MOST_FAILED:
+        yield Text(f"failed: {len(failed) - _MOST_FAILED} before these", style="red")
+    for line in failed[-_MOST_FAILED:]:
+        yield Text(f"failed: {line}", style="red", no_wrap=True, overflow="ellipsis")
+
+
+def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:
+    """The name of the cell that *node_id* begins with, and what follows; both may have a ``/`` in them."""
+    at = node_id.rfind("/")
+    while at > 0 and node_id[:at] not in cells:
+        at = node_id.rfind("/", 0, at)
+    return (node_id[:at], node_id[at + 1 :]) if at > 0 else ("", node_id)
+
+
+def _rough(seconds: float) -> str:
+    """As exact as anybody reads it while it changes: ``4.2 s``, ``38 s``, ``5 min``."""
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 100 else duration_text(seconds)

@@ -42,6 +42,7 @@ class _Usual:
 
     seconds: float
     peaks: tuple[_Peak, ...]
+    is_known: bool = True
 
 
 class Expectations:
@@ -57,6 +58,10 @@ class Expectations:
     def seconds(self, node: Node, last: Record | None) -> float:
         """*last*: what is remembered of this very node."""
         return self._usual(node).seconds if last is None else last.elapsed_seconds
+
+    def has_seen(self, node: Node) -> bool:
+        """Whether there is any record of its stage."""
+        return self._usual(node).is_known
 
     def need(self, node: Node, last: Record | None, input_bytes: int | None) -> Need:
         """*input_bytes*: as much as it will read; None while that is not known."""
@@ -80,11 +85,11 @@ class Expectations:
             records = self._store.records_of(name, _RECORDS)
             seconds = median([record.elapsed_seconds for record in records]) if records else UNKNOWN_SECONDS
             peaks = (peak for record in records if (peak := _peak(record)) is not None)
-            self._stages[name] = _Usual(seconds, tuple(peaks))
+            self._stages[name] = _Usual(seconds, tuple(peaks), bool(records))
         return self._stages[name]
 
 
-_NOTHING = _Usual(UNKNOWN_SECONDS, ())
+_NOTHING = _Usual(UNKNOWN_SECONDS, (), is_known=False)
 
 
 def _peak(record: Record | None) -> _Peak | None:
@@ -123,9 +128,15 @@ def expected_work(
     free = repeats(graph)
     seconds: dict[str, float] = {}
     needs: dict[str, Need] = {}
+    stage_of: dict[str, str] = {}
+    never_seen: set[str] = set()
     with store.together([names[node.id] for node in graph.nodes]):
         for node in graph.nodes:
             last = store.latest(names[node.id])
             seconds[node.id] = 0.0 if node.id in free else expectations.seconds(node, last)
             needs[node.id] = expectations.need(node, last, None)
-    return Work(graph, seconds, needs, order)
+            if last is None:
+                stage_of[node.id] = node.stage.name
+                if not expectations.has_seen(node):
+                    never_seen.add(node.stage.name)
+    return Work(graph, seconds, needs, order, stage_of, frozenset(never_seen))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from winml_dag.engine.admission import Admission, Capacity, Need, Ticket
 from winml_dag.engine.criticalpath import chains
@@ -20,13 +20,16 @@ from winml_dag.engine.graph import Graph
 class Work:
     """A graph with what its nodes are expected to take, by id: ``seconds`` (none: no time) and ``needs``.
 
-    ``order``: as the dispatch of a run has it.
+    ``order``: as the dispatch of a run has it. ``stage_of``: the stage of each node whose seconds are only what is
+    usual of that; ``never_seen``: stages of which not even that is known.
     """
 
     graph: Graph
     seconds: Mapping[str, float]
     needs: Mapping[str, Need]
     order: Mapping[str, int]
+    stage_of: Mapping[str, str] = field(default_factory=dict)
+    never_seen: frozenset[str] = frozenset()
 
 
 def seconds_left(work: Work, capacity: Capacity, ended: frozenset[str], running: Mapping[str, float]) -> float:
@@ -108,9 +111,8 @@ class _Simulation:
 class Forecast:
     """What is left of a run that goes on: told of it by its scheduler, asked from any thread.
 
-    Attributes:
-        capacity: what there is for its runs.
-        critical_seconds: how long its longest chain was expected to be when it began.
+    What was only known as usual of a stage is corrected by what this run has shown of the stage: on a machine that is
+    twice as fast, or with models that are twice as large, the usual is wrong by the same factor for all of them.
     """
 
     def __init__(self, work: Work, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,6 +123,8 @@ class Forecast:
         self._ended: set[str] = set()
         self._running: dict[str, float] = {}
         self._left = sum(work.seconds.values())
+        # By stage, what runs of it took that were only guessed at, and what they were expected to.
+        self._took: dict[str, tuple[float, float]] = {}
 
     @property
     def work_left_seconds(self) -> float:
@@ -136,15 +140,35 @@ class Forecast:
         self._running[node_id] = self._clock()
 
     def ended(self, node_id: str) -> None:
-        self._running.pop(node_id, None)
+        expected = self._work.seconds.get(node_id, 0.0)
+        since, stage = self._running.pop(node_id, None), self._work.stage_of.get(node_id)
+        if since is not None and stage is not None and expected > 0:
+            before = self._took.get(stage, (0.0, 0.0))
+            self._took[stage] = before[0] + self._clock() - since, before[1] + expected
         if node_id not in self._ended:
             self._ended.add(node_id)
-            self._left = max(0.0, self._left - self._work.seconds.get(node_id, 0.0))
+            self._left = max(0.0, self._left - expected)
 
-    def seconds_left(self) -> float:
-        """Costs some milliseconds for a thousand nodes: nothing to ask for with every frame."""
+    def seconds_left(self) -> float | None:
+        """None as long as most of the work that is left is of stages that nobody has seen run. Costs some milliseconds
+        for a thousand nodes: nothing to ask for with every frame.
+        """
         # Copied at once each: the scheduler's thread goes on meanwhile.
-        ended, running, now = frozenset(self._ended.copy()), self._running.copy(), self._clock()
-        return seconds_left(
-            self._work, self.capacity, ended, {node_id: now - since for node_id, since in running.items()}
+        ended, running, took, now = (
+            frozenset(self._ended.copy()),
+            self._running.copy(),
+            self._took.copy(),
+            self._clock(),
         )
+        factors = {stage: seconds / expected for stage, (seconds, expected) in took.items()}
+        left = {
+            node_id: seconds * factors.get(self._work.stage_of.get(node_id, ""), 1.0)
+            for node_id, seconds in self._work.seconds.items()
+            if node_id not in ended
+        }
+        unknown = self._work.never_seen - factors.keys()
+        guessed = sum(seconds for node_id, seconds in left.items() if self._work.stage_of.get(node_id) in unknown)
+        if guessed > sum(left.values()) / 2:
+            return None
+        passed = {node_id: now - since for node_id, since in running.items()}
+        return seconds_left(replace(self._work, seconds=left), self.capacity, ended, passed)
