@@ -1,0 +1,339 @@
+"""Sweeps: edit the recipe, build, and these stages ran in these cells. A failure costs its cell, nothing runs twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Project
+from oneprocess import OneProcess
+from onnx_samples import perceptron, samples
+
+BASE: dict[str, Any] = {"quant": {"calibration_data": "data.npz"}}
+SWEEP: dict[str, Any] = {
+    "base": "base.yaml",
+    "matrix": {
+        "model": ["one.onnx", "two.onnx"],
+        "precision": [{"name": "fp32", "quant": None}, "w8a8", "w8a16"],
+        "exclude": [{"model": "two", "precision": "w8a16", "because": "two is small enough"}],
+    },
+}
+# Of the stages, only those that take no time.
+FEW = ("--no-validate", "--no-analyze")
+CELLS = ["one/fp32", "one/w8a8", "one/w8a16", "two/fp32", "two/w8a8"]
+
+
+class Sweeps(Project):
+    """A folder with a sweep, and what the command line says of it."""
+
+    def write(self, **changes: Any) -> None:
+        """The sweep with other keys: ``write(matrix__precision=[...])``."""
+        sweep = json.loads(json.dumps(SWEEP))
+        for path, value in changes.items():
+            *sections, name = path.split("__")
+            place = sweep
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = value
+        (self.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
+
+    def told(self, *more: str, code: int = 0) -> dict[str, Any]:
+        """The JSON of a build."""
+        finished = self.run("build", "-c", "sweep.yaml", "-o", "out", *FEW, "-f", "json", *more)
+        assert finished.returncode == code, finished.stderr
+        value: dict[str, Any] = json.loads(finished.stdout)
+        return value
+
+    def said(self, *more: str, code: int = 0) -> str:
+        """The lines of a build, errors among them."""
+        finished = self.run("build", "-c", "sweep.yaml", "-o", "out", *FEW, *more)
+        assert finished.returncode == code, finished.stderr
+        return finished.stdout + finished.stderr
+
+    def kept(self) -> dict[str, Any]:
+        """What ``sweep.json`` holds."""
+        value: dict[str, Any] = json.loads((self.out / "sweep.json").read_text(encoding="utf-8"))
+        return value
+
+
+def cells(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {cell["name"]: cell for cell in told["cells"]}
+
+
+def ran(told: dict[str, Any]) -> dict[str, list[str]]:
+    """By cell, the stages that ran for it, if any did."""
+    of_cells = {
+        name: [stage["stage"] for stage in cell["stages"] if stage["status"] == "ran"]
+        for name, cell in cells(told).items()
+        if name in told["asked"]
+    }
+    return {name: stages for name, stages in of_cells.items() if stages}
+
+
+def statuses(told: dict[str, Any]) -> dict[str, str]:
+    return {name: cell["status"] for name, cell in cells(told).items()}
+
+
+def models(project: Project) -> dict[str, int]:
+    """When each file in the output folder was written."""
+    return {str(path): path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def built(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sweeps, dict[str, Any]]:
+    """The sweep after its first build, and what that told; not to be changed."""
+    project = Sweeps(tmp_path_factory.mktemp("sweep"), commands)
+    perceptron(project.folder / "one.onnx", width=8, classes=4)
+    perceptron(project.folder / "two.onnx", width=8, classes=4, seed=1)
+    samples(project.folder / "data.npz", width=8)
+    (project.folder / "base.yaml").write_text(yaml.safe_dump(BASE), encoding="utf-8")
+    project.write()
+    return project, project.told()
+
+
+@pytest.fixture
+def sweeps(built: tuple[Sweeps, dict[str, Any]], commands: OneProcess | None, tmp_path: Path) -> Sweeps:
+    """A copy of the built sweep for one test. Its builds are remembered under the path of their folders, so the copy is
+    brought up to date once; nothing runs for that.
+    """
+    shutil.copytree(built[0].folder, tmp_path / "project")
+    copy = Sweeps(tmp_path / "project", commands)
+    assert ran(copy.told()) == {}
+    return copy
+
+
+def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> None:
+    project, told = built
+    assert ran(told) == {
+        "one/fp32": ["optimize", "finalize"],
+        "one/w8a8": ["calibrate", "quantize", "finalize"],
+        "one/w8a16": ["quantize", "finalize"],
+        "two/fp32": ["optimize", "finalize"],
+        "two/w8a8": ["calibrate", "quantize", "finalize"],
+    }
+    assert told["failed"] == []
+    assert statuses(told) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "left out"}
+    assert cells(told)["two/w8a16"]["why"] == "two is small enough"
+    graph = told["graph"]
+    assert (graph["builds"], graph["stages"], graph["stages_apart"]) == (5, 12, 16)
+    assert graph["by_stage"] == {"calibrate": 2, "finalize": 5, "optimize": 2, "quantize": 3}
+    for name in CELLS:
+        assert (project.out / name / "model.onnx").is_file()
+    # Only what one cell found of another counts as saved.
+    shared = [stage for name in CELLS for stage in cells(told)[name]["stages"] if stage["status"] == "reused"]
+    assert [stage["stage"] for stage in shared] == ["optimize", "optimize", "calibrate", "optimize"]
+    assert graph["seconds_saved"] == pytest.approx(sum(stage["made_in_seconds"] for stage in shared), abs=0.01)
+    optimized = [stage for stage in cells(told)["one/w8a8"]["stages"] if stage["stage"] == "optimize"]
+    assert optimized[0]["cells"] == 3
+
+
+def test_what_is_told_is_kept(built: tuple[Sweeps, dict[str, Any]]) -> None:
+    project, told = built
+    assert project.kept() == {name: value for name, value in told.items() if name not in ("asked", "failed")}
+    assert told["interrupted"] is False
+    path = told["graph"]["critical_path"]
+    assert path
+    assert {name.rpartition("/")[0] for name in path} <= set(CELLS)
+
+
+def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
+    before = models(sweeps)
+    for _ in range(2):
+        lines = sweeps.said().splitlines()
+        assert lines[0] == "left out: two/w8a16: two is small enough"
+        assert any(line.endswith("5 up to date, 1 left out.") or "5 up to date, 1 left out;" in line for line in lines)
+    assert models(sweeps) == before
+
+
+def test_each_cell_is_up_to_date_by_the_command_that_is_told_of_it(sweeps: Sweeps) -> None:
+    command = cells(sweeps.kept())["one/w8a8"]["command"]
+    assert command == "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/w8a8"
+    finished = sweeps.run(*command.split()[1:])
+    assert finished.returncode == 0
+    assert "1 up to date" in finished.stdout
+
+
+def test_an_edited_value_reaches_the_cells_that_have_it(sweeps: Sweeps) -> None:
+    sweeps.write(
+        matrix__precision=[
+            {"name": "fp32", "quant": None},
+            {"name": "w8a8", "precision": "w8a8", "quant": {"reduce_range": True}},
+            "w8a16",
+        ]
+    )
+    told = sweeps.told()
+    assert ran(told) == {"one/w8a8": ["quantize", "finalize"], "two/w8a8": ["quantize", "finalize"]}
+    assert statuses(told)["one/w8a16"] == "up to date"
+
+
+def test_a_further_value_is_a_further_cell(sweeps: Sweeps) -> None:
+    sweeps.write(matrix__precision=[{"name": "fp32", "quant": None}, "w8a8", "w8a16", "fp16"])
+    told = sweeps.told()
+    assert ran(told) == {"one/fp16": ["quantize", "finalize"], "two/fp16": ["quantize", "finalize"]}
+
+
+def test_an_edit_of_what_it_is_based_on_reaches_all_that_read_it(sweeps: Sweeps) -> None:
+    (sweeps.folder / "base.yaml").write_text(
+        yaml.safe_dump({**BASE, "quant": {"calibration_data": "data.npz", "samples": 4}}), encoding="utf-8"
+    )
+    told = sweeps.told()
+    assert ran(told) == {
+        "one/w8a8": ["calibrate", "quantize", "finalize"],
+        "one/w8a16": ["quantize", "finalize"],
+        "two/w8a8": ["calibrate", "quantize", "finalize"],
+    }
+
+
+def test_an_edit_of_one_model_reaches_its_cells(sweeps: Sweeps) -> None:
+    perceptron(sweeps.folder / "two.onnx", width=8, classes=4, seed=2)
+    assert ran(sweeps.told()) == {
+        "two/fp32": ["optimize", "finalize"],
+        "two/w8a8": ["calibrate", "quantize", "finalize"],
+    }
+
+
+def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> None:
+    samples(sweeps.folder / "wide.npz", width=9)
+    sweeps.write(
+        overrides=[
+            {"when": {"model": "one", "precision": "w8a8"}, "quant": {"calibration_data": "wide.npz"}},
+            {"when": {"model": "one", "precision": "w8a16"}, "quant": {"calibration_data": "missing.npz"}},
+        ]
+    )
+    perceptron(sweeps.folder / "two.onnx", width=8, classes=4, seed=2)
+    told = sweeps.told(code=1)
+    assert statuses(told) == {
+        "one/fp32": "up to date",
+        "one/w8a8": "failed",
+        "one/w8a16": "refused",
+        "two/fp32": "built",
+        "two/w8a8": "built",
+        "two/w8a16": "left out",
+    }
+    assert told["failed"] == ["one/w8a8", "one/w8a16"]
+    failed = cells(told)["one/w8a8"]
+    assert failed["reached"] == "optimize.0"
+    assert failed["failure"]["stage"] == "calibrate"
+    assert failed["failure"]["error"]
+    assert Path(failed["failure"]["log"]).is_file()
+    assert "missing.npz" in cells(told)["one/w8a16"]["why"]
+
+    # All of it is tried again by any run, and those alone when that is asked for.
+    samples(sweeps.folder / "wide.npz", width=8)
+    said = sweeps.said("--retry-failed", code=3)
+    assert "missing.npz" in said
+    assert "2 cells in" in said
+    assert "1 built, 1 refused" in said
+    sweeps.write()
+    told = sweeps.told("--retry-failed")
+    assert told["asked"] == ["one/w8a16"]
+    # The failure has left its folder as it was, and that is what the sweep asks for again.
+    assert statuses(told)["one/w8a16"] == "up to date"
+    assert set(statuses(told).values()) == {"built", "up to date", "left out"}
+
+
+def test_a_failure_that_cells_share_is_told_once(sweeps: Sweeps) -> None:
+    samples(sweeps.folder / "data.npz", width=9)
+    said = sweeps.said(code=1).splitlines()
+    (line,) = [line for line in said if line.startswith("error: one/")]
+    assert line.startswith("error: one/w8a8, one/w8a16: calibrate failed: ")
+    (total,) = [line for line in said if line.startswith("6 cells in ")]
+    assert "2 up to date, 3 failed, 1 left out" in total
+
+
+def test_the_first_failure_ends_a_run_that_is_not_to_keep_going(sweeps: Sweeps) -> None:
+    samples(sweeps.folder / "wide.npz", width=9)
+    perceptron(sweeps.folder / "two.onnx", width=8, classes=4, seed=3)
+    sweeps.write(overrides=[{"when": {"model": "one", "precision": "w8a8"}, "quant": {"calibration_data": "wide.npz"}}])
+    told = sweeps.told("--no-keep-going", "--jobs", "1", code=1)
+    assert statuses(told)["one/w8a8"] == "failed"
+    assert statuses(told)["two/w8a8"] == "not reached"
+
+
+def test_a_filter_leaves_what_is_known_of_other_cells(sweeps: Sweeps) -> None:
+    before = cells(sweeps.kept())
+    (sweeps.folder / "base.yaml").write_text(
+        yaml.safe_dump({**BASE, "quant": {"calibration_data": "data.npz", "samples": 4}}), encoding="utf-8"
+    )
+    told = sweeps.told("--filter", "model=two")
+    assert told["asked"] == ["two/fp32", "two/w8a8"]
+    assert ran(told) == {"two/w8a8": ["calibrate", "quantize", "finalize"]}
+    after = cells(sweeps.kept())
+    assert {name: after[name] for name in after if name.startswith("one/")} == {
+        name: before[name] for name in before if name.startswith("one/")
+    }
+    assert sweeps.told("--filter", "two/w8a8")["asked"] == ["two/w8a8"]
+
+
+def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:
+    shutil.rmtree(sweeps.out)
+    asked = [sweeps.told("--shard", f"{number}/2")["asked"] for number in (1, 2)]
+    assert sorted([*asked[0], *asked[1]]) == sorted(CELLS)
+    assert all(asked)
+    assert statuses(sweeps.kept()) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "left out"}
+
+
+def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> None:
+    sweeps.write(matrix__model=["one.onnx"], matrix__exclude=[])
+    said = sweeps.said()
+    assert f"note: {Path('out', 'two', 'w8a8')} is of a cell that is no more." in said.splitlines()
+    assert (sweeps.out / "two" / "w8a8" / "model.onnx").is_file()
+    assert list(cells(sweeps.kept())) == ["one/fp32", "one/w8a8", "one/w8a16"]
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(sweeps: Sweeps) -> None:
+    other = sweeps.folder / "other"
+    other.mkdir()
+    (other / "sweep.json").write_text('{"wheels": 4}', encoding="utf-8")
+    finished = sweeps.run("build", "-c", "sweep.yaml", "-o", "other")
+    assert finished.returncode == 2
+    assert "name is missing" in finished.stderr
+    assert [path.name for path in other.iterdir()] == ["sweep.json"]
+    assert (other / "sweep.json").read_text(encoding="utf-8") == '{"wheels": 4}'
+
+
+def test_options_hold_for_every_cell(sweeps: Sweeps) -> None:
+    told = sweeps.told("--filter", "precision=fp32", "--no-optimize")
+    assert ran(told) == {"one/fp32": ["finalize"], "two/fp32": ["finalize"]}
+
+
+def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
+    folder = sweeps.folder / "recipes"
+    folder.mkdir()
+    for name in ("one", "two"):
+        recipe = {**BASE, "model": f"../{name}.onnx", "quant": None}
+        (folder / f"{name}.json").write_text(json.dumps(recipe), encoding="utf-8")
+    common = ("-o", "all", *FEW, "-f", "json")
+    of_folder = sweeps.run("build", "-c", "recipes", *common)
+    assert of_folder.returncode == 0, of_folder.stderr
+    told = json.loads(of_folder.stdout)
+    assert statuses(told) == {"one": "built", "two": "built"}
+    assert ran(told) == {}
+    again = json.loads(sweeps.run("build", "-c", "recipes/one.json", "-c", "recipes/two.json", *common).stdout)
+    assert statuses(again) == {"one": "up to date", "two": "up to date"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param(("-c", "sweep.yaml"), 2, "need a folder", id="no folder"),
+        pytest.param(("-c", "sweep.yaml", "-o", "out", "--filter", "precision=w9"), 2, "no value", id="no such value"),
+        pytest.param(("-c", "sweep.yaml", "-o", "new", "--retry-failed"), 2, "No sweep was run", id="nothing to retry"),
+        pytest.param(("-c", "base.yaml", "-m", "one.onnx", "-o", "new", "--filter", "x"), 2, "is none", id="no sweep"),
+        pytest.param(("-c", "empty", "-o", "new"), 3, "no recipe in empty", id="empty folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    built: tuple[Sweeps, dict[str, Any]], arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    project = built[0]
+    (project.folder / "empty").mkdir(exist_ok=True)
+    finished = project.run("build", *arguments, "-f", "json")
+    assert finished.returncode == code
+    assert said in finished.stderr
+    assert said in json.loads(finished.stdout)["error"]
+    assert not (project.folder / "new").exists()
