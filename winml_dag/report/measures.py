@@ -32,8 +32,12 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+# Below, milliseconds begin with zeros.
+_MICRO = 0.1
+
+
 def _milliseconds(value: float) -> str:
-    return f"{digits(value)} ms"
+    return f"{digits(value)} ms" if abs(value) >= _MICRO else f"{digits(1000 * value)} µs"
 
 
 def _cosine(value: float) -> str:

@@ -14,10 +14,13 @@ from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import counted, duration_text
 
 _GAP = "  "
+# Of cells without a result, those that somebody has to look after.
+_BAD = (CellStatus.FAILED, CellStatus.REFUSED)
+_BEST = {"latency": "fastest", "size": "smallest"}
 # What a footnote on missing values lists before it only counts.
 _MOST_REASONS = 6
 # Ids of the critical path that are named.
-_MOST_STAGES = 6
+_MOST_STAGES = 8
 
 
 class Style(StrEnum):
@@ -92,9 +95,13 @@ def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width
     if row.size is None and row.status not in (CellStatus.BUILT, CellStatus.UP_TO_DATE):
         first = sum(column.rank < 0 for column in columns)
         cells = [column.of(row) for column in columns[:first]]
-        start = _aligned(cells, columns[:first], widths[:first], "! ")
+        is_bad = row.status in _BAD
+        start = _aligned(cells, columns[:first], widths[:first], "! " if is_bad else "- ")
         at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
-        return Line(_cut(f"{start}{_GAP}{row.status}{at}{f': {row.why}' if row.why else ''}", width), Style.BAD)
+        return Line(
+            _cut(f"{start}{_GAP}{row.status}{at}{f': {row.why}' if row.why else ''}", width),
+            Style.BAD if is_bad else Style.DOMINATED,
+        )
     mark = "* " if row.winner_of else "~ " if row.dominated_by else "  "
     style = Style.WINNER if row.winner_of else Style.DOMINATED if row.dominated_by else Style.PLAIN
     return Line(_aligned([column.of(row) for column in columns], columns, widths, mark), style)
@@ -216,12 +223,12 @@ def _told(report: Report) -> Iterator[tuple[str, Style]]:
     for goal in report.goals:
         group = f" for {', '.join(goal.group.values())}" if goal.group else ""
         bounds = ", ".join(f"{name} {bound}" for name, bound in goal.subject_to.items())
-        what = f"{goal.minimize}{group}{f' with {bounds}' if bounds else ''}"
+        what = f"{_BEST.get(goal.minimize, goal.minimize)}{group}{f' ({bounds})' if bounds else ''}"
         if goal.winner is None:
-            yield f"no winner, {what}{f': {goal.why}' if goal.why else ''}", Style.BAD
+            yield f"! {what}: none{f'; {goal.why}' if goal.why else ''}", Style.BAD
         else:
             where = f", in {goal.folder}" if goal.folder else ""
-            yield f"* least {what}: {goal.winner}{where}", Style.WINNER
+            yield f"* {what}: {goal.winner}{where}", Style.WINNER
     yield from _failures(report.rows)
     for notice in report.notices:
         yield f"note: {notice}", Style.PLAIN
@@ -259,10 +266,16 @@ def _times(report: Report) -> Iterator[str]:
     stages = f" {graph.stages} stages in place of {graph.stages_apart}." if graph.stages_apart > graph.stages else ""
     yield f"Spent {duration_text(ran)} of work; reuse saved {duration_text(saved)}.{stages}"
     if graph.critical_path:
-        shown = " > ".join(graph.critical_path[:_MOST_STAGES])
-        more = len(graph.critical_path) - _MOST_STAGES
-        path = f"{shown}{f' > {more} more' if more > 0 else ''}"
-        yield f"Critical path {duration_text(graph.critical_path_seconds)}: {path}"
+        yield f"Critical path {duration_text(graph.critical_path_seconds)}: {_path(graph.critical_path)}"
+
+
+def _path(ids: Sequence[str]) -> str:
+    """*ids*, of nodes of one cell the cell only once."""
+    cells = {each.rpartition("/")[0] for each in ids}
+    of = f"{next(iter(cells))}: " if len(cells) == 1 and "" not in cells else ""
+    shown = [each.removeprefix(of.replace(": ", "/")) for each in ids[:_MOST_STAGES]]
+    more = [f"{len(ids) - _MOST_STAGES} more"] if len(ids) > _MOST_STAGES else []
+    return f"{of}{' > '.join([*shown, *more])}"
 
 
 def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[str, Style]]:
