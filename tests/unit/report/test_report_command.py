@@ -1,0 +1,141 @@
+"""``winml-dag report`` as its users call it: what it prints, writes and ends with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_folders import cell, failed, manifest, perf, put_build, put_sweep, sweep
+
+from winml_dag.cli.main import run
+from winml_dag.report.document import read_report
+
+_NAMES = ("bert/fp32/npu", "bert/w8a8/npu")
+
+
+def _folder(where: Path, *, w8a8: int = 1000, cosine: float = 0.99) -> Path:
+    cells = [*(cell(name, perf=perf(3.0)) for name in _NAMES), failed("bert/w4a16/npu")]
+    builds = {
+        _NAMES[0]: manifest(precision="fp32", size=4000, cosine=1.0),
+        _NAMES[1]: manifest(size=w8a8, cosine=cosine),
+    }
+    return put_sweep(where, sweep(cells), builds)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return _folder(tmp_path / "out")
+
+
+def _object(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def test_one_call_prints_a_table_and_writes_three_files(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "3 builds: 2 built, 1 failed." in printed
+    assert (
+        printed.splitlines()[-1]
+        == f"written: {', '.join(str(out / f'report.{kind}') for kind in ('html', 'json', 'csv'))}"
+    )
+    assert [row.name for row in read_report(out / "report.json").rows] == [*_NAMES, "bert/w4a16/npu"]
+    assert "\x1b[" not in printed
+
+
+def test_as_json_stdout_has_one_object(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(out), "--no-files", "-f", "json", "--against", str(out)]) == 0
+    told = _object(capsys)
+    assert (told["format"], len(told["rows"]), told["comparison"]["regressions"]) == (1, 3, 0)
+    assert not list(out.glob("report.*"))
+    assert run(["report", str(out / "gone"), "-f", "json"]) == 3
+    assert "does not exist" in _object(capsys)["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "code", "expected"),
+    [
+        ([], 1, "worse: bert/w8a8/npu: size 1000 B -> 1.1 KiB (+10.0%, bound +1%)"),
+        (["--bound", "size=+20%"], 1, "worse: bert/w8a8/npu: cosine 0.9900 -> 0.9800 (-1.0%, bound -0.001)"),
+        (["--bound", "size=+20%", "--bound", "cosine=off"], 0, "0 builds worse, 0 better, 2 as before, 1 in neither."),
+    ],
+    ids=["default bounds", "one is wider", "wide enough"],
+)
+def test_a_ci_job_ends_with_1_when_something_is_worse(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bounds: list[str], code: int, expected: str
+) -> None:
+    new = _folder(tmp_path / "new", w8a8=1100, cosine=0.98)
+    assert run(["report", str(new), "--against", str(out), "--no-files", *bounds]) == code
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_can_be_held_against_what_it_was(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", str(out)]) == 0
+    _folder(out, w8a8=2000)
+    assert run(["report", str(out), "--against", str(out / "report.json")]) == 1
+    assert "2.0 KiB" in capsys.readouterr().out
+    kept = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert kept["comparison"]["regressions"] == 1
+    assert next(row for row in read_report(out / "report.json").rows if row.name == _NAMES[1]).size is not None
+
+
+def test_an_old_folder_may_have_nothing_but_its_report(out: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    assert run(["report", str(out), "--no-files", "--json", str(old / "report.json")]) == 0
+    assert run(["report", str(out), "--no-files", "--against", str(old)]) == 0
+
+
+def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def names(*options: str) -> list[str]:
+        assert run(["report", str(out), "-f", "json", *options]) == 0
+        return [row["name"] for row in _object(capsys)["rows"]]
+
+    assert names("--no-files", "--sort", "size") == ["bert/w8a8/npu", "bert/fp32/npu", "bert/w4a16/npu"]
+    assert names("--filter", "precision=w*", "--filter", "status!=failed") == ["bert/w8a8/npu"]
+    assert names("--filter", "bert/fp32/*,bert/w4a16/npu") == ["bert/fp32/npu", "bert/w4a16/npu"]
+    # A part of the report does not replace the whole one.
+    assert not list(out.glob("report.*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--sort", "beauty"], "there is no such column"),
+        (["--filter", "colour=red"], "there is no axis 'colour'"),
+        (["--filter", "precision=x*"], "No build is left"),
+        (["--bound", "size=+1%"], "--bound is about a comparison"),
+        (["--against", "gone.json"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    out: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(out), *options]) in (2, 3)
+    assert expected in capsys.readouterr().err
+    assert not list(out.glob("report.*"))
+
+
+def test_the_folder_of_a_single_build_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build = put_build(tmp_path / "build")
+    assert run(["report", str(build)]) == 0
+    assert sorted(path.name for path in build.iterdir()) == ["build_manifest.json"]
+    assert "written" not in capsys.readouterr().out
+    assert run(["report", str(build), "--csv", str(tmp_path / "x.csv")]) == 0
+    assert (tmp_path / "x.csv").is_file()
+
+
+def test_no_report_imports_what_builds_need(out: Path) -> None:
+    script = (
+        "import sys\nfrom winml_dag.cli.main import run\n"
+        f"assert run(['report', {str(out)!r}, '--against', {str(out)!r}]) == 0\n"
+        "heavy = {'onnx', 'onnxruntime', 'torch', 'numpy', 'pydantic', 'rich', 'networkx', 'yaml'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
