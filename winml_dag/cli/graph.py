@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.options import request_from, several_request_options
 from winml_dag.cli.parameters import FILE
+from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.pipeline.sweep.selection import Selection, selected
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
-    from winml_dag.recipe.sweep import Sweep
+    from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.report.graphview import Foreseen
     from winml_dag.store.local import LocalStore
 
@@ -24,9 +27,18 @@ _MOST_NOTICES = 5
 
 @click.command(name="graph")
 @several_request_options
+@cell_options
 @click.option("--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="mermaid or dot.")
 @click.option("--html", type=FILE, help="Write a page for a browser into this file instead.")
-def command(*, recipes: tuple[Path, ...], format_: str, html: Path | None, **options: Any) -> int:
+def command(
+    *,
+    recipes: tuple[Path, ...],
+    filters: tuple[str, ...],
+    shard: str | None,
+    format_: str,
+    html: Path | None,
+    **options: Any,
+) -> int:
     """Print the graph of a build: sources, stages, and what passes between them. Of several recipes or a sweep, the one
     graph that all of them are.
     """
@@ -37,7 +49,7 @@ def command(*, recipes: tuple[Path, ...], format_: str, html: Path | None, **opt
     store = LocalStore(cache_dir)
     if html is not None:
         _refuse_foreign(html)
-    builds, notices = _foreseen(recipes, request, store)
+    builds, notices = _foreseen(recipes, Selection(filters, shard), request, store)
     if html is None:
         for notice in notices:
             click.echo(f"note: {notice}", err=True)
@@ -48,68 +60,65 @@ def command(*, recipes: tuple[Path, ...], format_: str, html: Path | None, **opt
 
 
 def _foreseen(
-    recipes: Sequence[Path], request: Request, store: LocalStore
+    recipes: Sequence[Path], selection: Selection, request: Request, store: LocalStore
 ) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
     """Every build that is meant, and what is to be known of those that are not drawn.
 
     Raises:
         WinmlDagError: when none can be planned.
     """
+    from winml_dag.recipe.reading import module_items
+
+    if are_a_sweep(recipes) or (recipes and module_items(recipes[0]) is not None):
+        from winml_dag.recipe.sweepfiles import sweep_of_files
+
+        sweep = sweep_of_files(recipes)
+        return _of_cells(sweep, selected(sweep, selection), request, store)
+    if selection != Selection():
+        raise UsageError(
+            "--filter and --shard choose cells of a sweep, and this is none.",
+            advice="Leave them out, or give a recipe with a matrix, or several recipes.",
+        )
+    from winml_dag.pipeline.planning import plan_request
     from winml_dag.report.graphview import Foreseen
 
-    sweep = _sweep(recipes)
-    if sweep is None:
-        from winml_dag.pipeline.planning import plan_request
-
-        graph = plan_request(request, store, download=False, needs_folder=False)
-        return (Foreseen.of(_label(request), graph, store),), ()
-    return _of_sweep(sweep, request, store)
+    graph = plan_request(request, store, download=False, needs_folder=False)
+    return (Foreseen.of(_label(request), graph, store),), ()
 
 
-def _sweep(recipes: Sequence[Path]) -> Sweep | None:
-    """The sweep that *recipes* are; None for one recipe, or none."""
-    from winml_dag.recipe.sweepfiles import sweep_of_files
-
-    if not recipes:
-        return None
-    sweep = sweep_of_files(recipes)
-    only = sweep.cells[0] if len(sweep.cells) == 1 else None
-    return None if only is not None and only.file == recipes[0] and only.item is None and not only.values else sweep
-
-
-def _of_sweep(sweep: Sweep, request: Request, store: LocalStore) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
-    from dataclasses import replace
-
+def _of_cells(
+    sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore
+) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
-    from winml_dag.errors import UsageError, WinmlDagError
-    from winml_dag.pipeline.sweep.cells import request_of
-    from winml_dag.pipeline.sweep.state import read_sweep
+    from winml_dag.cli.sweepplan import requests_of
     from winml_dag.report.graphview import Foreseen
 
-    folder = request.output_dir or sweep.output_dir
-    last = None if folder is None else read_sweep(folder)
-    failed = {
-        cell.name: {cell.failure.stage: cell.failure.error}
-        for cell in (() if last is None else last.cells)
-        if cell.failure is not None and cell.failure.stage is not None
-    }
-    asked = []
-    for cell in sweep.cells:
-        if not cell.left_out:
-            one = request_of(cell, request, folder or Path())
-            asked.append((cell.name, one if folder is not None else replace(one, output_dir=None)))
-    planned = planned_each(asked, store, download=False, needs_folder=False)
+    planned = planned_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
+    failed = _failed(request.output_dir or sweep.output_dir)
     builds = tuple(
         Foreseen.of(each.label, each.graph, store, failed.get(each.label))
         for each in planned
         if not isinstance(each.graph, WinmlDagError)
     )
-    refused = [f"{each.label}: {each.graph}" for each in planned if isinstance(each.graph, WinmlDagError)]
-    left_out = [f"{cell.name} is left out: {cell.left_out}" for cell in sweep.cells if cell.left_out]
+    refused = [f"{each.label} is refused: {each.graph}" for each in planned if isinstance(each.graph, WinmlDagError)]
+    left_out = [f"{cell.name} is left out: {cell.left_out}" for cell in cells if cell.left_out]
+    notices = tuple(_few([*refused, *left_out]))
     if not builds:
-        raise UsageError("There is no build to draw.", advice=" ".join([*refused, *left_out][:_MOST_NOTICES]))
-    return builds, tuple(_few([*refused, *left_out]))
+        raise UsageError("There is no build to draw.", advice=" ".join(notices))
+    return builds, notices
+
+
+def _failed(folder: Path | None) -> dict[str, dict[str, str]]:
+    """By cell, which stage failed the last time, and why."""
+    from winml_dag.pipeline.sweep.state import read_sweep
+
+    last = None if folder is None else read_sweep(folder)
+    return {
+        cell.name: {cell.failure.stage: cell.failure.error}
+        for cell in (() if last is None else last.cells)
+        if cell.failure is not None and cell.failure.stage is not None
+    }
 
 
 def _few(notices: Sequence[str]) -> Iterator[str]:
@@ -145,8 +154,6 @@ def _write(path: Path, builds: Sequence[Foreseen], notices: Sequence[str], title
 
 def _refuse_foreign(path: Path) -> None:
     """Raise UsageError where a file is in the way that no call of ours made."""
-    from winml_dag.errors import UsageError
-
     try:
         with path.open("rb") as file:
             begins = file.read(2000)

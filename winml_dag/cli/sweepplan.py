@@ -40,7 +40,7 @@ def look_at_sweep(
     sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore, options: PlanOptions
 ) -> int:
     """Tell what `build` would do with *cells* of *sweep* under the options of *request*; returns the exit code."""
-    asked = tuple(_asked(sweep, cells, request))
+    asked = tuple(requests_of(sweep, cells, request))
     planned = planned_each(asked, store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
     capacity = Capacity(options.jobs, memory_for_runs())
@@ -55,7 +55,8 @@ def look_at_sweep(
     return StageError.exit_code if foreseen.errors else 0
 
 
-def _asked(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
+def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
+    """By name, what builds each of *cells* that is not left out; without a folder for them, as with ``--use-cache``."""
     folder = request.output_dir or sweep.output_dir
     for cell in cells:
         if cell.left_out:
