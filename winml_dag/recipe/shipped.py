@@ -11,6 +11,7 @@ from pathlib import Path
 
 from winml_dag.errors import UsageError
 from winml_dag.recipe.load import load_recipe
+from winml_dag.recipe.reading import is_sweep
 from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.spelling import did_you_mean
 
@@ -42,7 +43,8 @@ def shipped_recipes() -> tuple[Shipped, ...]:
     Raises:
         RecipeError: for one that cannot be read.
     """
-    found = (_shipped(name, path) for name, path in _files())
+    # Sweeps are recipes for many builds; each is asked for by its name, and none is for one architecture.
+    found = (_shipped(name, path) for name, path in _files() if not is_sweep(path))
     return tuple(each for each in found if each.model_type and each.task)
 
 
