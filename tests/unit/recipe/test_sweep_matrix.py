@@ -1,0 +1,429 @@
+"""A matrix as its user relies on it: which cells there are, and that each says what one would have written by hand."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from winml_dag.errors import InputError, RecipeError, WinmlDagError
+from winml_dag.recipe.dump import to_json
+from winml_dag.recipe.load import parse_recipe
+from winml_dag.recipe.matrix import load_sweep
+from winml_dag.recipe.sweep import Cell, Sweep
+
+CPU = {"name": "cpu", "ep": "cpu"}
+NPU = {"name": "npu", "ep": "qnn", "compile": {}}
+
+
+def sweep_of(folder: Path, said: Mapping[str, Any] | str, name: str = "sweep.yaml") -> Sweep:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(said if isinstance(said, str) else json.dumps(said), encoding="utf-8")
+    return load_sweep(path)
+
+
+def cells_of(sweep: Sweep) -> dict[str, Cell]:
+    return {cell.name: cell for cell in sweep.cells}
+
+
+def said_by(cell: Cell) -> dict[str, Any]:
+    assert cell.recipe is not None
+    return dict(to_json(cell.recipe.recipe))
+
+
+def problems_of(folder: Path, said: Mapping[str, Any] | str) -> tuple[str, ...]:
+    with pytest.raises(RecipeError) as caught:
+        sweep_of(folder, said)
+    return tuple(line.replace(f"{folder}{os.sep}", "").replace("\\", "/") for line in caught.value.problems)
+
+
+def test_every_combination_is_a_cell_with_the_keys_of_its_values(tmp_path: Path) -> None:
+    sweep = sweep_of(
+        tmp_path,
+        """
+        export: {batch_size: 2}
+        output_dir: out
+        measure: [perf]
+        matrix:
+          model: [a/one.onnx, org/two]
+          target: [{name: cpu, ep: cpu}, {name: npu, ep: qnn, compile: {}}]
+          quant.samples: [10, 50]
+        """,
+    )
+    assert sweep.axes == {"model": ("one", "two"), "target": ("cpu", "npu"), "quant.samples": ("10", "50")}
+    assert [cell.name for cell in sweep.cells] == [
+        f"{model}/{target}/{samples}" for model in ("one", "two") for target in ("cpu", "npu") for samples in (10, 50)
+    ]
+    cell = cells_of(sweep)["two/npu/50"]
+    assert cell.values == {"model": "two", "target": "npu", "quant.samples": "50"}
+    assert said_by(cell) == {
+        "model": "org/two",
+        "ep": "qnn",
+        "compile": {},
+        "export": {"batch_size": 2},
+        "quant": {"samples": 50},
+    }
+    assert (sweep.name, sweep.output_dir, sweep.measure) == ("sweep", tmp_path / "out", ("perf",))
+
+
+def test_what_is_more_special_has_the_last_word(tmp_path: Path) -> None:
+    """Of ``validate.samples``, each place that can say it says another number; of the rest, all is kept."""
+    (tmp_path / "lowest.yaml").write_text("validate: {samples: 1, seed: 1, min_cosine: 0.1}", encoding="utf-8")
+    (tmp_path / "base.yaml").write_text("base: lowest.yaml\nvalidate: {samples: 2, seed: 2}", encoding="utf-8")
+    (tmp_path / "of_value.yaml").write_text("validate: {samples: 3, max_abs_error: 3}", encoding="utf-8")
+    said = {
+        "base": "base.yaml",
+        "validate": {"samples": 4},
+        "matrix": {
+            "model": [{"name": "m", "base": "of_value.yaml"}, {"name": "n"}],
+            "first": [{"name": "a", "validate": {"samples": 5}}, {"name": "b"}],
+            "second": [{"name": "c", "validate": {"samples": 6}}, {"name": "d"}],
+            "include": [{"model": "m", "first": "a", "second": "d", "validate": {"samples": 7}}],
+        },
+        "overrides": [{"when": {"model": "n", "first": ["a"], "second": "c*"}, "validate": {"samples": 8}}],
+    }
+    cells = cells_of(sweep_of(tmp_path, said))
+    samples = {name: said_by(cell)["validate"]["samples"] for name, cell in cells.items()}
+    assert samples == {"m/a/c": 6, "m/a/d": 7, "m/b/c": 6, "m/b/d": 4, "n/a/c": 8, "n/a/d": 5, "n/b/c": 6, "n/b/d": 4}
+    rest = {"seed": 2, "min_cosine": 0.1}
+    assert said_by(cells["m/b/d"])["validate"] == {"samples": 4, **rest, "max_abs_error": 3.0}
+    assert said_by(cells["n/b/d"])["validate"] == {"samples": 4, **rest}
+
+
+def test_null_takes_a_section_away_and_an_old_name_makes_way_for_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("quant: {calibration_samples: 3}\ncompile: {}", encoding="utf-8")
+    said = {
+        "base": "base.yaml",
+        "matrix": {
+            "kind": [{"name": "float", "quant": None, "compile": None}, {"name": "more", "quant": {"samples": 9}}]
+        },
+    }
+    cells = cells_of(sweep_of(tmp_path, said))
+    assert said_by(cells["float"]) == {"quant": None, "compile": None}
+    assert said_by(cells["more"]) == {"quant": {"samples": 9}, "compile": {}}
+
+
+def test_cells_are_left_out_for_a_reason_and_added_beside_the_axes(tmp_path: Path) -> None:
+    said = {
+        "matrix": {
+            "model": ["a.onnx", "b.onnx"],
+            "precision": ["fp32", "w8a8"],
+            "target": [CPU, NPU],
+            "exclude": [
+                {"precision": "fp*", "target": "npu", "because": "integers only"},
+                {"model": "b", "precision": ["w8a8"], "target": ["cpu", "npu"]},
+            ],
+            "include": [
+                {"model": "a", "precision": "w4a16", "target": "cpu", "quant": {"samples": 7}},
+                {"model": "b", "precision": "w8a8", "target": "cpu"},
+                {"model": "a", "precision": "fp32", "target": "cpu", "skip_optimize": True},
+            ],
+        }
+    }
+    sweep = sweep_of(tmp_path, said)
+    cells = cells_of(sweep)
+    left_out = {name: cell.left_out for name, cell in cells.items() if cell.left_out}
+    assert left_out == {
+        "a/fp32/npu": "integers only",
+        "b/fp32/npu": "integers only",
+        "b/w8a8/npu": f"excluded by {tmp_path / 'sweep.yaml'}:1",
+    }
+    assert all(cells[name].recipe is None for name in left_out)
+    assert said_by(cells["a/w4a16/cpu"])["quant"] == {"samples": 7}
+    assert said_by(cells["a/fp32/cpu"])["skip_optimize"] is True
+    assert "skip_optimize" not in said_by(cells["b/fp32/cpu"])
+    assert len(cells) == 9
+    assert sweep.axes["precision"] == ("fp32", "w8a8", "w4a16")
+
+
+# What a value of each axis says, as a section and a field of it.
+FIELDS = {"x": ("validate", "samples"), "y": ("validate", "seed"), "z": ("perf", "seed")}
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> dict[str, Any]:
+    """A matrix with cells left out, and some of these put back."""
+    sizes = {name: draw(st.integers(1, 4)) for name in list(FIELDS)[: draw(st.integers(1, 3))]}
+    matrix: dict[str, Any] = {
+        name: [{"name": f"{name}{number}", section: {field: number}} for number in range(1, size + 1)]
+        for name, size in sizes.items()
+        for section, field in [FIELDS[name]]
+    }
+    whole = list(product(*([value["name"] for value in values] for values in matrix.values())))
+    excluded = draw(st.lists(st.sampled_from(whole), unique=True, max_size=3))
+    included = draw(st.lists(st.sampled_from(excluded), unique=True)) if excluded else []
+    return {
+        **matrix,
+        "exclude": [dict(zip(sizes, labels, strict=True)) for labels in excluded],
+        "include": [dict(zip(sizes, labels, strict=True)) for labels in included],
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(matrix=matrices())
+def test_there_are_all_combinations_less_the_excluded_and_with_the_included_as_written_by_hand(
+    matrix: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sweep = sweep_of(tmp_path_factory.getbasetemp(), {"matrix": matrix})
+    axes = {name: [value["name"] for value in matrix[name]] for name in FIELDS if name in matrix}
+    built = {tuple(cell.values.values()): cell for cell in sweep.cells if not cell.left_out}
+    excluded, included = ({tuple(each.values()) for each in matrix[word]} for word in ("exclude", "include"))
+    assert len(sweep.cells) == len({cell.name for cell in sweep.cells})
+    assert {tuple(cell.values.values()) for cell in sweep.cells} == set(product(*axes.values()))
+    assert built.keys() == (set(product(*axes.values())) - excluded) | included
+    for labels, cell in built.items():
+        by_hand: dict[str, dict[str, int]] = {}
+        for axis, label in zip(axes, labels, strict=True):
+            section, field = FIELDS[axis]
+            by_hand.setdefault(section, {})[field] = int(label[1:])
+        assert cell.recipe is not None
+        assert cell.recipe.recipe == parse_recipe(json.dumps(by_hand), "by hand", "json")
+
+
+BASE = {
+    "model": "models/one.onnx",
+    "loader": {"user_script": "make.py"},
+    "quant": {"calibration_data": "data", "model_id": "org/known", "dataset_name": "rows"},
+    "compile": {
+        "qnn_sdk_root": "sdk",
+        "provider_options": {"op_affinity": "affinity.json", "mode": "burst", "table": "named.txt"},
+        "provider_option_file_keys": ["table"],
+    },
+    "validate": {"input_data": "inputs.npz"},
+    "perf": {"input_data": "/absolute/inputs.npz"},
+    "eval": {"dataset": {"path": "~/rows", "label_mapping_file": "labels.json"}, "reference_path": "float.onnx"},
+    "components": {"encoder": {"quant": {"calibration_data": "of_encoder"}}},
+}
+
+
+def test_paths_of_a_recipe_in_another_folder_mean_what_they_meant_there(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (there / "rows").mkdir(parents=True)
+    (there / "affinity.json").write_text("{}", encoding="utf-8")
+    (there / "base.yaml").write_text(json.dumps({**BASE, "output_dir": "of its own"}), encoding="utf-8")
+    own = {"base": "../there/base.yaml", "matrix": {"perf.seed": [1]}, "eval": {"model_id": "here"}}
+    recipe = said_by(cells_of(sweep_of(tmp_path, own, "here/sweep.yaml"))["1"])
+    resolved = json.loads(json.dumps(recipe).replace(json.dumps(str(tmp_path / "there"))[1:-1], "THERE"))
+    assert resolved == {
+        "model": "THERE/models/one.onnx",
+        "loader": {"user_script": "THERE/make.py"},
+        "quant": {"calibration_data": "THERE/data", "model_id": "org/known", "dataset_name": "THERE/rows"},
+        "compile": {
+            "qnn_sdk_root": "THERE/sdk",
+            "provider_options": {"op_affinity": "THERE/affinity.json", "mode": "burst", "table": "THERE/named.txt"},
+            "provider_option_file_keys": ["table"],
+        },
+        "validate": {"input_data": "THERE/inputs.npz"},
+        "perf": {"input_data": "/absolute/inputs.npz", "seed": 1},
+        "eval": {
+            "dataset": {"path": "~/rows", "label_mapping_file": "THERE/labels.json"},
+            "reference_path": "THERE/float.onnx",
+            "model_id": "here",
+        },
+        "components": {"encoder": {"quant": {"calibration_data": "THERE/of_encoder"}}},
+    }
+
+
+def test_paths_of_a_recipe_in_the_same_folder_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("model: models/one.onnx", encoding="utf-8")
+    sweep = sweep_of(tmp_path, {"base": "base.yaml", "matrix": {"precision": ["fp32"]}})
+    assert said_by(sweep.cells[0])["model"] == "models/one.onnx"
+    assert sweep.files == (tmp_path / "sweep.yaml", tmp_path / "base.yaml")
+
+
+def test_a_wrong_field_is_told_once_in_the_file_and_line_where_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "base.yaml").write_text("export:\n  opset: 3\n", encoding="utf-8")
+    said = """base: other/base.yaml
+quant: {mdoe: static}
+matrix:
+  model:
+    - name: bert
+      loader:
+        modle_type: bert
+    - {name: vit}
+  precision: [w8a8, w9a9]
+  perf.warmup: [1, two]
+  target:
+    - {name: cpu, ep: cpu}
+    - {name: npu, ep: qnn}
+overrides:
+  - when: {model: vit}
+    validate: {samples: many}
+"""
+    found = problems_of(tmp_path, said)
+    assert [line.partition("; ")[0] for line in found if "w9a9" not in line] == [
+        "other/base.yaml:2: export.opset: unknown key",
+        "sweep.yaml:2: quant.mdoe: unknown key",
+        "sweep.yaml:7: loader.modle_type: unknown key",
+        "sweep.yaml:10: perf.warmup: expected a whole number, got 'two'",
+        "sweep.yaml:16: validate.samples: expected a whole number, got 'many'",
+    ]
+    assert [line.partition(": ")[0] for line in found if "w9a9" in line] == ["sweep.yaml:9"]
+
+
+WRONG = {
+    "no axis": ("matrix: {}", "matrix: has no axis"),
+    "an axis without values": ("matrix: {model: []}", "matrix.model: has no values"),
+    "an axis that is null": ("matrix: {model: }", "matrix.model: has no values"),
+    "an axis that is no list": ("matrix: {model: a.onnx}", "matrix.model: expected a list of values"),
+    "an axis that is no field": ("matrix: {precison: [w8a8]}", "did you mean 'precision'?"),
+    "an axis with a name that means something": ("matrix: {base: [a]}", "matrix.base: an axis cannot have this name"),
+    "a value without a name": ("matrix: {model: [{loader: {}}]}", "matrix.model[0]: keys and values need a name"),
+    "a list as a value": ("matrix: {optim: [[a]]}", "matrix.optim[0]: a list needs a name"),
+    "two values of one name": (
+        "matrix: {model: [a/x.onnx, b/x.onnx]}",
+        "matrix.model[1]: there is a value 'x' already; give each a name",
+    ),
+    "a name that is no folder": ("matrix: {x: [{name: a/b}]}", "matrix.x[0].name: a name is that of a folder"),
+    "the name of a device": ("matrix: {x: [{name: NUL}]}", "matrix.x[0].name: a name is that of a folder"),
+    "a name that is no text": ("matrix: {x: [{name: [a]}]}", "matrix.x[0].name: expected text"),
+    "an output folder of a cell": ("matrix: {x: [{name: a, output_dir: b}]}", "output_dir: is of the whole sweep"),
+    "an excluded label that is none": (
+        "matrix: {precision: [w8a8], exclude: [{precision: w8}]}",
+        "matrix.exclude[0].precision: 'w8' is no value of precision; did you mean 'w8a8'?",
+    ),
+    "an excluded axis that is none": (
+        "matrix: {precision: [w8a8], exclude: [{precisoin: w8a8}]}",
+        "matrix.exclude[0].precisoin: there is no axis 'precisoin'; did you mean 'precision'?",
+    ),
+    "an exclude of nothing": ("matrix: {precision: [w8a8], exclude: [{because: no}]}", "names no axis"),
+    "an include without an axis": (
+        "matrix: {precision: [w8a8], x: [{name: a}], include: [{precision: fp32}]}",
+        "matrix.include[0]: names no value of x; for several cells there is `overrides`",
+    ),
+    "an include of what is there": (
+        "matrix: {precision: [w8a8], include: [{precision: w8a8}]}",
+        "there is a cell w8a8 already, and no keys are added to it",
+    ),
+    "an include of a label that is none": (
+        "matrix: {x: [{name: near}], include: [{x: neer}]}",
+        "matrix.include[0].x: 'neer' is no value of x; did you mean 'near'?",
+    ),
+    "an override of no cell": (
+        "matrix: {x: [{name: a}, {name: b}], y: [{name: c}, {name: d}], exclude: [{x: a, y: c}]}\n"
+        "overrides: [{when: {x: a, y: c}, quant: {}}]",
+        "overrides[0].when: there is no such cell",
+    ),
+    "an override without a condition": ("matrix: {x: [{name: a}]}\noverrides: [{quant: {}}]", "needs `when`"),
+    "an override that says nothing": ("matrix: {x: [{name: a}]}\noverrides: [{when: {x: a}}]", "says nothing"),
+    "a template with a slip": (
+        "folder: '{modle}'\nmatrix: {model: [a.onnx]}",
+        "folder: there is no axis 'modle'; did you mean 'model'?",
+    ),
+    "a template that leaves the folder": ("folder: '../{x}'\nmatrix: {x: [{name: a}]}", "'..' cannot be a folder"),
+    "a template without one brace": ("folder: '{x'\nmatrix: {x: [{name: a}]}", "a brace has no other"),
+    "a template that filters would not find": ("folder: 'a={x}'\nmatrix: {x: [{name: a}]}", "means something in"),
+    "one folder for two cells": (
+        "folder: all/{x}\nmatrix: {x: [{name: a}], y: [{name: b}, {name: c}]}",
+        "folder: gives a x b and a x c one folder: all/a",
+    ),
+    "one folder on some systems": (
+        "matrix: {x: [{name: a}, {name: A}]}",
+        "matrix: gives a and A one folder: a",
+    ),
+    "the name of the sweep's own file": ("matrix: {x: [{name: sweep.json}]}", "is what the sweep itself is told of"),
+    "a base that is not there": ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
+    "a base of another name in the catalog": ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
+    "a base that is no text": ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),
+    "a sweep as its own base": ("base: sweep.yaml\nmatrix: {x: [{name: a}]}", "based on each other"),
+    "a measure that is none": ("measure: [perv]\nmatrix: {x: [{name: a}]}", "measure[0]: 'perv' is not one of"),
+    "a goal without an aim": ("goal: {}\nmatrix: {x: [{name: a}]}", "goal.minimize: is required"),
+    "a search without a goal": ("search: {}\nmatrix: {x: [{name: a}]}", "search: there is no goal"),
+    "stages of its own in many cells": (
+        "stages: {s: {command: [x], outputs: {o: o.txt}}}\nmatrix: {x: [{name: a}, {name: b}]}",
+        "stages.s: would be put into this folder by 2 cells",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_with_its_line_and_key(name: str, tmp_path: Path) -> None:
+    text, expected = WRONG[name]
+    found = problems_of(tmp_path, text)
+    assert any(expected in line for line in found), found
+    assert all(line.startswith("sweep.yaml:") for line in found), found
+
+
+def test_bases_that_go_round_are_told_with_the_way(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: b.yaml", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text("base: a.yaml", encoding="utf-8")
+    found = problems_of(tmp_path, {"base": "a.yaml", "matrix": {"precision": ["fp32"]}})
+    assert found == ("sweep.yaml:1: base: these recipes are based on each other: a.yaml -> b.yaml -> a.yaml",)
+
+
+@pytest.mark.parametrize("text", ["matrix: {x: [{name: a}]}", "[1]"], ids=["a sweep", "a list"])
+def test_a_base_is_the_recipe_of_one_build(text: str, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(text, encoding="utf-8")
+    (found,) = problems_of(tmp_path, {"base": "base.yaml", "matrix": {"precision": ["fp32"]}})
+    assert "base takes recipes of one build" in found
+
+
+def test_a_matrix_that_is_too_large_is_refused_with_its_count(tmp_path: Path) -> None:
+    numbers = list(range(1, 102))
+    said = {"matrix": {"quant.samples": numbers, "validate.seed": numbers}}
+    with pytest.raises(RecipeError, match=r"has 10,201 cells \(101 quant.samples x 101 validate.seed\), and 10,000"):
+        sweep_of(tmp_path, said)
+
+
+def test_a_sweep_that_is_no_mapping_or_not_there_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="has no keys and values"):
+        sweep_of(tmp_path, "[matrix]")
+    with pytest.raises(InputError, match="There is no recipe"):
+        load_sweep(tmp_path / "nowhere.yaml")
+
+
+WHOLE = {
+    "base": ["base.yaml"],
+    "folder": "{x}/{precision}",
+    "quant": {"samples": 3},
+    "matrix": {
+        "x": [{"name": "a", "base": "base.yaml", "perf": {"seed": 1}}, {"name": "b"}],
+        "precision": ["w8a8", "fp32"],
+        "include": [{"x": "a", "precision": "int8", "quant": {}}],
+        "exclude": [{"x": "b", "precision": "fp*", "because": "no"}],
+    },
+    "overrides": [{"when": {"x": ["a", "b*"]}, "quant": {"samples": 4}}],
+    "goal": {"minimize": "size", "subject_to": {"cosine": ">=0.9"}},
+}
+_WORDS = st.sampled_from(["", "a", "*", "w8a8", "{x}", "..", "base.yaml", "x", "name", "quant", "include"])
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**12) | st.floats(0, 1) | _WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _paths(value: object) -> Iterator[tuple[str | int, ...]]:
+    yield ()
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in steps:
+        yield from ((step, *rest) for rest in _paths(inner))
+
+
+@settings(max_examples=70, deadline=None)
+@given(path=st.sampled_from(list(_paths(WHOLE))[1:]), junk=_JUNK)
+def test_no_slip_ends_in_a_traceback(
+    path: tuple[str | int, ...], junk: object, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "base.yaml").write_text("model: a.onnx", encoding="utf-8")
+    said: Any = copy.deepcopy(WHOLE)
+    inner = said
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = junk
+    try:
+        sweep = sweep_of(folder, said, "slip.yaml")
+    except WinmlDagError:
+        return
+    assert len({cell.folder.casefold() for cell in sweep.cells}) == len(sweep.cells)
