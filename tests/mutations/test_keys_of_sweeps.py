@@ -1,0 +1,124 @@
+"""A cell of a sweep has the keys of the recipe that somebody would have written for it, wherever that lies; and an edit
+of one field in a sweep reaches the cells that have it, and no other.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned_keys import NO_OPTIONS, Stages, ingredients_of_all, keys, make_onnx, stages_of
+from reach import BASES
+
+from winml_dag.pipeline import plan, resolve
+from winml_dag.recipe.matrix import load_sweep
+from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.memory import MemoryRows
+
+SWEEP: Mapping[str, Any] = {
+    "model": "onnx/model.onnx",
+    "ep": "cpu",
+    "validate": {"samples": 2},
+    "matrix": {
+        "precision": ["fp16", "w8a8"],
+        "data": [
+            {"name": "few", "quant": {"samples": 4}},
+            {"name": "many", "quant": {"samples": 16}},
+        ],
+        "include": [{"precision": "w8a16", "data": "few", "quant": {"calibration_method": "entropy"}}],
+    },
+    "overrides": [{"when": {"precision": "w8*", "data": "many"}, "quant": {"per_channel": True}}],
+}
+ALL = {"fp16/few", "fp16/many", "w8a8/few", "w8a8/many", "w8a16/few"}
+# Where a field is edited, its new value, and the cells that it reaches.
+EDITS: Mapping[str, tuple[tuple[str | int, ...], Any, set[str]]] = {
+    "a key of all": (("validate", "samples"), 3, ALL),
+    "a key of all that only some read": (
+        ("quant",),
+        {"calibration_method": "percentile"},
+        {"w8a8/few", "w8a8/many"},
+    ),
+    "a value": (("matrix", "data", 0, "quant", "samples"), 5, {"w8a8/few", "w8a16/few"}),
+    "a plain value": (("matrix", "precision", 0), "w16a16", {"fp16/few", "fp16/many"}),
+    "an included cell": (
+        ("matrix", "include", 0, "quant", "calibration_method"),
+        "percentile",
+        {"w8a16/few"},
+    ),
+    "an override": (("overrides", 0, "quant", "per_channel"), False, {"w8a8/many"}),
+    "what is measured": (("measure",), ["perf"], set()),
+    "a goal": (("goal",), {"minimize": "size"}, set()),
+    "how it is measured": (("perf",), {"warmup": 3}, set()),
+    "its name": (("name",), "another", set()),
+}
+
+
+def cells_of(said: Mapping[str, Any], folder: Path) -> dict[str, Stages]:
+    """By name, the stages of every cell of a sweep in *folder*."""
+    path = folder / "sweep.json"
+    path.write_text(json.dumps(said), encoding="utf-8")
+    found = {}
+    for cell in load_sweep(path).cells:
+        build = resolve.resolve(cell.recipe, NO_OPTIONS, folder / "out" / cell.folder)
+        planned = plan.plan_build(build, Fingerprints(MemoryRows()))
+        found[cell.name] = ingredients_of_all(planned.graph, planned.sources)
+    return found
+
+
+def edited(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    said: Any = copy.deepcopy(dict(SWEEP))
+    inner = said
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    return dict(said)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    make_onnx(folder / "onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unedited(model_folder: Path) -> dict[str, Stages]:
+    found = cells_of(SWEEP, model_folder)
+    assert found.keys() == ALL
+    return found
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_reaches_the_cells_that_have_the_field(
+    name: str, model_folder: Path, unedited: Mapping[str, Stages]
+) -> None:
+    path, value, reached = EDITS[name]
+    after = list(cells_of(edited(path, value), model_folder).values())
+    before = [keys(stages) for stages in unedited.values()]
+    # By place: the edit of a plain value is one of its label, too.
+    found = {cell for cell, one, other in zip(unedited, before, after, strict=True) if one != keys(other)}
+    assert found == reached
+
+
+def test_cells_have_the_keys_of_recipes_written_by_hand(model_folder: Path, unedited: Mapping[str, Stages]) -> None:
+    by_hand = {
+        "model": "onnx/model.onnx",
+        "ep": "cpu",
+        "precision": "w8a8",
+        "validate": {"samples": 2},
+        "quant": {"samples": 16, "per_channel": True},
+    }
+    assert keys(unedited["w8a8/many"]) == keys(stages_of(by_hand, model_folder))
+
+
+def test_a_base_in_another_folder_gives_the_keys_that_it_has_alone(project: Path) -> None:
+    """Whichever files it names: they are those beside it, not those beside the sweep."""
+    (project / "sweeps").mkdir()
+    for name, recipe in BASES.items():
+        (project / "base.json").write_text(json.dumps(recipe), encoding="utf-8")
+        found = cells_of({"base": "../base.json", "matrix": {"only": [{"name": "one"}]}}, project / "sweeps")
+        assert keys(found["one"]) == keys(stages_of(recipe, project)), name
