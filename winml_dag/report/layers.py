@@ -39,10 +39,10 @@ def lay_out(
     """A place for each box, of which *steps* has the name of its step; *edges* go from box to box, without a cycle.
 
     Boxes of one step share a column wherever the steps have an order at all. In a column they are in the order of
-    *ranks*; only among equals lines decide. A box that does not pull is put near its neighbours, and moves none: what
-    everything reads would draw everything together.
+    *ranks*; only among equals lines decide. A box that does not pull is put near its neighbours, right before the first
+    that reads it, and moves none: what everything reads would draw everything together.
     """
-    columns = _columns(steps, edges)
+    columns = _columns(steps, edges, pulls)
     before, after = _neighbours(len(steps), edges, pulls)
     in_columns: list[list[int]] = [[] for _ in range(max(columns, default=-1) + 1)]
     for box, column in enumerate(columns):
@@ -61,14 +61,14 @@ def lay_out(
     return Layout(tuple(columns), tuple(round(rows[box] - top, 2) for box in range(len(steps))))
 
 
-def _columns(steps: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[int]:
+def _columns(steps: Sequence[str], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
     try:
         of_step = _longest_paths(dict.fromkeys(steps), {(steps[maker], steps[reader]) for maker, reader in edges})
         columns = [of_step[step] for step in steps]
     except graphlib.CycleError:
         of_box = _longest_paths(range(len(steps)), set(edges))
         columns = [of_box[box] for box in range(len(steps))]
-    return _beside_readers(columns, edges)
+    return _beside_readers(columns, edges, pulls)
 
 
 def _longest_paths(names: Iterable[Name], edges: set[tuple[Name, Name]]) -> dict[Name, int]:
@@ -82,13 +82,13 @@ def _longest_paths(names: Iterable[Name], edges: set[tuple[Name, Name]]) -> dict
     return found
 
 
-def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """What reads nothing goes right before the first that reads it: no line across the page from every source."""
+def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
+    """*columns* with sources next to what reads them: no line goes across the page from each of them."""
     readers: dict[int, int] = {}
     for maker, reader in edges:
         readers[maker] = min(readers.get(maker, columns[reader]), columns[reader])
-    reads = {reader for _, reader in edges}
-    moved = [readers[box] - 1 if box in readers and box not in reads else at for box, at in enumerate(columns)]
+    fixed = {reader for _, reader in edges} | {box for box, pull in enumerate(pulls) if pull}
+    moved = [readers[box] - 1 if box in readers and box not in fixed else at for box, at in enumerate(columns)]
     used = {column: place for place, column in enumerate(sorted(set(moved)))}
     return [used[column] for column in moved]
 

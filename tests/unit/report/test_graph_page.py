@@ -1,0 +1,58 @@
+"""What a page of a graph holds: every box, folded or not, and texts as data alone."""
+
+from __future__ import annotations
+
+import json
+
+from winml_dag.report.graphfold import folded_view
+from winml_dag.report.graphhtml import graph_html, summary
+from winml_dag.report.graphview import Box, GraphView, Line
+
+
+def view(count: int) -> GraphView:
+    """*count* cells that share their export."""
+    quantize = [Box("quantize", "quantize", "ran", (cell,), config={"bits": cell % 2 * 8 + 8}) for cell in range(count)]
+    export = Box("export", "export", "reused", tuple(range(count)), config={"opset": 17})
+    ends = [Box("finalize", "finalize", "ran", (cell,), config={"name": f"cell {cell}"}) for cell in range(count)]
+    lines = [Line(0, place, "model") for place in range(1, count + 1)]
+    lines += [Line(place, place + count, "model") for place in range(1, count + 1)]
+    return GraphView(tuple(f"bert/{cell}" for cell in range(count)), (export, *quantize, *ends), tuple(lines))
+
+
+def test_folded_boxes_are_all_boxes_once_and_told_apart_by_config() -> None:
+    whole = view(10)
+    folded = folded_view(whole)
+    assert [(box.step, len(box.members), box.apart) for box in folded.boxes] == [
+        ("export", 1, ""),
+        ("quantize", 5, "bits 8"),
+        ("quantize", 5, "bits 16"),
+        ("finalize", 10, ""),
+    ]
+    assert sorted(member for box in folded.boxes for member in box.members) == list(range(len(whole.boxes)))
+    assert sum(line.count for line in folded.lines) == len(whole.lines)
+    assert folded.boxes[3].reason == "10 ran"
+    assert folded.boxes[3].cells == tuple(range(10))
+
+
+def test_a_large_graph_is_folded_first() -> None:
+    assert [json.loads(_content(graph_html(view(count), "t", "m")))["folded_first"] for count in (10, 200)] == [
+        False,
+        True,
+    ]
+
+
+def _content(page: str) -> str:
+    return page.partition('id="content">')[2].partition("</script>")[0]
+
+
+def test_names_cannot_leave_their_place_in_the_page() -> None:
+    evil = '</script><script>alert(1)</script>"&\u202e'
+    page = graph_html(GraphView((evil,), (Box(evil, evil, "ran", (0,), reason=evil),), (), (evil,)), evil, evil)
+    assert page.isascii()
+    assert "<script>alert" not in page
+    assert json.loads(_content(page))["cells"] == [evil]
+
+
+def test_a_summary_counts_what_is_shared_once() -> None:
+    told = "3 builds = 7 stages (9 one by one), 1 shared by several builds: 6 would run, 1 reused."
+    assert summary(view(3)) == told
