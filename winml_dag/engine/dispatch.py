@@ -74,6 +74,9 @@ class Dispatch(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def items(self) -> list[T]:
+        return [entry.item for entry in self._entries.values()]
+
     def add(self, node_id: str, need: Need, item: T) -> None:
         self._arrived += 1
         counted = self._admission.capacity.taken(need)

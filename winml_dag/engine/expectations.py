@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from winml_dag.canonical import json_hash
@@ -58,6 +58,18 @@ class Expectations:
     def seconds(self, node: Node, last: Record | None) -> float:
         """*last*: what is remembered of this very node."""
         return self._usual(node).seconds if last is None else last.elapsed_seconds
+
+    def learn(self, node: Node, record: Record) -> bool:
+        """Take the peak of a run that has just ended into account, for others of its stage. Whether that is much more
+        than any was before, so that those which wait need another look.
+        """
+        peak = _peak(record) if self._counts_memory and not node.stage.works_in_place else None
+        if peak is None:
+            return False
+        usual = self._usual(node)
+        before = max((each.memory_bytes for each in usual.peaks), default=0)
+        self._stages[node.stage.name] = replace(usual, peaks=(*usual.peaks, peak))
+        return peak.memory_bytes > before * _MARGIN
 
     def has_seen(self, node: Node) -> bool:
         """Whether there is any record of its stage."""

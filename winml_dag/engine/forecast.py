@@ -63,12 +63,13 @@ class _Simulation:
                 self._readers.setdefault(maker, []).append(node.id)
 
     def run(self, running: Mapping[str, float]) -> float:
+        ready = [node_id for node_id, number in self._waits.items() if number == 0 and node_id not in running]
         for node_id, passed in running.items():
-            if node_id in self._waits:
+            # One that is said to run already waits for nothing, whatever is said of its makers.
+            if self._waits.pop(node_id, None) is not None:
                 self._begin(node_id, self._need(node_id), max(0.0, self._seconds[node_id] - passed))
-        for node_id, number in self._waits.items():
-            if number == 0 and node_id not in running:
-                self._ready(node_id)
+        for node_id in ready:
+            self._ready(node_id)
         self._fill()
         while self._ends:
             self._now, _, node_id, ticket = heapq.heappop(self._ends)
@@ -98,7 +99,7 @@ class _Simulation:
     def _end(self, node_id: str) -> list[str]:
         """The readers of *node_id* that wait for nothing any more."""
         self._left -= self._seconds[node_id]
-        readers = self._readers.get(node_id, ())
+        readers = [reader for reader in self._readers.get(node_id, ()) if reader in self._waits]
         for reader in readers:
             self._waits[reader] -= 1
         return [reader for reader in readers if self._waits[reader] == 0]

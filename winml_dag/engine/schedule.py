@@ -33,7 +33,7 @@ from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, Runner, Underway
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.waiting import Waiting
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
@@ -255,6 +255,13 @@ class Scheduler:
         self._store.used(self._reused)
         self._reused.clear()
 
+    def _reassess(self, stage: Stage) -> None:
+        """Of what waits, find out anew what runs of *stage* need."""
+        waiting = [(node, run) for node, run in self._to_run.items() if node.stage.name == stage.name]
+        self._to_run.remove(node.id for node, _ in waiting)
+        for node, run in waiting:
+            self._want(node, run)
+
     def _want(self, node: Node, decision: Run) -> None:
         read = sum(self._known.artifacts[name].size for name in node.inputs.values())
         need = self._expectations.need(node, decision.basis, read)
@@ -274,6 +281,8 @@ class Scheduler:
         else:
             assert outcome.record is not None
             self._made.add(decision.key)
+            if self._expectations.learn(node, outcome.record):
+                self._reassess(node.stage)
             self._remember(self._options.names(node), outcome.record)
             if not self._refuse(node, outcome.reason, outcome.record, outcome.elapsed_seconds):
                 self._settle(node, outcome.record)

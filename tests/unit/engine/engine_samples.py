@@ -158,6 +158,7 @@ class Bench:
         rebuild: bool = False,
         scope: str = "here",
         notes: Notes | None = None,
+        memory_bytes: int | None = None,
     ) -> Ran:
         graph = Graph.of(nodes, sources)
         digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
@@ -175,7 +176,7 @@ class Bench:
             rebuild=rebuild,
         )
         notes = notes or Notes()
-        options = RunOptions(scope, jobs, keep_going, rebuild)
+        options = RunOptions(scope, jobs, keep_going, rebuild, memory_bytes=memory_bytes)
         results = Scheduler(graph, digests, self.store, runner, options, notes).run()
         assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
         return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from engine_samples import TEXT
+from engine_samples import TEXT, Bench, join, node
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
@@ -18,7 +20,7 @@ from winml_dag.engine.known import source_artifact
 from winml_dag.engine.machine import container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.run import Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
-from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.memory import MemoryStore
 from winml_dag.store.record import Ingredients, Record
@@ -98,6 +100,23 @@ def test_what_was_measured_counts_where_too_little_was_declared(pairs: Pairs) ->
     assert peak > 160 * MB
     again = pairs.run([1, 2], 0, jobs=2, salt=1)
     assert {result.error for result in again.values()} == {""}
+
+
+def test_what_a_run_has_shown_counts_for_those_that_wait_already(bench: Bench) -> None:
+    """Nothing is known of any of them when the first two begin; what those took is too much for two."""
+    first_two = threading.Barrier(2)
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id in ("n0", "n1"):
+            first_two.wait(60.0)
+        join(node, workspace)
+        return {"peak_memory_bytes": 200 * MB}
+
+    nodes = [node(f"n{number}", of="export", salt=number) for number in range(8)]
+    told = bench.run(nodes, work=work, jobs=2, memory_bytes=BUDGET).told
+    assert told[:2] == ["start n0", "start n1"]
+    alone = [line for line in told if line.split()[1] not in ("n0", "n1", "n2")]
+    assert alone == [f"{what} n{number}" for number in range(3, 8) for what in ("start", "ran")]
 
 
 def record(stage: str, seconds: float, peak: int | None, read: int, salt: int = 0) -> Record:

@@ -102,6 +102,13 @@ def test_how_long_the_rest_will_take() -> None:
     assert late == 3.0, "what takes longer than expected may end at any moment"
 
 
+def test_what_runs_is_not_begun_again_when_its_maker_is_said_to_end_later() -> None:
+    """Whoever asks does so while it goes on, and may hear of a beginning before the end that it followed."""
+    line = (node("a"), node("b", "a.out"), node("c", "b.out"))
+    work = work_of(line, {"a": 5.0, "b": 4.0, "c": 1.0})
+    assert seconds_left(work, Capacity(2), frozenset(), {"a": 5.0, "b": 0.0}) == 5.0
+
+
 def test_memory_that_two_share_makes_a_run_longer() -> None:
     both = (node("a"), node("b"))
     work = work_of(both, {"a": 5.0, "b": 5.0}, {"a": Need(60), "b": Need(60)})
@@ -125,6 +132,27 @@ def test_a_forecast_follows_what_begins_and_ends() -> None:
     assert (forecast.work_left_seconds, forecast.seconds_left()) == (20.0, 14.0)
     forecast.ended("other")
     assert forecast.work_left_seconds == 20.0, "found again after it ran"
+
+
+def test_a_forecast_learns_from_stages_that_it_only_guessed_at() -> None:
+    """Of export something is known from elsewhere, of compile nothing: nobody can tell how long that takes, until one
+    has run.
+    """
+    now = [0.0]
+    nodes = tuple(node(f"{stage} {number}", of=stage) for stage in ("export", "compile") for number in range(3))
+    stages = {each.id: each.stage.name for each in nodes}
+    work = Work(Graph.of(nodes), dict.fromkeys(stages, 2.0), {}, {}, stages, frozenset({"compile"}))
+    forecast = Forecast(work, Admission(Capacity(1)), clock=lambda: now[0])
+    assert forecast.seconds_left() == 12.0, "not more than half is unknown"
+    for name, seconds in (("export 0", 4.0), ("compile 0", 20.0)):
+        forecast.began(name)
+        now[0] += seconds
+        forecast.ended(name)
+        if name == "export 0":
+            assert forecast.seconds_left() == 2 * 4.0 + 3 * 2.0
+            forecast.ended("export 1")
+            assert forecast.seconds_left() is None, "what is left is mostly unknown"
+    assert forecast.seconds_left() == 4.0 + 2 * 20.0
 
 
 @properties
