@@ -61,7 +61,7 @@ def cells_of(said: Mapping[str, Any], folder: Path) -> dict[str, Stages]:
     """By name, the stages of every cell of a sweep in *folder*."""
     path = folder / "sweep.json"
     path.write_text(json.dumps(said), encoding="utf-8")
-    found = {}
+    found: dict[str, Stages] = {}
     for cell in load_sweep(path).cells:
         build = resolve.resolve(cell.recipe, NO_OPTIONS, folder / "out" / cell.folder)
         planned = plan.plan_build(build, Fingerprints(MemoryRows()))

@@ -83,6 +83,8 @@ def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
     """``2 builds = 14 stages (16 one by one), 2 exports, 4 cached, about 0:52 left.``, and what stages these are."""
     census = foreseen.census
     if not census.builds:
+        if not foreseen.errors:
+            yield "There is nothing to build: no cell is chosen that is not left out."
         return
     exports = census.by_stage.get("export", 0)
     failing = foreseen.statuses.get(Status.FAILED, 0)

@@ -1,0 +1,162 @@
+"""``plan`` of a sweep: a line for each cell, what all of them are together, and the jobs of a CI that builds them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from winml_dag.cli.main import run
+from winml_dag.cli.sweepplan import clock
+
+SWEEP = """
+ep: cpu
+matrix:
+  model: [one.onnx, two.onnx, nowhere.onnx]
+  precision: [fp32, fp16, w8a8]
+  exclude:
+    - {model: nowhere, precision: fp*, because: it is not there}
+"""
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line, in a folder with a sweep of two models that are there and one that is not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
+    Path("sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    for number, name in enumerate(("one", "two")):
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [number + 1]) for name in ("x", "y")]
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), f"{name}.onnx")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = run(["plan", "-c", "sweep.yaml", *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+def test_each_cell_has_a_line_and_all_have_one(says: Any) -> None:
+    code, out, err = says()
+    *cells, counted, kinds = out.splitlines()
+    assert [re.split(" {2,}", line) for line in cells] == [
+        ["one/fp32", "4 would run, 4 left out"],
+        ["one/fp16", "5 would run, 3 left out"],
+        ["one/w8a8", "6 would run, 2 left out"],
+        ["two/fp32", "4 would run, 4 left out"],
+        ["two/fp16", "5 would run, 3 left out"],
+        ["two/w8a8", "6 would run, 2 left out"],
+        ["nowhere/fp32", "left out: it is not there"],
+        ["nowhere/fp16", "left out: it is not there"],
+        ["nowhere/w8a8", "refused"],
+    ]
+    assert counted == "6 builds = 26 stages (30 one by one), 0 cached, 26 to run, which were never timed."
+    assert kinds.startswith("These are ")
+    assert sum(map(int, re.findall(r"\d+", kinds))) == 26
+    assert (code, err) == (1, "error: nowhere/w8a8: The model nowhere.onnx does not exist. Check the path.\n")
+
+
+def test_what_is_known_is_cached_and_the_rest_takes_as_long_as_it_did_elsewhere(says: Any) -> None:
+    only_finalize = ("--no-optimize", "--no-analyze", "--no-validate", "-o", "out")
+    assert run(["build", "-c", "sweep.yaml", "--filter", "one/fp32", *only_finalize, "--quiet"]) == 0
+    _, out, _ = says("--filter", "one/fp32,two/fp32", *only_finalize)
+    assert re.search(r"\n2 builds = 2 stages \(2 one by one\), 1 cached, 1 to run, about \d+:\d\d left\.\n", out)
+    _, out, _ = says("--filter", "one/fp32", *only_finalize)
+    assert out.splitlines()[-2] == "1 build = 1 stage (1 one by one), 1 cached, nothing to do."
+    _, out, _ = says("--filter", "one/fp32,two/fp32", *only_finalize, "-f", "json")
+    graph = json.loads(out)["graph"]
+    assert (graph["by_status"], graph["never_timed"]) == ({"reused": 1, "ran": 1}, 0)
+    assert graph["seconds_left"] > 0
+
+
+def test_json_has_values_and_reasons(says: Any) -> None:
+    code, out, _ = says("--filter", "model=one,nowhere", "--filter", "precision!=fp16", "-f", "json")
+    told = json.loads(out)
+    assert code == 1
+    assert [(build["name"], build["values"]) for build in told["builds"]] == [
+        ("one/fp32", {"model": "one", "precision": "fp32"}),
+        ("one/w8a8", {"model": "one", "precision": "w8a8"}),
+        ("nowhere/fp32", {"model": "nowhere", "precision": "fp32"}),
+        ("nowhere/w8a8", {"model": "nowhere", "precision": "w8a8"}),
+    ]
+    assert told["builds"][2]["left_out"] == "it is not there"
+    assert "does not exist" in told["builds"][3]["error"]
+    assert told["failed"] == ["nowhere/w8a8"]
+    assert (told["graph"]["builds"], told["graph"]["by_status"]) == (2, {"ran": told["graph"]["stages"]})
+
+
+def test_jobs_of_a_ci_are_all_cells_once_and_are_built_by_their_arguments(says: Any) -> None:
+    code, out, _ = says(
+        "--matrix", "--shards", "2", "--precision", "fp16", "--filter", "model=one,two", "-o", "out dir"
+    )
+    jobs = json.loads(out)["include"]
+    assert code == 0
+    assert [(job["shard"], job["cells"]) for job in jobs] == [("1/2", 3), ("2/2", 3)]
+    found = []
+    for job in jobs:
+        command, _, _, *words = shlex.split(job["arguments"])
+        assert (command, words[-2:]) == ("build", ["--shard", job["shard"]])
+        _, told, _ = says(*words, "-f", "json")
+        found += [build["name"] for build in json.loads(told)["builds"]]
+    assert found == ["one/fp32", "one/fp16", "one/w8a8", "two/fp32", "two/fp16", "two/w8a8"]
+
+
+def test_a_job_for_each_cell_has_its_values(says: Any) -> None:
+    _, out, _ = says("--matrix", "--filter", "two/*")
+    assert json.loads(out)["include"][1] == {
+        "name": "two/fp16",
+        "values": {"model": "two", "precision": "fp16"},
+        "arguments": "build -c sweep.yaml --filter two/fp16",
+    }
+
+
+def test_a_shard_without_cells_has_nothing_to_do(says: Any) -> None:
+    code, out, err = says("--filter", "one/fp16", "--shard", "1/2")
+    assert (code, "There is nothing to build" in out, err) == (0, True, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--shard", "9/8"), "There is no shard 9/8"),
+        (("--filter", "modle=one"), "there is no axis 'modle'; did you mean 'model'?"),
+        (("--shards", "8"), "--shards says how many jobs --matrix has"),
+        (("--matrix", "--shards", "2", "--shard", "1/2"), "One of them is chosen by --shard"),
+    ],
+    ids=["shard", "filter", "shards alone", "shard of shards"],
+)
+def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], message: str, says: Any) -> None:
+    code, out, err = says(*words)
+    assert (code, out, message in err) == (2, "", True)
+
+
+def test_one_recipe_has_no_cells(says: Any) -> None:
+    Path("sweep.yaml").write_text("model: one.onnx", encoding="utf-8")
+    code, _, err = says("--matrix")
+    assert (code, "this is none" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.1, "0:01"), (52, "0:52"), (725.4, "12:05"), (3730, "1:02:10")])
+def test_time_is_told_as_on_a_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.usefixtures("says")
+def test_a_plan_of_a_sweep_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from winml_dag.cli.main import run\n"
+        "run(['plan', '-c', 'sweep.yaml', '--filter', 'model=one'])\n"
+        "print([name for name in ('torch', 'transformers', 'onnxruntime', 'networkx') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert found.stdout.splitlines()[-1] == "[]"
