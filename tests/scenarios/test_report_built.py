@@ -1,0 +1,81 @@
+"""A report of a real sweep says what lies on disk and what was measured, and a worse model ends a comparison with 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Project
+from oneprocess import OneProcess
+from onnx_samples import perceptron, samples
+
+SWEEP: dict[str, Any] = {
+    "ep": "cpu",
+    "quant": {"calibration_data": "data.npz"},
+    "perf": {"iterations": 5, "warmup": 1, "loads": 1},
+    "measure": ["perf"],
+    "matrix": {"model": ["one.onnx"], "precision": ["fp32", "w8a8"]},
+    "goal": {"minimize": "size", "subject_to": {"cosine": ">=0.9"}, "folder": "best/{model}"},
+}
+
+
+def _sweep(project: Project, **changes: Any) -> None:
+    (project.folder / "sweep.yaml").write_text(yaml.safe_dump({**SWEEP, **changes}), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def project(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A sweep of two cells, built and measured."""
+    project = Project(tmp_path_factory.mktemp("reported"), commands)
+    perceptron(project.folder / "one.onnx", width=16, classes=4)
+    samples(project.folder / "data.npz", width=16)
+    _sweep(project)
+    finished = project.run("build", "-c", "sweep.yaml", "-o", "out", "--no-analyze")
+    assert finished.returncode == 0, finished.stderr
+    return project
+
+
+def _report(project: Project, *arguments: str, code: int = 0) -> dict[str, Any]:
+    finished = project.run("report", *arguments, "-f", "json")
+    assert finished.returncode == code, finished.stderr
+    value: dict[str, Any] = json.loads(finished.stdout)
+    return value
+
+
+def test_rows_say_what_lies_on_disk_and_what_was_measured(project: Project) -> None:
+    told = _report(project, "out")
+    rows = {row["precision"]: row for row in told["rows"]}
+    assert set(rows) == {"fp32", "w8a8"}
+    for row in rows.values():
+        folder = project.folder / row["folder"]
+        assert row["size"]["model"] == (folder / "model.onnx").stat().st_size
+        assert row["latency"]["p50"] > 0
+        assert (row["latency"]["inferences"], row["latency"]["warmup"], row["latency"]["measured"]) == (5, 1, "live")
+        assert row["status"] == "built"
+        assert row["quality"]["cosine"] > 0.9
+        assert "onnxruntime" in row["versions"]
+    smallest = min(rows.values(), key=lambda row: row["size"]["model"])
+    assert [row["name"] for row in rows.values() if row["winner_of"]] == [smallest["name"]]
+    assert rows["w8a8"]["nodes_quantized"] > 0
+    assert rows["fp32"]["missing"]["nodes_quantized"]
+    assert told["graph"]["stages"] < told["graph"]["stages_apart"]
+    page = (project.out / "report.html").read_text(encoding="utf-8")
+    assert "<script" in page
+    assert "one/w8a8" in page
+
+
+def test_a_model_that_became_worse_ends_the_comparison_with_1(project: Project) -> None:
+    assert _report(project, "out", "--json", "old.json")["rows"]
+    perceptron(project.folder / "one.onnx", width=32, classes=4)
+    samples(project.folder / "data.npz", width=32)
+    built = project.run("build", "-c", "sweep.yaml", "-o", "new", "--no-analyze", "--filter", "precision=fp32")
+    assert built.returncode == 0, built.stderr
+    comparison = _report(project, "new", "--against", "old.json", code=1)["comparison"]
+    found = {row["name"]: row for row in comparison["rows"]}
+    verdicts = {change["measure"]: change["verdict"] for change in found["one/fp32"]["changes"]}
+    assert verdicts["size"] == "regression"
+    assert found["one/w8a8"]["fate"] == "gone"  # not asked for, so it did not fail
+    assert Path(project.folder / "new" / "report.html").is_file()
