@@ -97,11 +97,8 @@ const unfold = (members) => {
 };
 
 const go = (place) => {
-  drawing.boxes[at].setAttribute("tabindex", -1);
-  at = place;
-  drawing.boxes[at].setAttribute("tabindex", 0);
-  drawing.boxes[at].focus({ preventScroll: true });
-  camera.show(drawing.view.boxes[at]);
+  drawing.boxes[place].focus({ preventScroll: true });
+  camera.show(drawing.view.boxes[place]);
 };
 
 /** The box above or below in the same column. */
@@ -165,7 +162,9 @@ picture.addEventListener("pointerout", (event) => {
 picture.addEventListener("focusin", (event) => {
   const place = placeOf(event);
   if (place === null) return;
+  drawing.boxes[at].setAttribute("tabindex", -1);
   at = place;
+  drawing.boxes[at].setAttribute("tabindex", 0);
   kept = null;
   showDetails(drawing, place, unfold);
 });

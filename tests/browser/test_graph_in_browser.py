@@ -1,0 +1,215 @@
+"""The page of a graph as its reader uses it: look, point, search, zoom, unfold, with a pointer and without."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from winml_dag.report.graphhtml import graph_html
+from winml_dag.report.graphview import SOURCE, Box, GraphView, Line
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def sweep_view(models: int, precisions: int) -> GraphView:
+    """A sweep in which a model has one export, and each of its precisions a quantize, a validate and a finalize."""
+    cells = tuple(f"model{model}/w{precision}" for model in range(models) for precision in range(precisions))
+    boxes = [Box(SOURCE, "tables", SOURCE, tuple(range(len(cells))))]
+    lines = []
+    for model in range(models):
+        own = tuple(range(model * precisions, (model + 1) * precisions))
+        export = len(boxes)
+        boxes.append(Box("export", "export", "reused", own, "up to date", "ab" * 32, 71.0))
+        for cell in own:
+            for number, step in enumerate(("quantize", "validate", "finalize")):
+                reason, config = f"quant.samples: {cell} -> {cell + 1}", {"step": step, "cell": cell}
+                boxes.append(Box(step, step, "ran", (cell,), reason, "", 2.5, config=config))
+                lines.append(Line(export if number == 0 else len(boxes) - 2, len(boxes) - 1, "model"))
+            lines.append(Line(0, len(boxes) - 2, "files"))
+    return GraphView(cells, tuple(boxes), tuple(lines))
+
+
+SMALL = sweep_view(3, 2)
+HOSTILE = GraphView((EVIL,), (Box(EVIL, EVIL, "failed", (0,), EVIL, error=EVIL),), (), (EVIL,))
+
+
+@dataclass(frozen=True)
+class Pages:
+    folder: Path
+
+    def address(self, name: str) -> str:
+        return (self.folder / f"{name}.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    folder = tmp_path_factory.mktemp("graphs")
+    for name, view in (("small", SMALL), ("large", sweep_view(60, 11)), ("hostile", HOSTILE)):
+        text = graph_html(view, f"Graph of {EVIL if view is HOSTILE else name}", "Planned today.")
+        (folder / f"{name}.html").write_text(text, encoding="ascii")
+    return Pages(folder)
+
+
+def box(page, step: str, cells: str):
+    return page.locator(f'.box[aria-label^="{step},"][aria-label$="{cells}"]')
+
+
+def scale(page) -> float:
+    found = re.search(r"scale\(([\d.]+)\)", page.locator("#drawing > g").get_attribute("transform"))
+    assert found is not None
+    return float(found[1])
+
+
+def focused(page) -> str:
+    return page.evaluate("document.activeElement.getAttribute('aria-label')")
+
+
+def test_every_stage_is_drawn_once_and_says_how_many_share_it(opened) -> None:
+    page = opened("small")
+    assert page.locator(".box").count() == len(SMALL.boxes)
+    assert page.locator(".box.reused").count() == 3
+    assert page.locator(".box.ran").count() == 18
+    shared = box(page, "export", "model1")
+    assert shared.locator(".times").text_content() == "\u00d72"
+    assert shared.locator("rect.behind").count() == 1
+    assert box(page, "quantize", "model1/w0").locator(".times").count() == 0
+    assert "6 builds = 21 stages (24 one by one), 3 shared by several builds: 18 would run, 3 reused." in (
+        page.inner_text("#summary")
+    )
+
+
+def test_pointing_at_a_stage_tells_all_of_it(opened) -> None:
+    page = opened("small")
+    box(page, "export", "model1").hover()
+    told = page.inner_text("#details")
+    for text in ("export", "reused, shared by 2 builds", "up to date", "1:11 min", "ab" * 32, "model1/w0\nmodel1/w1"):
+        assert text in told
+    box(page, "quantize", "model2/w1").hover()
+    told = page.inner_text("#details")
+    assert "would run" in told
+    assert "quant.samples: 5 -> 6" in told
+
+
+def test_searching_a_build_lights_up_its_stages_and_searching_a_stage_its_path(opened) -> None:
+    page = opened("small")
+    page.fill("#search", "model1/w0")
+    assert page.inner_text("#found") == "4 stages in 1 build"
+    assert page.locator(".box.on").count() == 5  # with the source
+    page.fill("#search", "quantize model1")
+    assert page.inner_text("#found") == "2 stages in 2 builds"
+    assert page.locator(".box.found").count() == 2
+    assert page.locator(".box.on").count() == 7  # and the export before, two stages behind each
+    page.fill("#search", "nothing like it")
+    assert page.inner_text("#found") == "nothing"
+    page.locator("#search").press("Escape")
+    assert page.locator(".picked").count() == 0
+    assert page.input_value("#search") == ""
+
+
+def test_a_click_lights_up_the_path_and_one_beside_puts_it_out(opened) -> None:
+    page = opened("small")
+    box(page, "validate", "model0/w1").click()
+    assert page.locator(".box.on").count() == 5
+    box(page, "export", "model2").hover()
+    assert "validate" in page.inner_text("#details h2")  # what was picked stays
+    page.locator("#drawing").click(position={"x": 5, "y": 5})
+    assert page.locator(".box.on").count() == 0
+
+
+def test_the_legend_lights_up_what_it_names(opened) -> None:
+    page = opened("small")
+    button = page.locator("#legend button", has_text="3 shared by several builds")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.locator(".box.on").count() == 3
+    button.click()
+    assert page.locator(".box.on").count() == 0
+
+
+def test_arrow_keys_follow_the_lines(opened) -> None:
+    page = opened("small")
+    box(page, "export", "model1").focus()
+    page.keyboard.press("ArrowRight")
+    assert focused(page).startswith("quantize, would run, model1/")
+    page.keyboard.press("ArrowRight")
+    assert focused(page).startswith("validate, would run, model1/")
+    before = focused(page)
+    page.keyboard.press("ArrowDown")
+    assert focused(page).startswith("validate")
+    assert focused(page) != before
+    page.keyboard.press("Enter")
+    assert page.locator(".box.on").count() == 5
+    assert page.locator('.box[tabindex="0"]').count() == 1
+    page.keyboard.press("Escape")
+    assert page.locator(".box.on").count() == 0
+
+
+def test_zooming_and_panning_by_wheel_buttons_keys_and_drag(opened) -> None:
+    page = opened("small")
+    began = scale(page)
+    page.mouse.move(400, 500)
+    page.mouse.wheel(0, -300)
+    page.wait_for_function(
+        "began => !document.querySelector('#drawing > g').getAttribute('transform')"
+        ".includes(`scale(${began.toFixed(5)})`)",
+        arg=began,
+    )
+    assert scale(page) > began
+    nearer = scale(page)
+    page.click("#out")
+    assert scale(page) < nearer
+    page.click("#in")
+    assert scale(page) == pytest.approx(nearer, rel=1e-3)
+    box(page, "export", "model1").focus()
+    page.keyboard.press("-")
+    assert scale(page) < nearer
+    page.keyboard.press("0")
+    whole = page.locator("#drawing > g").get_attribute("transform")
+    page.mouse.move(300, 780)
+    page.mouse.down()
+    page.mouse.move(360, 700, steps=4)
+    page.mouse.up()
+    moved = page.locator("#drawing > g").get_attribute("transform")
+    assert moved != whole
+    assert page.locator(".picked").count() == 0  # a drag is no click
+    page.click("#fit")
+    assert page.locator("#drawing > g").get_attribute("transform") == whole
+
+
+def test_a_large_graph_begins_folded_and_unfolds_to_the_stages_of_a_group(opened) -> None:
+    page = opened("large")
+    assert page.get_attribute("#fold", "aria-pressed") == "true"
+    assert page.locator(".box").count() < 20
+    group = page.locator('.box[aria-label^="validate,"]')
+    assert group.locator(".times").text_content() == "\u00d7660"
+    group.click()
+    page.get_by_role("button", name="Show its 660 stages").click()
+    assert page.get_attribute("#fold", "aria-pressed") == "false"
+    assert page.locator(".box.found").count() == 660
+    page.fill("#search", "model59/w3")
+    assert page.inner_text("#found") == "4 stages in 1 build"
+    page.click("#fold")
+    assert page.inner_text("#found") == "4 boxes in 1 build"
+
+
+def test_names_are_shown_as_they_are_and_never_run(opened) -> None:
+    page = opened("hostile")
+    page.locator(".box").hover()
+    assert page.inner_text("#details").count(EVIL) >= 3
+    assert EVIL in page.inner_text("h1")
+    assert page.locator("img").count() == 0
+    assert page.locator(".box.failed").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_follow_the_system_and_a_button_turns_them_around(opened, scheme: str) -> None:
+    page = opened("small", width=400, scheme=scheme)
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(colour)
+    assert (before == "rgb(255, 255, 255)") == (scheme == "light")
+    page.click("#theme")
+    assert (page.evaluate(colour) == "rgb(255, 255, 255)") != (scheme == "light")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
