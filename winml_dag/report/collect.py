@@ -117,7 +117,7 @@ def _report(found: Sequence[Found], sweeps: Sequence[SweepResult], rows: tuple[R
     one = sweeps[0] if len(sweeps) == 1 else None
     names = dict.fromkeys(sweep.name for sweep in sweeps) or dict.fromkeys(each.folder.resolve().name for each in found)
     if one is not None and one.interrupted:
-        notices = ["The run was interrupted; another one goes on where it ended.", *notices]
+        notices = ["The run did not come to its end, or goes on still; another one goes on where it ended.", *notices]
     if any(row.latency is not None and row.latency.emulated for row in rows):
         notices = [
             *notices,

@@ -3,7 +3,8 @@ latency and quality, and better in one of them.
 
 Values are compared as tables show them, so that noise in the fifth digit makes no winner. Only builds of which the same
 things are known are compared: what was not measured might be better. One of whose size, latency and quality only one is
-known is not judged, since small alone is no virtue. Latencies of emulated devices count as not measured.
+known is not judged, since small alone is no virtue. Latencies of emulated devices count as not measured, and those of
+two machines are not compared.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
     there = [row for row in rows if row.size is not None]
     spaces: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in there:
-        spaces[(row.model, row.task, row.ep, row.device, tuple(_values(row)))].append(row)
+        spaces[(row.model, row.task, row.ep, row.device, _host(row), tuple(_values(row)))].append(row)
     verdicts: dict[str, tuple[str, str]] = {}
     for same in spaces.values():
         by_name = {row.name: _values(row) for row in same}
@@ -76,6 +77,11 @@ def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
         for name, by in dominated(points).items():
             verdicts[name] = by, _reason(by_name[by], by_name[name])
     return tuple(_with_verdict(row, verdicts.get(row.name)) for row in rows)
+
+
+def _host(row: Row) -> tuple[tuple[str, str], ...]:
+    """Where it was measured: what is fast on one machine says nothing of another."""
+    return () if row.latency is None or row.latency.emulated else tuple(sorted(row.latency.host.items()))
 
 
 def _with_verdict(row: Row, verdict: tuple[str, str] | None) -> Row:

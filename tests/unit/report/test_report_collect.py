@@ -118,7 +118,7 @@ def test_the_copy_of_a_winner_is_no_further_build(folder: Path) -> None:
     report = collect([folder])
     assert [row.name for row in report.rows if row.winner_of] == ["bert/w8a8/npu"]
     assert len(report.rows) == 6
-    assert report.notices[0] == "The run was interrupted; another one goes on where it ended."
+    assert report.notices[0] == "The run did not come to its end, or goes on still; another one goes on where it ended."
 
 
 def test_a_build_that_the_sweep_does_not_name_is_told_and_left_out(folder: Path) -> None:

@@ -99,6 +99,14 @@ def test_latencies_of_an_emulator_and_other_targets_are_not_compared() -> None:
     assert _verdicts(_row("a", 100, 1.0, 0.9), _row("b", 200, 2.0, 0.9, ep="cpu", device="cpu")) == {}
 
 
+def test_latencies_of_two_machines_are_not_compared() -> None:
+    slow = _row("slow", 200, 2.0, 0.9)
+    assert slow.latency is not None
+    assert _verdicts(_row("fast", 100, 1.0, 0.9), slow) == {"slow": ("fast", "smaller and faster at equal cosine")}
+    elsewhere = replace(slow, latency=replace(slow.latency, host={"processor": "another"}))
+    assert _verdicts(_row("fast", 100, 1.0, 0.9), elsewhere) == {}
+
+
 def test_accuracy_counts_in_place_of_the_cosine() -> None:
     better = Accuracy("f1", 0.9, True, 100, "live", "")
     worse = replace(better, value=0.8)
