@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 from onnx_samples import perceptron
 
@@ -48,8 +49,9 @@ class Said:
 class Folder:
     """A folder with models, a cache and tables of support, and the command line in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
         self.folder = folder
+        self._commands = commands
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {
@@ -57,6 +59,9 @@ class Folder:
             "WINML_DAG_CACHE_DIR": str(self.folder / "cache"),
             "WINML_DAG_SUPPORT_DIR": str(self.folder / "tables"),
         }
+        if self._commands is not None:
+            said = self._commands.run(arguments, self.folder, environment)
+            return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
         command = [sys.executable, "-m", "winml_dag", *arguments]
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -111,9 +116,9 @@ PLAIN = ("build", "-m", "plain.onnx", "--ep", "cpu", "-p", "fp32", "-o", "plain"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Folder:
     """Two models, one with a GELU, and a table of all that is in them and what becomes of that: Erf alone fails."""
-    folder = Folder(tmp_path_factory.mktemp("autoconf"))
+    folder = Folder(tmp_path_factory.mktemp("autoconf"), commands)
     (folder.folder / "tables").mkdir()
     with_gelu(folder.folder / "gelu.onnx")
     perceptron(folder.folder / "plain.onnx")

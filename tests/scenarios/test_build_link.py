@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag import build_onnx_model
@@ -32,10 +33,10 @@ def save_model(folder: Path, width: int) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Project:
+def small(tmp_path: Path, commands: OneProcess | None) -> Project:
     """A project of one small ONNX model."""
     save_model(tmp_path, 64)
-    return Project(tmp_path)
+    return Project(tmp_path, commands)
 
 
 def build(project: Project, *arguments: str, out: str | Path = "out") -> str:
@@ -61,10 +62,10 @@ def test_every_file_of_a_stage_is_a_link_that_the_next_build_leaves_alone(small:
 
 
 @pytest.mark.slow
-def test_onnxruntime_reads_linked_weights_and_onnx_refuses_them(tmp_path: Path) -> None:
+def test_onnxruntime_reads_linked_weights_and_onnx_refuses_them(tmp_path: Path, commands: OneProcess | None) -> None:
     width = 1 + int((EXTERNAL_DATA_THRESHOLD / 4) ** 0.5)
     save_model(tmp_path, width)
-    project = Project(tmp_path)
+    project = Project(tmp_path, commands)
     build(project, "--link")
     assert (project.out / "model.onnx.data").stat().st_nlink > 1
     np.testing.assert_allclose(outputs(project.out / "model.onnx"), outputs(tmp_path / "small.onnx"), rtol=1e-5)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import Project
+from oneprocess import OneProcess
 from onnx_samples import perceptron
 
-from winml_dag.cli.main import run
 from winml_dag.recipe.load import load_recipe
 
 TINY = {
@@ -26,14 +27,13 @@ TINY = {
 class Config:
     """The command line, with a cache of its own."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = folder
-        self._capsys = capsys
+    def __init__(self, project: Project) -> None:
+        self.folder = project.folder
+        self._project = project
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        code = run([*arguments, "--cache-dir", str(self.folder / "cache")])
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        said = self._project.run(*arguments)
+        return said.returncode, said.stdout, said.stderr
 
     def keys(self, *arguments: str) -> dict[str, Any]:
         code, out, err = self("plan", "--format", "json", *arguments)
@@ -42,9 +42,8 @@ class Config:
 
 
 @pytest.fixture
-def config(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.chdir(tmp_path)
-    return Config(tmp_path, capsys)
+def config(tmp_path: Path, commands: OneProcess | None) -> Config:
+    return Config(Project(tmp_path, commands))
 
 
 def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import numpy_helper
 
 
@@ -42,8 +43,8 @@ def item(place: int, **sections: Any) -> dict[str, Any]:
 class Modules(Project):
     """A project whose recipe is a list; every build in it is validated by the test itself."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
+        super().__init__(folder, commands)
         self.list_file = folder / "modules.json"
 
     def write(self, *items: Mapping[str, Any]) -> None:
@@ -73,9 +74,11 @@ AS_FLOAT16 = {"mode": "fp16"}
 
 
 @pytest.fixture(scope="module")
-def built(built_project: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Modules, dict[str, Any]]:
+def built(
+    built_project: Project, tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
+) -> tuple[Modules, dict[str, Any]]:
     """The second layer built from one list, as it is, in float16, and as it is again; and what the build told."""
-    project = Modules(tmp_path_factory.mktemp("modules"))
+    project = Modules(tmp_path_factory.mktemp("modules"), commands)
     shutil.copytree(built_project.folder / "model", project.folder / "model")
     project.write(item(1), item(1, quant=AS_FLOAT16), item(1))
     code, told = project.told()
@@ -84,10 +87,10 @@ def built(built_project: Project, tmp_path_factory: pytest.TempPathFactory) -> t
 
 
 @pytest.fixture
-def modules(built: tuple[Modules, dict[str, Any]], tmp_path: Path) -> Modules:
+def modules(built: tuple[Modules, dict[str, Any]], tmp_path: Path, commands: OneProcess | None) -> Modules:
     """A copy of the built project for one test; its first build finds all in the cache."""
     shutil.copytree(built[0].folder, tmp_path / "project")
-    return Modules(tmp_path / "project")
+    return Modules(tmp_path / "project", commands)
 
 
 def test_a_module_has_the_weights_of_the_saved_model(built: tuple[Modules, dict[str, Any]]) -> None:
