@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from winml_dag.engine.stage import Stage
+from winml_dag.engine.stage import Memory, Stage
 from winml_dag.stages.export import ExportFields, LoaderFields
 
 # Names among the surroundings of its node: folders of the saved model and of the user's script.
@@ -32,4 +32,5 @@ CAPTURE = Stage(
     config="winml_dag.stages.capture:CaptureConfig",
     inputs={},
     outputs={},
+    memory=Memory(450 << 20, 2.6),
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.stage import InputSlot, Stage, Workspace
+from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages import kinds
 
@@ -43,6 +43,7 @@ COMPILE = Stage(
     inputs={"model": SINGLE_MODEL, "option_files": OPTION_FILES},
     outputs={"model": kinds.COMPILED_MODEL},
     packages=("onnxruntime",),
+    memory=Memory(150 << 20, 7.0),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.stage import InputSlot, Stage, Workspace
+from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD, ModelSummary, inspect_model
 from winml_dag.stages import kinds
@@ -41,6 +41,7 @@ FINALIZE = Stage(
     },
     outputs={"model": kinds.FLOAT_MODEL},
     packages=("onnx",),
+    memory=Memory(60 << 20),
 )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.stage import Stage, Workspace
+from winml_dag.engine.stage import Memory, Stage, Workspace
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, library, program
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
@@ -34,6 +34,7 @@ COMPILE_QAIRT = Stage(
     inputs={"model": SINGLE_MODEL},
     outputs={"model": kinds.COMPILED_MODEL},
     packages=("onnx",),
+    memory=Memory(150 << 20, 7.0),
 )
 
 

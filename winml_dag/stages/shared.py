@@ -16,7 +16,7 @@ from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.shared import SHARED
 from winml_dag.stages import kinds
-from winml_dag.stages.compile import OPTION_FILES, SINGLE_MODEL, CompileConfig
+from winml_dag.stages.compile import COMPILE, OPTION_FILES, SINGLE_MODEL, CompileConfig
 from winml_dag.stages.finalize import OffloadFields, final_names, require_full_offload, write_final
 
 MOST_MODELS = 16
@@ -32,6 +32,7 @@ def shared_compile_stage(count: int) -> Stage:
         inputs={**{f"model_{number}": SINGLE_MODEL for number in range(count)}, "option_files": OPTION_FILES},
         outputs={"model": kinds.COMPILED_MODELS},
         packages=("onnxruntime",),
+        memory=COMPILE.memory,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.measurederror import MeasuredError
-from winml_dag.engine.stage import InputSlot, Stage, Workspace
+from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
 from winml_dag.stages import kinds
@@ -85,6 +85,7 @@ VALIDATE = Stage(
     },
     outputs={"report": kinds.VALIDATION},
     packages=("onnxruntime", "onnx", "numpy"),
+    memory=Memory(250 << 20, 2.5),
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
 RESULT_FILE = "analyze_result.json"
@@ -106,4 +106,5 @@ ANALYZE = Stage(
     packages=("onnx",),  # infers shapes that a file does not tell
     usually=("flags",),
     timeout_seconds=600.0,
+    memory=Memory(60 << 20, 0.1),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
 # Under this name the ranges are also shown in an output folder.
@@ -62,4 +62,5 @@ CALIBRATE = Stage(
     },
     outputs={"ranges": kinds.RANGES},
     packages=("onnxruntime", "onnx", "numpy"),
+    memory=Memory(300 << 20, 3.0),
 )

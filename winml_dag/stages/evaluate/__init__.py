@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 from winml_dag.stages.target import RunTarget
 
@@ -89,4 +89,5 @@ EVALUATE = Stage(
     },
     outputs={"report": kinds.EVALUATION},
     packages=("onnxruntime", "onnx", "numpy"),
+    memory=Memory(250 << 20, 2.5),
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
 
@@ -84,6 +84,7 @@ EXPORT = Stage(
     },
     outputs={"model": kinds.FLOAT_MODEL, "hierarchy": kinds.HIERARCHY},
     packages=("torch", "transformers", "onnx", "onnxscript", "onnx-ir"),
+    memory=Memory(450 << 20, 2.6),
 )
 
 

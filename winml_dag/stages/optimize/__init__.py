@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
 
@@ -39,4 +39,5 @@ OPTIMIZE = Stage(
     },
     outputs={"model": kinds.FLOAT_MODEL},
     packages=("onnxruntime", "onnx", "onnxscript", "onnx-ir", "numpy"),
+    memory=Memory(150 << 20, 3.5),
 )

@@ -63,6 +63,7 @@ PERF = Stage(
     },
     outputs={"report": kinds.PERFORMANCE},
     packages=("onnxruntime", "numpy"),
+    alone=True,  # whatever runs beside it would be measured too
 )
 
 

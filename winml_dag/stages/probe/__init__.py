@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.stage import Stage, Workspace
+from winml_dag.engine.stage import Memory, Stage, Workspace
 from winml_dag.stages import kinds
 from winml_dag.stages.target import RunTarget
 
@@ -38,6 +38,7 @@ PROBE = Stage(
     outputs={"result": kinds.PROBE},
     packages=("onnx", "onnxruntime"),
     timeout_seconds=120.0,
+    memory=Memory(200 << 20),
 )
 
 

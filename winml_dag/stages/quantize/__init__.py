@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 
 
@@ -87,6 +87,7 @@ QUANTIZE = Stage(
     },
     outputs={"model": kinds.QUANTIZED_MODEL},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir"),
+    memory=Memory(250 << 20, 5.0),
 )
 
 # The same stage by mode, where that takes or makes models of other kinds. float16 is for what rtn left in float32, too.

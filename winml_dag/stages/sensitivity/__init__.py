@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import kinds
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 
@@ -68,4 +68,5 @@ SENSITIVITY = Stage(
     },
     outputs={"report": kinds.SENSITIVITY},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir", "matplotlib"),
+    memory=Memory(250 << 20, 8.0),
 )
