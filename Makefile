@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-fast faults lint types layers docs check cache-fixtures bench clean
+.PHONY: quickstart ep-openvino op-support test test-fast faults browser lint types layers docs check cache-fixtures bench clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -44,6 +44,20 @@ test-fast: $(VENV)/with-tests
 
 faults: $(VENV)/with-tests
 	$(BIN)/python tests/faults/harness.py --kills $(KILLS)
+
+# The tests of HTML pages run in Chromium. Where one may install Debian's, it is; elsewhere it has to be there.
+BROWSERS := chromium chromium-browser google-chrome chrome msedge
+browser:
+	@for name in $(BROWSERS) "$$WINML_DAG_TEST_BROWSER"; do \
+		if [ -n "$$name" ] && command -v "$$name"; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; \
+	else \
+		echo 'There is no Chromium here. Install it (Debian: apt-get install chromium), or name a browser' >&2; \
+		echo 'of that family in WINML_DAG_TEST_BROWSER.' >&2; \
+		exit 1; \
+	fi
 
 lint: $(VENV)/with-tests
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ function furnish(element, properties, children) {
     if (name === "on") {
       for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
     } else if (name === "text") {
-      element.textContent = String(value);
+      element.textContent = visible(String(value));
     } else {
       element.setAttribute(name, value === true ? "" : String(value));
     }
@@ -48,7 +48,7 @@ function isShown(child) {
 
 /** @param {any} child */
 function asNode(child) {
-  return child instanceof Node ? child : String(child);
+  return child instanceof Node ? child : visible(String(child));
 }
 
 /** What would be obeyed or not be seen: controls, and marks that turn a line around. Lines and tabs may stay. */
@@ -63,17 +63,17 @@ function visible(text) {
  * @param {string} text
  */
 function own(text) {
-  return el("bdi", { text: visible(text) });
+  return el("bdi", { text });
 }
 
 /** A name made of parts, which stay in their order whatever letters the first one has. @param {string} text */
 function path(text) {
-  return el("bdi", { dir: "ltr", text: visible(text) });
+  return el("bdi", { dir: "ltr", text });
 }
 
 /** Lines as they are. @param {string} label @param {string} text */
 function verbatim(label, text) {
-  return el("pre", { tabindex: "0", dir: "ltr", "aria-label": label, text: visible(text) });
+  return el("pre", { tabindex: "0", dir: "ltr", "aria-label": label, text });
 }
 
 /** For those who listen. @param {string} text */

@@ -33,7 +33,7 @@ function totals() {
 function work() {
   const graph = report.graph || {};
   if (!graph.stages) return null;
-  const list = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).map(([name, count]) => `${visible(name)} ${whole(count)}`).join(", ");
+  const list = (/** @type {Record<string, number>} */ some = {}) => Object.entries(some).map(([name, count]) => `${name} ${whole(count)}`).join(", ");
   return section("work", "The work",
     definitions([["Builds in one graph", graph.builds && whole(graph.builds)],
       ["Stages", graph.stages_apart ? `${whole(graph.stages)}; each build by itself would have had ${whole(graph.stages_apart)}` : whole(graph.stages)],

@@ -45,11 +45,16 @@ function place(tooltip, about) {
   tooltip.style.top = `${top}px`;
 }
 
+/** What has the focus may be scrolled into view after it got it. */
+function followTooltip() {
+  if (hideTooltip.described) place(byId("tooltip"), hideTooltip.described.getBoundingClientRect());
+}
+
 function listenForTooltips() {
   document.addEventListener("pointerover", (event) => showTooltip(event.target));
   document.addEventListener("focusin", (event) => showTooltip(event.target));
   document.addEventListener("focusout", hideTooltip);
-  document.addEventListener("scroll", hideTooltip, { capture: true, passive: true });
+  document.addEventListener("scroll", followTooltip, { capture: true, passive: true });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTooltip(); });
 }
 

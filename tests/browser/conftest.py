@@ -1,0 +1,106 @@
+"""Chromium without a window, one for each module, and the report's pages opened in it from a disk.
+
+A page that writes an error to the console, throws, or asks for anything but its own file fails its test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_samples as samples
+
+from winml_dag.report.html import html_of
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright drives the browser")
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+# Nothing of the browser's own business, and no sandbox, which a container does not allow.
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+Open = Callable[..., "playwright.Page"]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The files that are opened, by name; ``small`` is a report with everything that may be in one."""
+
+    folder: Path
+
+    def address(self, name: str) -> str:
+        return (self.folder / f"{name}.html").as_uri()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    folder = tmp_path_factory.mktemp("pages")
+    small = samples.small_report()
+    written = {
+        "small": html_of(small),
+        "compared": html_of(small, samples.comparison_with(small)),
+        "large": html_of(samples.large_report()),
+        "hostile": html_of(samples.hostile_report()),
+        "bare": html_of(samples.bare_report()),
+    }
+    for name, text in written.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return Pages(folder)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    found = os.environ.get("WINML_DAG_TEST_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None:
+        pytest.skip("no Chromium here: `make browser` says how to get one, or name one in WINML_DAG_TEST_BROWSER")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=found, args=list(_FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser: playwright.Browser) -> Iterator[playwright.Page]:
+    """One for all tests of a module: making another costs as much as a test."""
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def opened(window: playwright.Page, pages: Pages) -> Iterator[Open]:
+    """Opens a page by name, at an address within it, in a window of a width and in light or dark."""
+    wrong: list[str] = []
+    allowed = ["about:blank"]
+    listeners: dict[str, Callable[[Any], object]] = {
+        "console": lambda message: wrong.append(message.text) if message.type == "error" else None,
+        "pageerror": lambda error: wrong.append(str(error)),
+        "request": lambda asked: None if asked.url.startswith(tuple(allowed)) else wrong.append(asked.url),
+    }
+    for event, listener in listeners.items():
+        window.on(event, listener)
+
+    def open_(name: str, at: str = "", *, width: int = 1400, scheme: str = "light") -> playwright.Page:
+        allowed.append(pages.address(name))
+        window.goto("about:blank")
+        window.set_viewport_size({"width": width, "height": 900})
+        window.emulate_media(color_scheme=scheme, media="screen")
+        window.goto(pages.address(name) + at)
+        return window
+
+    yield open_
+    for event, listener in listeners.items():
+        window.remove_listener(event, listener)
+    assert wrong == []
