@@ -84,7 +84,7 @@ def built_of(manifest: Manifest, folder: Path) -> Built:
         for by_reason in object_at(stage.told, "nodes_skipped_reasons").values():
             reasons.update(counts_at(by_reason))
     return Built(
-        model=text_at(value, "model_id") or folder_name(folder),
+        model=_model(value, done) or folder_name(folder),
         precision=text_at(value, "precision"),
         ep=_alias(text_at(value, "execution_provider")),
         device=text_at(value, "device"),
@@ -107,6 +107,12 @@ def built_of(manifest: Manifest, folder: Path) -> Built:
         components=components,
         missing={part: why for part, why in missing.items() if why},
     )
+
+
+def _model(value: JsonObject, done: Sequence[_Stage]) -> str:
+    """With the module, where only that was built: each of them is a model of its own."""
+    modules = (text_at(stage.told, "config", "loader", "module_path") for stage in _done(done, "export"))
+    return " ".join(part for part in (text_at(value, "model_id"), next(modules, "")) if part)
 
 
 def folder_name(folder: Path) -> str:

@@ -67,7 +67,7 @@ def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
     there = [row for row in rows if row.size is not None]
     spaces: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in there:
-        spaces[(row.model, row.task, row.ep, row.device, _host(row), tuple(_values(row)))].append(row)
+        spaces[(*_subject(row), row.ep, row.device, _host(row), tuple(_values(row)))].append(row)
     verdicts: dict[str, tuple[str, str]] = {}
     for same in spaces.values():
         by_name = {row.name: _values(row) for row in same}
@@ -77,6 +77,12 @@ def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
         for name, by in dominated(points).items():
             verdicts[name] = by, _reason(by_name[by], by_name[name])
     return tuple(_with_verdict(row, verdicts.get(row.name)) for row in rows)
+
+
+def _subject(row: Row) -> tuple[object, ...]:
+    """The model; what is loaded or exported otherwise, such as for longer texts, is another one."""
+    otherwise = tuple(label for label in row.values.items() if label[0].partition(".")[0] in ("loader", "export"))
+    return row.model, row.task, otherwise
 
 
 def _host(row: Row) -> tuple[tuple[str, str], ...]:

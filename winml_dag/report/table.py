@@ -14,6 +14,7 @@ from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import counted, duration_text
 
 _GAP = "  "
+_NONE = "none"
 # Of cells without a result, those that somebody has to look after.
 _BAD = (CellStatus.FAILED, CellStatus.REFUSED)
 _BEST = {"latency": "fastest", "size": "smallest"}
@@ -121,7 +122,7 @@ def _model_heading(rows: Sequence[Row]) -> str:
 
 def _columns_that_fit(rows: Sequence[Row], width: int) -> list[_Column]:
     """Those that something is known for, the most telling ones first, in the order that they are shown."""
-    wanted = [column for column in _all_columns(rows) if any(column.of(row) not in ("", "-") for row in rows)]
+    wanted = [column for column in _all_columns(rows) if any(column.of(row) not in ("", "-", _NONE) for row in rows)]
     left = width - 2
     chosen = set()
     for column in sorted(wanted, key=lambda one: one.rank):
@@ -186,7 +187,9 @@ def _own_name(row: Row) -> str:
 def _sidecar(row: Row) -> str:
     if row.size is None:
         return "-"
-    return "embedded" if row.size.embeds_binary else MEASURES["size"].text(row.size.sidecar)
+    if row.size.embeds_binary:
+        return "embedded"
+    return MEASURES["size"].text(row.size.sidecar) if row.size.sidecar else _NONE
 
 
 def _inferences(row: Row) -> str:

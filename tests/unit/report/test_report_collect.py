@@ -235,6 +235,16 @@ def test_a_composite_model_is_one_row_of_its_worst_quality_and_all_its_bytes(tmp
     assert (row.size and row.size.model, row.quality and row.quality.cosine, row.nodes_quantized) == (150, 0.9, 10)
 
 
+def test_modules_of_one_model_are_models_of_their_own(tmp_path: Path) -> None:
+    for at in range(2):
+        exported = stage("export", config={"loader": {"module_path": f"encoder.layer.{at}"}})
+        others = [each for each in manifest(size=1000 + at)["stages"] if each["name"] != "export"]
+        put_build(tmp_path / str(at), manifest(stages=[exported, *others]))
+    rows = collect([tmp_path]).rows
+    assert [row.model for row in rows] == ["tiny encoder.layer.0", "tiny encoder.layer.1"]
+    assert [row.dominated_by for row in rows] == [None, None]
+
+
 def test_stages_of_a_recipes_own_are_a_row_without_a_model(tmp_path: Path) -> None:
     placed = [{"name": "a.txt", "digest": digest("a"), "size": 3}]
     value = {

@@ -96,7 +96,7 @@ def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Repor
 def test_wide_terminals_have_all_columns(report: Report) -> None:
     heading = next(line.text for line in table_lines(report, 300) if "precision" in line.text)
     first, last = "  precision  target", "measured"
-    shown = "size beside p50 p90 p99 n load memory cosine SQNR accuracy drop parts on CPU quantized made in"
+    shown = "size p50 p90 p99 n load memory cosine SQNR accuracy drop parts on CPU quantized made in"
     assert " ".join(heading.split()) == f"{' '.join(first.split())} {shown} {last}"
 
 

@@ -107,6 +107,14 @@ def test_latencies_of_two_machines_are_not_compared() -> None:
     assert _verdicts(_row("fast", 100, 1.0, 0.9), elsewhere) == {}
 
 
+def test_a_model_for_shorter_texts_is_another_one() -> None:
+    axis = "export.shape_config"
+    rows = [_row(name, size, 1.0, 0.9, values={axis: name}) for name, size in (("short", 100), ("long", 200))]
+    assert _verdicts(*rows) == {}
+    alike = [replace(row, values={"quant.samples": row.name}) for row in rows]
+    assert set(_verdicts(*alike)) == {"long"}
+
+
 def test_accuracy_counts_in_place_of_the_cosine() -> None:
     better = Accuracy("f1", 0.9, True, 100, "live", "")
     worse = replace(better, value=0.8)
