@@ -18,6 +18,8 @@ _NONE = "none"
 # Of cells without a result, those that somebody has to look after.
 _BAD = (CellStatus.FAILED, CellStatus.REFUSED)
 _BEST = {"latency": "fastest", "size": "smallest"}
+# So many builds that a run did not come to have lines of their own.
+_MOST_ALIKE = 3
 # What a footnote on missing values lists before it only counts.
 _MOST_REASONS = 6
 # Ids of the critical path that are named.
@@ -68,8 +70,13 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
         yield Line("")
         yield Line(_cut(_model_heading(rows), width), Style.HEADING)
         yield Line(_aligned([column.heading for column in columns], columns, widths, "  "))
+        waiting = Counter(row.why for row in rows if row.status is CellStatus.NOT_REACHED)
         for row in rows:
-            yield _row_line(row, columns, widths, width)
+            if row.status is not CellStatus.NOT_REACHED or waiting[row.why] <= _MOST_ALIKE:
+                yield _row_line(row, columns, widths, width)
+        for why, count in waiting.items():
+            if count > _MOST_ALIKE:
+                yield Line(_cut(f"- {counted(count, 'build')} not reached: {why}", width), Style.DOMINATED)
     yield Line("")
     for text, style in (*_missing(report.rows, columns), *_told(report)):
         yield from (Line(part, style) for part in wrapped(text, width))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,15 @@ def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Repor
         "4 builds: 2 built, 1 failed, 1 refused.",
     ):
         assert expected in words
+
+
+def test_builds_of_other_shards_take_one_line(report: Report) -> None:
+    others = tuple(
+        Row(f"bert/w8a8/{at}", {}, "bert", "w8a8", "cpu", "cpu", CellStatus.NOT_REACHED, why="of another shard")
+        for at in range(9)
+    )
+    lines = [line.text for line in table_lines(replace(report, rows=(*report.rows, *others)), 80)]
+    assert [line for line in lines if "another shard" in line] == ["- 9 builds not reached: of another shard"]
 
 
 def test_wide_terminals_have_all_columns(report: Report) -> None:
