@@ -19,12 +19,12 @@ from winml_dag.recipe.axes import Axis, AxisReader, Value, labels_meant
 from winml_dag.recipe.bases import Bases
 from winml_dag.recipe.cellnames import clashes, filled, folder_problem, standard_template, template_problem
 from winml_dag.recipe.choice import Choice, matches
-from winml_dag.recipe.document import Location
+from winml_dag.recipe.document import Location, Position
 from winml_dag.recipe.findings import Findings
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.pieces import Piece, TextFile, merged, positions_in
-from winml_dag.recipe.problems import problem_line, problems
+from winml_dag.recipe.problems import placed_problems, problem_line, problems
 from winml_dag.recipe.reading import RecipeFormat, read_recipe
 from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.spelling import known_instead
@@ -291,7 +291,7 @@ class _Reading:
     ) -> tuple[Cell, ...]:
         keys = {key: value for key, value in self._written.items() if key not in _NOT_OF_CELLS}
         own = Piece(keys, self._file)
-        wrong: dict[str, None] = {}
+        wrong: set[tuple[str, Position, str]] = set()
         cells = []
         for draft, folder in zip(drafts, folders, strict=True):
             recipe = None
@@ -307,15 +307,14 @@ class _Reading:
                 try:
                     recipe = Recipe.model_validate(merged(pieces))
                 except ValidationError as error:
-                    positions = positions_in(pieces)()
-                    wrong |= dict.fromkeys(problems(error, Recipe, positions, str(self._path)))
+                    wrong |= {*placed_problems(error, Recipe, positions_in(pieces)(), str(self._path))}
                     if len(wrong) >= _MOST_WRONG:
                         break
             loaded = None if recipe is None else LoadedRecipe(self._path, recipe, self._kind, positions_in(pieces))
             values = {axis: value.label for axis, value in zip(names, draft.values, strict=True)}
             cells.append(Cell(folder, values, folder, self._path, loaded, draft.left_out))
         if wrong:
-            raise self._refusal(tuple(wrong))
+            raise self._refusal(tuple(line for *_, line in sorted(wrong)))
         self._refuse_shared_files(cells)
         return tuple(cells)
 

@@ -35,13 +35,18 @@ _LONGEST_SHOWN = 60
 
 def problems(error: ValidationError, root: type[BaseModel], positions: Positions, name: str) -> tuple[str, ...]:
     """One line for each finding, in the order of the file: ``bert.yaml:12: quant.sampels: unknown key; ...``."""
-    found = []
+    return tuple(line for *_, line in sorted(placed_problems(error, root, positions, name)))
+
+
+def placed_problems(
+    error: ValidationError, root: type[BaseModel], positions: Positions, name: str
+) -> Iterator[tuple[str, Position, str]]:
+    """The line for each finding, behind the file and the position that it is about."""
     for details in error.errors(include_url=False):
         location, is_about_key = _location(details)
         position = positions.of_key(location) if is_about_key else positions.of_value(location)
         file = positions.file_of(location) or name
-        found.append((file, position, problem_line(file, position, location, _message(details, location, root))))
-    return tuple(line for *_, line in sorted(found))
+        yield file, position, problem_line(file, position, location, _message(details, location, root))
 
 
 def problem_line(name: str, position: Position, location: Location, message: str) -> str:
