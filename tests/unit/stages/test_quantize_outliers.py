@@ -30,6 +30,7 @@ from quantization_samples import (
 
 from winml_dag.stages.calibrate.measure import measure
 from winml_dag.stages.normalizations import is_coarse
+from winml_dag.stages.quantize import NodeTypes
 from winml_dag.stages.quantize.equalize import equalize
 from winml_dag.stages.ranges import Ranges
 from winml_dag.stages.samples.samples import Samples
@@ -192,7 +193,8 @@ def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
 
 
 @RULES
-def test_neither_is_it_where_all_activations_have_16_bits(tmp_path, rules):
+@pytest.mark.parametrize("everywhere", [True, False], ids=["all nodes", "one node"])
+def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhere):
     """A bias of 300 beside weights of 1e-4: unsigned weights leave int32 no room for it, signed ones do."""
     gemm = helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")
     bias = np.where(np.arange(WIDTH) == 3, 300, weights(WIDTH)).astype(np.float32)
@@ -202,8 +204,8 @@ def test_neither_is_it_where_all_activations_have_16_bits(tmp_path, rules):
     )  # fmt: skip
     feeds = {"x": np.random.default_rng(0).standard_normal((8, 1, WIDTH)).astype(np.float32)}
     ranges = calibrate(tmp_path, model, feeds)
-    types = {"weight_type": "uint8", "activation_type": "uint16"}
-    result = quantize(tmp_path, model, "static", ranges, rules, per_channel=True, **types)
+    types = {"activation_type": "uint16"} if everywhere else {"node_overrides": (NodeTypes("gem*", None, "uint16"),)}
+    result = quantize(tmp_path, model, "static", ranges, rules, **{**W8A8, "equalize": False, **types})
     assert result.metrics["weights_by_type"] == {"int8": 1}
     feed = {"x": feeds["x"][0]}
     expected, found = run_model(put(tmp_path / "float", model) / "model.onnx", feed)[0], result.outputs(feed)[0]

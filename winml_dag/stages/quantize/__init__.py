@@ -78,7 +78,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=3,
+    version=4,
     work="winml_dag.stages.quantize.work:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

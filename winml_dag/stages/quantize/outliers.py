@@ -53,7 +53,9 @@ def tame_outliers(graphs: Sequence[GraphProto], ranges: Ranges, fields: Quantize
 
     theirs = override_types(graphs[0], fields.node_overrides or ())
     zeros = take_out_zero_additions(graphs, ranges, taken, keep=frozenset(theirs))
-    return replace(_tame(graphs, ranges, fields, taken, mixes_widths), zero_additions=zeros)
+    tamed = _tame(graphs, ranges, fields, taken, mixes_widths)
+    roomy = _with_room_for_biases(graphs[0], tamed.ranges, tamed.fields, taken)
+    return replace(tamed, fields=roomy, zero_additions=zeros)
 
 
 def _tame(
@@ -65,7 +67,7 @@ def _tame(
 ) -> Tamed:
     wide = SIXTEEN_BITS.get(str(fields.activation_type))
     if wide is None:
-        return Tamed(ranges, _with_room_for_biases(graphs, ranges, fields))
+        return Tamed(ranges, fields)
     if not fields.equalize or not ranges.typical:
         return Tamed(ranges, fields)
     # What equalizing takes from activations it puts into weights, and 4 bits have no room for it: the lowest cosine of
@@ -80,11 +82,7 @@ def _tame(
         for name in wide_nodes(graphs[0], after, taken)
         if name not in theirs or theirs[name].activation_type is None
     ]
-    signed = with_large_bias(graphs[0], names, after) if fields.weight_type == "uint8" else frozenset()
-    ours = [
-        NodeTypes(name, theirs[name].weight_type if name in theirs else "int8" if name in signed else None, wide)
-        for name in names
-    ]
+    ours = [NodeTypes(name, theirs[name].weight_type if name in theirs else None, wide) for name in names]
     if not ours:
         return Tamed(after, fields, equalized)
     makes = sum(name in after.bounds for node in graphs[0].node if node.name in names for name in node.output)
@@ -93,17 +91,26 @@ def _tame(
     return Tamed(after, replace(fields, node_overrides=(*others, *ours)), equalized, makes)
 
 
-def _with_room_for_biases(graphs: Sequence[GraphProto], ranges: Ranges, fields: QuantizeFields) -> QuantizeFields:
-    """*fields* for 16-bit activations, with signed weights for the nodes whose bias unsigned ones leave no room for."""
+def _with_room_for_biases(
+    graph: GraphProto, ranges: Ranges, fields: QuantizeFields, taken: Callable[[NodeProto], bool]
+) -> QuantizeFields:
+    """*fields* with signed weights for those nodes with 16-bit activations whose bias unsigned ones leave no room for,
+    whoever gave them 16 bits. Weights that the config gives to a node stay.
+    """
     if fields.weight_type != "uint8":
         return fields
-    selection = select(graphs[0], fields)
-    theirs = override_types(graphs[0], fields.node_overrides or ())
+    types = override_types(graph, fields.node_overrides or ())
+    same = NodeTypes("")
     names = [
         node.name
-        for node in graphs[0].node
-        if selection.takes(node.op_type) and node.name not in selection.nodes and node.name not in theirs
+        for node in graph.node
+        if taken(node)
+        and types.get(node.name, same).weight_type is None
+        and (types.get(node.name, same).activation_type or fields.activation_type) not in SIXTEEN_BITS
     ]
-    signed = with_large_bias(graphs[0], names, ranges)
-    ours = tuple(NodeTypes(name, "int8", None) for name in names if name in signed)
-    return replace(fields, node_overrides=(*(fields.node_overrides or ()), *ours)) if ours else fields
+    signed = with_large_bias(graph, names, ranges)
+    ours = tuple(NodeTypes(name, "int8", types.get(name, same).activation_type) for name in names if name in signed)
+    if not ours:
+        return fields
+    others = tuple(each for each in fields.node_overrides or () if each.nodes not in signed)
+    return replace(fields, node_overrides=(*others, *ours))

@@ -56,7 +56,7 @@ class SensitivityConfig:
 
 SENSITIVITY = Stage(
     name="sensitivity",
-    version=3,
+    version=4,
     work="winml_dag.stages.sensitivity.work:run",
     config="winml_dag.stages.sensitivity:SensitivityConfig",
     inputs={
