@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from conftest import Project
+from oneprocess import OneProcess
 
-from winml_dag.api import build_hf_model
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.samples.read import read_samples
 
@@ -73,28 +72,29 @@ def embeddings(session: onnxruntime.InferenceSession, sentences: Path) -> np.nda
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A folder with a build of each precision, and the cache."""
-    folder = tmp_path_factory.mktemp("minilm")
+    project = Project(tmp_path_factory.mktemp("minilm"), commands)
     for precision in PRECISIONS:
-        recipe = folder / f"{precision}.json"
-        recipe.write_text(json.dumps({**RECIPE, "precision": precision}), encoding="utf-8")
-        build_hf_model(minilm(), folder / precision, config=recipe, cache_dir=folder / "cache")
-    return folder
+        recipe = {"model": str(minilm()), **RECIPE, "precision": precision}
+        (project.folder / f"{precision}.json").write_text(json.dumps(recipe), encoding="utf-8")
+        result = project.build(recipe=f"{precision}.json", out=precision)
+        assert result.code == 0, result.messages
+    return project
 
 
-def test_sentence_embeddings_keep_their_direction(built: Path, tmp_path: Path) -> None:
+def test_sentence_embeddings_keep_their_direction(built: Project, tmp_path: Path) -> None:
     unseen = tmp_path / "unseen"
     unseen.mkdir()
     (unseen / "unseen.txt").write_text("\n".join(UNSEEN), encoding="utf-8")
     found, kept = {}, {}
     for precision in PRECISIONS:
-        output = built / precision
+        output = built.folder / precision
         session = onnxruntime.InferenceSession(output / "model.onnx", providers=["CPUExecutionProvider"])
         found[precision] = embeddings(session, unseen)
         stages = json.loads((output / "build_manifest.json").read_text(encoding="utf-8"))["stages"]
         kept[precision] = next(stage for stage in stages if stage["name"] == "quantize")["metrics"]
-    float_model = built / "w8a8" / "optimized.onnx"
+    float_model = built.folder / "w8a8" / "optimized.onnx"
     expected = embeddings(onnxruntime.InferenceSession(float_model, providers=["CPUExecutionProvider"]), unseen)
     cosines = {
         precision: (expected * rows).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(rows, axis=1)
@@ -108,12 +108,9 @@ def test_sentence_embeddings_keep_their_direction(built: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("precision", "least"), [("w8a16", -0.01), ("w8a8", -0.03)])
-def test_similar_sentences_stay_similar(built: Path, precision: str, least: float) -> None:
+def test_similar_sentences_stay_similar(built: Project, precision: str, least: float) -> None:
     """As people judge them, on sentences that calibration has not seen: beside the float model on the same ones."""
-    asked = ("eval", precision, "--dataset", str(PAIRS), "--samples", "16", "--format", "json", "--cache-dir", "cache")
-    done = subprocess.run(
-        [sys.executable, "-m", "winml_dag", *asked], cwd=built, capture_output=True, text=True, check=False
-    )
+    done = built.run("eval", precision, "--dataset", str(PAIRS), "--samples", "16", "--format", "json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["task"], report["samples"], report["of"]) == ("feature-similarity", 16, 77)
