@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.sweep.result import SharedGraph
 from winml_dag.recipe.choice import matches
 from winml_dag.report.measures import MEASURES
 from winml_dag.report.row import Report, Row
@@ -40,7 +41,10 @@ def chosen(report: Report, filters: Sequence[str], *, may_be_empty: bool = False
             f"No build is left by --filter {' --filter '.join(filters)}.",
             advice=f"There are: {', '.join(row.name for row in report.rows[:5])}.",
         )
-    return replace(report, rows=rows)
+    names = {row.name for row in rows}
+    goals = tuple(goal for goal in report.goals if any(each.cell in names for each in goal.candidates))
+    # What all builds came to as one graph says nothing of some of them.
+    return replace(report, rows=rows, goals=goals, graph=SharedGraph(builds=len(rows)))
 
 
 def sorted_by(report: Report, name: str | None) -> Report:

@@ -156,7 +156,7 @@ def _all_columns(rows: Sequence[Row]) -> Iterator[_Column]:
     yield _measured("p50", "latency", 1, "latency")
     yield _measured("p90", "latency_p90", 9, "latency")
     yield _measured("p99", "latency_p99", 10, "latency")
-    yield _Column("n", 16, _inferences, "latency")
+    yield _Column("n+warm-up", 16, _inferences, "latency")
     yield _measured("load", "load", 13, "latency")
     yield _measured("memory", "peak_memory", 11, "latency")
     yield _measured("cosine", "cosine", 2, "quality")

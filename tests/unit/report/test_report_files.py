@@ -106,7 +106,7 @@ def test_builds_of_other_shards_take_one_line(report: Report) -> None:
 def test_wide_terminals_have_all_columns(report: Report) -> None:
     heading = next(line.text for line in table_lines(report, 300) if "precision" in line.text)
     first, last = "  precision  target", "measured"
-    shown = "size p50 p90 p99 n load memory cosine SQNR accuracy drop parts on CPU quantized made in"
+    shown = "size p50 p90 p99 n+warm-up load memory cosine SQNR accuracy drop parts on CPU quantized made in"
     assert " ".join(heading.split()) == f"{' '.join(first.split())} {shown} {last}"
 
 
