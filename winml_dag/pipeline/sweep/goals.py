@@ -219,7 +219,7 @@ def _of_an_emulator(goal: Goal, best: Judged) -> str:
     goes_by = [name for name in goal.measures if name in _OF_THE_DEVICE]
     if best.facts is None or not best.facts.emulated or not goes_by:
         return ""
-    return f"{' and '.join(goes_by)} are of an emulated device, and say nothing about a real one"
+    return f"{' and '.join(goes_by)} were measured on an emulator, and say nothing about a real device"
 
 
 def _left_behind(folder: Path) -> str:
