@@ -5,6 +5,8 @@ Figures follow from places in the sweep, so that every run has the same ones. Na
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from winml_dag.pipeline.sweep.result import (
     Candidate,
     CellStatus,
@@ -180,7 +182,7 @@ def _measured_row(name: str, model: str, precision: str, ep: str, device: str, p
             "2026-11-22T10:44:00+00:00",
             0.41,
             int(bytes_ * 1.6),
-            emulated=False,
+            emulated=is_npu and model == "clip-text",
         )
         if place % 11 != 10
         else None,
@@ -303,8 +305,9 @@ def _failed(row: Row, said: str = "") -> Row:
 def _trial(rows: list[Row]) -> Row:
     base = next(row for row in rows if row.name == "bert-base/w8a8/npu")
     trial = _measured_row("bert-base/w8a8/npu/keep-6", base.model, base.precision, base.ep, base.device, 6)
-    values = {name: getattr(trial, name) for name in trial.__dataclass_fields__}
-    return Row(**values | {"trial_of": base.name, "winner_of": ()})
+    assert trial.quality is not None
+    good = replace(trial.quality, cosine=0.9921, cosine_min=0.985, passed=True)
+    return replace(trial, trial_of=base.name, winner_of=("least size for bert-base on npu",), quality=good)
 
 
 def _goals() -> tuple[GoalResult, ...]:

@@ -248,6 +248,29 @@ def labels_of(links) -> list[str]:
     return [links.nth(place).get_attribute("aria-label") for place in range(links.count())]
 
 
+def test_what_an_emulator_took_is_compared_with_nothing(opened) -> None:
+    page = opened("small")
+    cell = page.locator("#heat tbody tr", has_text="clip-text").locator("td").nth(8)
+    assert "5.58 ms" in cell.inner_text()
+    assert cell.get_attribute("class") == "hatched off"
+    cell.locator("a").hover()
+    assert "that of an emulator" in page.locator("#tooltip").inner_text()
+    choose(page, "trade-offs", "Quality", "cosine")
+    choose(page, "trade-offs", "Model", "clip-text")
+    plot = page.locator("figure[data-measure=p50]")
+    assert "3 builds left out: measured on an emulator" in plot.inner_text()
+    assert not [label for label in labels_of(plot.locator("a.mark")) if "npu" in label]
+
+
+def test_a_trial_that_won_stands_for_its_build(opened) -> None:
+    page = opened("small")
+    cell = page.locator("#heat tbody td", has_text="keep-6")
+    assert "winner" in cell.inner_text()
+    assert cell.inner_text().endswith("+1")
+    cell.locator("a").click()
+    assert "bert-base/w8a8/npu" in page.locator("#cell .facts").first.get_by_role("link").all_inner_texts()
+
+
 def test_a_point_is_reached_by_arrows_and_leads_to_its_build(opened) -> None:
     page = opened("small")
     plot = page.locator("figure[data-measure=size]")

@@ -43,8 +43,15 @@ def _best_by(goal: GoalResult, rows: Mapping[str, Row]) -> str:
         return f"Best{group}: {goal.winner}."
     labels = [label for axis, label in row.values.items() if axis not in goal.group]
     chosen = next((one for one in goal.candidates if one.cell == goal.winner), None)
-    told = [" / ".join(labels) or row.name, *_figures(row, goal.minimize, chosen)]
+    told = [" / ".join(labels) + _trial(row) or row.name, *_figures(row, goal.minimize, chosen)]
     return f"Best{group}: {', '.join(told)}."
+
+
+def _trial(row: Row) -> str:
+    """What the name of a trial has beside that of the build that it is for."""
+    if row.trial_of is None or not row.name.startswith(row.trial_of):
+        return ""
+    return row.name.removeprefix(row.trial_of).replace("/", " ", 1)
 
 
 def _figures(row: Row, minimized: str, chosen: Candidate | None) -> Iterator[str]:

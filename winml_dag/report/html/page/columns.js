@@ -39,7 +39,7 @@ const source = (part) => (/** @type {Row} */ row) =>
 /** @type {Record<string, Partial<Column>>} */
 const AS = {
   ms: { text: milliseconds, better: "low", part: "latency" },
-  bytes: { text: size, better: "low", part: "size" },
+  bytes: { text: (value) => size(value), better: "low", part: "size" },
   count: { text: whole },
   time: { text: seconds },
   quality: { text: (value) => digits(value, 4), part: "quality" },
@@ -56,8 +56,9 @@ function cpuNodes(row) {
   return row.placement ? Object.values(row.placement.cpu_nodes || {}).reduce((sum, count) => sum + count, 0) : null;
 }
 
-/** A name that says model, precision and target already needs no columns for them. @param {...string} fields one of them will do */
-const isUsual = (...fields) => !rows.every((row) => fields.some((field) => row.name.includes(row[field] || "")));
+/** What all builds share, or their names say already, needs no column. @param {...string} fields one of them will do in a name */
+const isUsual = (...fields) => new Set(rows.map((row) => row[fields[0]])).size !== 1
+  && !rows.every((row) => fields.some((field) => row.name.includes(row[field] || "")));
 
 /** @type {Column[]} */
 const COLUMNS = [
@@ -115,7 +116,7 @@ const COLUMNS = [
   column("seconds", "Spent", "Time", (row) => spent(row, row.seconds), { ...AS.time, better: "low", usual: true }),
   column("saved", "Saved", "Time", (row) => spent(row, row.saved_seconds), { ...AS.time, better: "high", usual: true }),
   column("made-in", "All its stages", "Time", (row) => spent(row, row.made_in_seconds), { ...AS.time, better: "low" }),
-  column("build-memory", "Peak memory of the build", "Time", (row) => number(row.peak_memory_bytes), { text: size, better: "low" }),
+  column("build-memory", "Peak memory of the build", "Time", (row) => number(row.peak_memory_bytes), { text: (value) => size(value), better: "low" }),
   column("digest", "Digest", "Origin", (row) => row.digest || null),
   column("folder", "Folder", "Origin", (row) => row.folder || null),
   column("versions", "Versions", "Origin",
@@ -130,6 +131,11 @@ function textOf(one, row) {
   const value = one.value(row);
   if (value === null) return NONE;
   return one.text ? one.text(value, row) : String(value);
+}
+
+/** Beside a latency that was measured on an emulator. */
+function emulatedMark() {
+  return [glyph(" \u2248"), unseen(" on an emulator")];
 }
 
 /** The heading where it stands alone. @param {Column} one */

@@ -37,7 +37,7 @@ function furnish(element, properties, children) {
       element.setAttribute(name, value === true ? "" : String(value));
     }
   }
-  element.append(.../** @type {(Node | string)[]} */ (children.flat().filter(isShown).map(asNode)));
+  element.append(.../** @type {(Node | string)[]} */ (children.flat(2).filter(isShown).map(asNode)));
   return element;
 }
 

@@ -17,12 +17,12 @@ function digits(value, digits = 3) {
   return (Math.abs(value) < 1e-4 && value !== 0 ? value.toExponential(1) : text).replace("-", "\u2212");
 }
 
-/** @param {number} bytes */
-function size(bytes) {
+/** @param {number} bytes @param {number} [places] behind the point */
+function size(bytes, places = 1) {
   const units = ["B", "KiB", "MiB", "GiB"];
   let value = bytes, unit = 0;
   while (Math.abs(value) >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
-  return `${unit === 0 ? value : value.toFixed(1)} ${units[unit]}`.replace("-", "\u2212");
+  return `${unit === 0 ? value : value.toFixed(places)} ${units[unit]}`.replace("-", "\u2212");
 }
 
 /** @param {number} value */

@@ -35,12 +35,12 @@ function figuresOf(candidate) {
   return Object.entries(candidate.values || {}).map(([measure, value]) => `${measure} ${measureText(measure, value)}`).join(", ");
 }
 
-/** @param {string} measure @param {any} value */
+/** Sizes of candidates may differ by little. @param {string} measure @param {any} value */
 function measureText(measure, value) {
   const told = number(value);
   if (told === null) return "not measured";
   if (measure === "latency") return milliseconds(told);
-  if (measure === "size" || measure === "peak_memory") return size(told);
+  if (measure === "size" || measure === "peak_memory") return size(told, 3);
   return digits(told, 4);
 }
 

@@ -78,7 +78,7 @@ function differs(seen, key, value) {
   return seen.get(key) !== value;
 }
 
-/** Of several builds in one place, one that is there goes before one that is not, and trials come last.
+/** Of several builds in one place, a winner goes first, then one that is there, and trials come last.
  * @param {Row[]} several
  */
 function foremost(several) {
@@ -87,7 +87,7 @@ function foremost(several) {
 
 /** @param {Row} row */
 function rank(row) {
-  return (isThere(row) ? 0 : 1) + (row.trial_of ? 2 : 0);
+  return (row.winner_of || []).length ? 0 : (isThere(row) ? 1 : 2) + (row.trial_of ? 2 : 0);
 }
 
 /** @typedef {{low: number, high: number}} Scale
@@ -97,11 +97,16 @@ function heatScales(lines, state) {
   const measure = columnsById.get(state.measure);
   const shown = (/** @type {HeatRow} */ line) => [...line.cells.values()].map(foremost);
   const scale = (/** @type {Row[]} */ some) => {
-    const values = measure && measure.better ? some.map(measure.value).filter((value) => value !== null && Number.isFinite(value)) : [];
+    const values = measure && measure.better ? some.filter((row) => !saysNothing(measure, row)).map(measure.value).filter((value) => value !== null && Number.isFinite(value)) : [];
     return { low: Math.min(...values), high: Math.max(...values) };
   };
   const common = scale(lines.flatMap(shown));
   return new Map(lines.map((line) => [line, state.within ? scale(shown(line)) : common]));
+}
+
+/** An emulator is not to be compared with a device. @param {Column} measure @param {Row} row */
+function saysNothing(measure, row) {
+  return measure.part === "latency" && isEmulated(row);
 }
 
 /** How good a value is among others, from 0 to STEPS - 1. @param {number} value @param {Scale} scale @param {Column} measure */
@@ -122,7 +127,7 @@ function heatCell(several, id, scale) {
   const value = measure && id !== "status" ? measure.value(row) : null;
   const cell = el("td", { class: heatClass(row, value, measure, scale) },
     el("a", { href: addressOf(row) }, ...heatText(row, value, measure),
-      several.length > 1 && el("small", { text: ` +${several.length - 1}` })));
+      trialMark(row) !== "" && el("small", { text: ` ${trialMark(row)}` }), several.length > 1 && el("small", { text: ` +${several.length - 1}` })));
   const why = isThere(row) && value === null && measure && id !== "status" ? [[whyMissing(row, measure.part)]] : [];
   const others = several.length > 1 ? [[`Also here: ${several.filter((one) => one !== row).map((one) => one.name).slice(0, 8).join(", ")}`]] : [];
   withTooltip(cell.firstChild, () => [...aboutRow(row), ...why, ...others]);
@@ -134,7 +139,7 @@ function heatClass(row, value, measure, scale) {
   const kind = STATUSES[/** @type {keyof typeof STATUSES} */ (row.status)].kind;
   if (!isThere(row)) return `hatched ${kind}`;
   if (!measure || measure.id === "status") return `state ${kind}`;
-  if (value === null) return "hatched off";
+  if (value === null || saysNothing(measure, row)) return "hatched off";
   return Number.isFinite(value) && scale ? `step-${step(value, scale, measure)}` : "step-3";
 }
 
@@ -144,7 +149,7 @@ function heatText(row, value, measure) {
   const winner = row.winner_of && row.winner_of.length ? [glyph("\u2605 "), unseen("winner ")] : [];
   if (value === null) return [...winner, "not measured"];
   const missed = missesBound(row) ? [glyph(" \u25BC"), unseen(" misses its bound")] : [];
-  return [...winner, textOf(measure, row), ...missed];
+  return [...winner, textOf(measure, row), ...(saysNothing(measure, row) ? emulatedMark() : []), ...missed];
 }
 
 /** @param {any[]} links @param {number} from @param {string} key */
@@ -176,7 +181,8 @@ function heatLegend(state) {
     ? [el("span", { class: "entry" }, "worse", swatches, `better${measure.better === "low" ? " (less)" : " (more)"}`)] : [];
   return [
     ...scale,
-    entry("hatched off", "", "no figure: the tooltip says why"),
+    entry("hatched off", "", "nothing to compare: the tooltip says why"),
+    ...(measure && rows.some((row) => saysNothing(measure, row)) ? [entry("sign", "\u2248", "on an emulator, which says nothing of the device")] : []),
     ...(rows.some((row) => (row.winner_of || []).length) ? [entry("sign", "\u2605", "winner of a goal")] : []),
     ...(rows.some(missesBound) ? [entry("sign", "\u25BC", "misses its bound")] : []),
     ...(heatRows().some((line) => [...line.cells.values()].some((several) => several.length > 1)) ? [entry("sign", "+1", "more builds there, such as trials")] : []),

@@ -39,7 +39,7 @@ function drawPlot(figure, state) {
   const x = /** @type {Column} */ (columnsById.get(String(figure.dataset.measure)));
   const y = /** @type {Column} */ (columnsById.get(state.quality));
   const asked = rows.filter((row) => isThere(row) && (!state.model || row.model === state.model) && (!state.target || target(row) === state.target));
-  const shown = asked.filter((row) => isFinitePoint(x, y, row) && !(x.part === "latency" && row.latency.emulated));
+  const shown = asked.filter((row) => isFinitePoint(x, y, row) && !saysNothing(x, row));
   const caption = el("figcaption", {}, el("strong", { text: `${fullLabel(x)} against ${fullLabel(y).toLowerCase()}` }), el("span", { class: "left-out", text: whatIsNotShown(x, asked, shown) }));
   if (shown.length === 0) return figure.replaceChildren(caption);
   const points = shown.map((row) => ({ row, x: x.value(row) / unitOf(x), y: y.value(row) }));
@@ -53,7 +53,7 @@ function isFinitePoint(x, y, row) {
 
 /** @param {Column} x @param {Row[]} asked @param {Row[]} shown */
 function whatIsNotShown(x, asked, shown) {
-  const emulated = x.part === "latency" ? asked.filter((row) => row.latency && row.latency.emulated).length : 0;
+  const emulated = x.part === "latency" ? asked.filter(isEmulated).length : 0;
   const missing = asked.length - shown.length - emulated;
   return [
     emulated ? `${counted(emulated, "build")} left out: measured on an emulator, which says nothing of the device.` : "",
@@ -178,7 +178,8 @@ function labels(points, onFront, across, up, width) {
   const taken = points.map((point) => [across.at(point.x) - MARK, up.at(point.y) - MARK, across.at(point.x) + MARK, up.at(point.y) + MARK]);
   const severalModels = grouped(points).size > 1;
   return inReadingOrder(points).filter((point) => onFront.has(point.row)).flatMap((point) => {
-    const text = severalModels ? `${point.row.model} ${point.row.precision}` : point.row.precision;
+    const choice = point.row.precision + trialMark(point.row);
+    const text = severalModels ? `${point.row.model} ${choice}` : choice;
     const short = text.length > 24 ? `${text.slice(0, 23)}\u2026` : text;
     const place = freePlace(across.at(point.x), up.at(point.y), short.length * 6.6, taken, width);
     return place ? [svg("text", { class: "name", x: place[0], y: place[1], "aria-hidden": "true", direction: "ltr", text: short })] : [];

@@ -45,6 +45,16 @@ function target(row) {
   return [row.ep, row.device].filter((part, place) => part && (place === 0 || part !== row.ep)).join(" ") || NONE;
 }
 
+/** A latency that says nothing of the device. @param {Row} row */
+function isEmulated(row) {
+  return Boolean(row.latency && row.latency.emulated);
+}
+
+/** What a trial has in its name beside that of the build that it is for. @param {Row} row @returns {string} */
+function trialMark(row) {
+  return row.trial_of && row.name.startsWith(row.trial_of) ? row.name.slice(row.trial_of.length).replace(/^\//, " ") : "";
+}
+
 /** It is there, and not as good as it was to be. @param {Row} row */
 function missesBound(row) {
   return [row.quality, row.accuracy].some((part) => part && part.passed === false);

@@ -37,7 +37,7 @@ function hasRun(stage) {
 /** @param {any} stage @param {Span} scale */
 function stageLine(stage, scale) {
   const shared = stage.cells > 1 ? `, shared by ${stage.cells} builds` : "";
-  const made = stage.status === "reused" ? [moment(stage.made_at), stage.made_by === report.made_by ? "" : stage.made_by].filter(Boolean).join(", ") : "";
+  const made = stage.status === "reused" && !stage.reason.includes(stage.made_at) ? [moment(stage.made_at), stage.made_by === report.made_by ? "" : stage.made_by].filter(Boolean).join(", ") : "";
   return el("tr", { class: stage.status },
     el("th", { scope: "row" }, own(stage.id)),
     el("td", {}, stageMark(stage.status), shared, made && el("div", { class: "small" }, own(`made ${made}`))),
