@@ -26,17 +26,20 @@ class _Read:
 
 
 class Bases:
-    """The recipes that a sweep in the file *path* is based on; each is read once. ``files``: all that were read."""
+    """The recipes that a sweep in the file *path* is based on; each is read once.
+
+    ``files``: all that were read, and what was looked for to tell paths from ids on the hub.
+    """
 
     def __init__(self, path: Path, findings: Findings) -> None:
         self._path = path
         self._findings = findings
         self._read: dict[Path, _Read | None] = {}
-        self._found: dict[tuple[Path, ...], tuple[Piece, ...]] = {}
+        self._looked_at: list[Path] = []
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(self._read)
+        return (*self._read, *dict.fromkeys(self._looked_at))
 
     def of(self, named: object, at: Location) -> tuple[Piece, ...]:
         """What the recipes say that the sweep has *named* *at* a place of its file, the last with the last word."""
@@ -97,7 +100,8 @@ class Bases:
         if path.parent.resolve() == self._path.parent.resolve():
             kept = dict(value)
         else:
-            kept = relocated(value, path.parent)
+            kept, looked_at = relocated(value, path.parent)
+            self._looked_at += looked_at
             if "stages" in value:
                 message = "has stages of its own, which work in its folder; base takes those of this folder only"
                 self._findings.add(at, f"{path} {message}")

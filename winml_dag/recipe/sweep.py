@@ -44,7 +44,7 @@ class Sweep:
         cells: in the order of the file, those that are left out among them.
         output_dir: the folder that the cells' folders lie in, if the file names one.
         measure: what is measured of each cell: ``perf``, ``eval``.
-        files: all that it was read from, and would be another sweep if one of them were.
+        files: all that it was read from, and what may be there or not: a change of one may make it another sweep.
     """
 
     name: str

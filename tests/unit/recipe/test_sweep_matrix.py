@@ -211,7 +211,9 @@ def test_paths_of_a_recipe_in_another_folder_mean_what_they_meant_there(tmp_path
     (there / "affinity.json").write_text("{}", encoding="utf-8")
     (there / "base.yaml").write_text(json.dumps({**BASE, "output_dir": "of its own"}), encoding="utf-8")
     own = {"base": "../there/base.yaml", "matrix": {"perf.seed": [1]}, "eval": {"model_id": "here"}}
-    recipe = said_by(cells_of(sweep_of(tmp_path, own, "here/sweep.yaml"))["1"])
+    sweep = sweep_of(tmp_path, own, "here/sweep.yaml")
+    assert {"base.yaml", "known", "rows"} <= {path.name for path in sweep.files}
+    recipe = said_by(cells_of(sweep)["1"])
     resolved = json.loads(json.dumps(recipe).replace(json.dumps(str(tmp_path / "there"))[1:-1], "THERE"))
     assert resolved == {
         "model": "THERE/models/one.onnx",
