@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-fast faults browser lint types layers docs check cache-fixtures bench clean
+.PHONY: quickstart ep-openvino op-support test test-fast faults browser lint types layers docs check cache-fixtures bench bench-sweep clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -81,6 +81,10 @@ cache-fixtures: $(VENV)/with-tests
 bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
 	$(PIP) --no-deps rapidocr
 	$(BIN)/python tests/benchmarks/bench.py --tools-folder $(BENCH_BIN)
+
+# A sweep as one graph, against its cells one by one and against caching whole builds: ten minutes on a quiet machine.
+bench-sweep: $(VENV)/with-tests
+	$(BIN)/python tests/benchmarks/sweep_bench.py --write --filter precision=fp32,w8a8,w8a16
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) $(PLUGIN_VENV) out build *.egg-info

@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sweep_bench import kept_section, with_section
 from tables import (
     bytes_table,
     compile_table,
@@ -287,7 +288,8 @@ def main() -> None:
     if asked.quick:
         print(text)
     else:
-        PAGE.write_text(text)
+        # What another benchmark has written there stays.
+        PAGE.write_text(with_section(text, kept_section(PAGE.read_text())))
         print(f"Wrote {PAGE}.")
 
 

@@ -1,0 +1,255 @@
+"""``make bench-sweep``: a sweep as one graph, against its cells built one by one and against caching whole builds.
+
+``python sweep_bench.py [--recipe FILE] [--filter CHOICE]... [--folder DIR] [--write]``. Every build is a process of its
+own that begins with an empty cache, and all of them use the same code, so that what differs is what is shared:
+
+- *one graph*: one call for all cells, with one cache;
+- *one by one*: a call for each cell, each with a cache of its own;
+- *whole builds*: what a cache with one key for each build over its whole config does. At first all cells are built
+  alone, with nothing changed none, and after an edit every cell whose config is another one, wholly and from nothing.
+
+Measured are a first run, a second with nothing changed, and one after ``quant.samples`` of one precision was edited.
+Wall time is of a machine that may be busy with other things; processor time and counts are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks.md"
+HEADING = "## One graph for a sweep\n"
+_BEFORE = "## Where it was measured\n"
+_RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
+_EDITED = "w8a8"
+_PROGRAM = str(Path(sys.executable).parent / "winml-dag")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What building took: wall and processor seconds, how many stages ran, by their name too, and the bytes on disk."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+    stages: int = 0
+    exports: int = 0
+    stored: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(own + more for own, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What each way of building cost: first, with nothing changed, and after the edit."""
+
+    cells: int
+    edited: int
+    one_graph: tuple[Cost, Cost, Cost]
+    one_by_one: tuple[Cost, Cost, Cost]
+    whole_builds: tuple[Cost, Cost, Cost]
+
+
+class Bench:
+    """A folder with a sweep that only builds, and the same with one field edited."""
+
+    def __init__(self, recipe: Path, filters: Sequence[str], folder: Path) -> None:
+        self._folder = folder
+        self._filters = [word for choice in filters for word in ("--filter", choice)]
+        sweep = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        for name in ("measure", "goal", "search"):
+            sweep.pop(name, None)
+        quant = {"samples": sweep.get("quant", {}).get("samples", 10) + 1}
+        overrides = [*sweep.get("overrides", ()), {"when": {"precision": _EDITED}, "quant": quant}]
+        self.sweep = self._write("sweep", sweep)
+        self.edited = self._write("edited", {**sweep, "overrides": overrides})
+
+    def measure(self) -> Found:
+        cells = self._cells(self.sweep)
+        edited = [name for name in cells if _EDITED in name.split("/")]
+        graph = [self._build("graph", recipe, []) for recipe in (self.sweep, self.sweep, self.edited)]
+        first = [self._build(f"alone-{place}", self.sweep, [name]) for place, name in enumerate(cells)]
+        second = [self._build(f"alone-{place}", self.sweep, [name]) for place, name in enumerate(cells)]
+        third = [
+            self._build(f"alone-{place}", self.edited, [name]) for place, name in enumerate(cells) if name in edited
+        ]
+        wholly = [self._build(f"whole-{place}", self.edited, [name]) for place, name in enumerate(edited)]
+        unedited = sum(self._stored(f"alone-{place}") for place, name in enumerate(cells) if name not in edited)
+        kept = added(first).stored
+        return Found(
+            len(cells),
+            len(edited),
+            (graph[0], graph[1], graph[2]),
+            (added(first), added(second), _with_stored(added(third), added(third).stored + unedited)),
+            (added(first), Cost(stored=kept), _with_stored(added(wholly), added(wholly).stored + kept)),
+        )
+
+    def _write(self, name: str, sweep: dict[str, Any]) -> Path:
+        path = self._folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
+        return path
+
+    def _cells(self, recipe: Path) -> list[str]:
+        told = self._run("none", ["plan", "-c", str(recipe), *self._filters])
+        return [build["name"] for build in told["builds"] if build.get("stages")]
+
+    def _build(self, place: str, recipe: Path, names: Sequence[str]) -> Cost:
+        """Build *recipe*, or of it only the cells with *names*, with the cache and into the folder at *place*."""
+        chosen = [word for name in names for word in ("--filter", name)] or self._filters
+        began, spent = time.perf_counter(), _processor_seconds()
+        told = self._run(place, ["build", "-c", str(recipe), "-o", str(self._folder / place / "out"), *chosen])
+        wall, processor = time.perf_counter() - began, _processor_seconds() - spent
+        assert not told["failed"], told["failed"]
+        ran = [stage["stage"] for cell in told["cells"] for stage in cell["stages"] if stage["status"] == "ran"]
+        print(f"{place}: {wall:.1f} s, {len(ran)} stages", file=sys.stderr, flush=True)
+        return Cost(wall, processor, len(ran), ran.count("export"), self._stored(place))
+
+    def _run(self, place: str, words: list[str]) -> Any:
+        environment = {**os.environ, "WINML_DAG_CACHE_DIR": str(self._folder / place / "cache")}
+        command = [_PROGRAM, *words, "--format", "json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}\n{done.stderr}{done.stdout[-2000:]}")
+        return json.loads(done.stdout)
+
+    def _stored(self, place: str) -> int:
+        """Bytes that the cache at *place* keeps of results."""
+        blobs = self._folder / place / "cache" / "blobs"
+        return sum(file.stat().st_size for file in blobs.rglob("*") if file.is_file())
+
+
+def added(costs: Iterable[Cost]) -> Cost:
+    return sum(costs, Cost())
+
+
+def _with_stored(cost: Cost, stored: int) -> Cost:
+    return Cost(cost.wall, cost.processor, cost.stages, cost.exports, stored)
+
+
+def _processor_seconds() -> float:
+    """Of all children that have ended, theirs among them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
+    """What the page of benchmarks says of *found*, with its heading."""
+    named = recipe.relative_to(ROOT) if recipe.is_relative_to(ROOT) else recipe
+    return _SECTION.format(
+        heading=HEADING,
+        day=date.today().isoformat(),
+        machine=f"{os.cpu_count()} processors under {platform.system()}, {platform.machine()}",
+        recipe=named,
+        filters=f", with `--filter {' --filter '.join(filters)}`" if filters else "",
+        cells=found.cells,
+        edited=found.edited,
+        precision=_EDITED,
+        first=_table(found, 0),
+        second=_table(found, 1),
+        third=_table(found, 2),
+    )
+
+
+_SECTION = """{heading}
+Written by `make bench-sweep` on {day}, on {machine}: `{recipe}`{filters}. That is {cells} cells; the edit
+of `quant.samples` is about {edited} of them.
+
+"One graph" is one call with one cache. "One by one" is a call for each cell, each with a cache of its own. "Whole
+builds" is what a cache with one key for each build does, over its whole config: all or nothing. Every cache begins
+empty. Processor time and counts are what to read: wall time is also that of whatever else ran. "x" is how many times as
+much as one graph.
+
+First run:
+
+{first}
+
+Nothing changed:
+
+{second}
+
+`quant.samples` of {precision} edited:
+
+{third}
+
+"""
+
+_COLUMNS = ("", "wall, s", "processor, s", "x", "stages run", "x", "exports run", "cache, MB", "x")
+
+
+def _table(found: Found, run: int) -> str:
+    ways = {"one graph": found.one_graph, "one by one": found.one_by_one, "whole builds": found.whole_builds}
+    rows = [_cells(name, costs[run], found.one_graph[run]) for name, costs in ways.items()]
+    lines = [_COLUMNS, ("---", *["---:"] * (len(_COLUMNS) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(name: str, cost: Cost, ours: Cost) -> tuple[str, ...]:
+    # That a key was found again was not timed.
+    times = (f"{cost.wall:.1f}", f"{cost.processor:.1f}", _ratio(cost.processor, ours.processor))
+    return (
+        name,
+        *(times if cost.wall else ("", "", "")),
+        str(cost.stages),
+        _ratio(cost.stages, ours.stages),
+        str(cost.exports),
+        f"{cost.stored / 1e6:.1f}",
+        _ratio(cost.stored, ours.stored),
+    )
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base else ""
+
+
+def kept_section(page: str) -> str:
+    """What a page says of sweeps, with its heading; empty for one that says nothing."""
+    begin = page.find(HEADING)
+    if begin < 0:
+        return ""
+    end = page.find("\n## ", begin + 1)
+    return page[begin:] if end < 0 else page[begin : end + 1]
+
+
+def with_section(page: str, text: str) -> str:
+    """*page* with *text* in place of what it said of sweeps, or before the words on where it was measured."""
+    old = kept_section(page)
+    return page.replace(old, text) if old else page.replace(_BEFORE, f"{text}{_BEFORE}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--recipe", type=Path, default=_RECIPE)
+    parser.add_argument("--filter", dest="filters", action="append", default=[])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write", action="store_true", help="Into docs/benchmarks.md.")
+    asked = parser.parse_args()
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="winml-dag-bench-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        found = Bench(asked.recipe.resolve(), asked.filters, folder.resolve()).measure()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    text = section(found, asked.recipe.resolve(), asked.filters)
+    print(text)
+    if asked.write:
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
