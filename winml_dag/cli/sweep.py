@@ -139,7 +139,8 @@ def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
     """Each problem once, with the cells that have it: what they share fails for all of them."""
     by_problem: dict[object, list[CellResult]] = {}
     for cell in cells:
-        if cell.status in FAILED:
+        # A trial that fails is no problem, but an answer, which its search tells.
+        if cell.status in FAILED and cell.trial_of is None:
             by_problem.setdefault((cell.why, cell.failure), []).append(cell)
     for same in by_problem.values():
         failure = same[0].failure

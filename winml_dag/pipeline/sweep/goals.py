@@ -146,7 +146,7 @@ class _Pursuit:
         start = next((one for one in starts if best is None or _is_less(choice.goal, one, best)), None)
         if start is None:
             choice.why = (
-                f"nothing was searched: {starts[0].result.name} misses a bound on quality, but has no less"
+                f"nothing was searched: {starts[0].result.name} misses a bound on quality, and is no better in"
                 f" {choice.goal.minimize} than the winner"
             )
             return
