@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from generated import BLOCKS
@@ -23,7 +26,9 @@ from tables import join
 from winml_dag.cli.main import cli
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.load import parse_recipe
+from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.optim import CAPABILITIES
+from winml_dag.recipe.reading import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,6 +39,8 @@ _HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *$", re.MULTILINE)
 _INLINE_CODE = re.compile(r"`([^`\n]+)`")
 _DOTTED = re.compile(r"([a-z]\w*(?:\.\w+)+)(?::.*)?")
 _PATH = re.compile(r"[a-z]\w*(?:/[\w.-]+)*/[\w-]+\.py|(?:tests|winml_dag|docs|recipes)/[\w./-]*")
+# Keys that only a sweep has.
+_OF_SWEEPS = {"matrix", "base", "overrides", "goal", "search", "measure", "folder"}
 # What ends a command in a line of shell.
 _SHELL_END = {"|", ">", ">>", "2>&1", "&", "&&", "||", ";"}
 
@@ -130,9 +137,27 @@ def _parse(command: click.Command, name: str, words: list[str], parent: click.Co
 
 def _recipe_problems(text: str) -> Iterator[str]:
     try:
-        parse_recipe(text, "the recipe", "yaml")
+        written = read_text(text, "the recipe", "yaml").value
+        if isinstance(written, dict) and written.keys() & _OF_SWEEPS:
+            _read_as_sweep({"matrix": {"precision": ["w8a8"]}, **written})
+        else:
+            parse_recipe(text, "the recipe", "yaml")
     except RecipeError as error:
         yield from error.problems or (str(error),)
+
+
+def _read_as_sweep(written: dict[str, Any]) -> None:
+    """Read a sweep, or a part of one, without what it is based on: that is nowhere here."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sweep.json"
+        path.write_text(json.dumps(_without_bases(written)), encoding="utf-8")
+        load_sweep(path)
+
+
+def _without_bases(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_bases(inner) for key, inner in value.items() if key != "base"}
+    return [_without_bases(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_known_field(names: list[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 from recipe_tables import recipe
+from sweep_tables import goal, search, sweep_head
 from tables import Row, join, table
 
 from winml_dag import errors
@@ -303,6 +304,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "exit codes": exit_codes,
     "recipe": recipe,
+    "keys of a sweep": sweep_head,
+    "goal": goal,
+    "search": search,
     "capabilities": capabilities,
     "stages": stages,
     "tasks": tasks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_fields import FIELDS, SAME_AS, SECTIONS
+from recipe_fields import FIELDS, SAME_AS, SECTIONS, Meaning
 from tables import join, table
 
 from winml_dag.recipe.schema import Recipe
@@ -55,13 +55,19 @@ def _fields(path: str, section: Mapping[str, Any]) -> dict[str, Mapping[str, Any
 
 
 def _section(path: str, section: Mapping[str, Any]) -> str:
+    meanings = {name: FIELDS[join(path, name)] for name in _fields(path, section)}
+    text = fields_table(_fields(path, section), meanings)
+    return "\n\n".join(part for part in (f"## {path or 'Top level'}", SECTIONS[path], text) if part)
+
+
+def fields_table(fields: Mapping[str, Mapping[str, Any]], meanings: Mapping[str, Meaning]) -> str:
+    """A row for each of *fields*, which are JSON schema by name."""
     rows = []
-    for name, field in _fields(path, section).items():
-        meaning = FIELDS[join(path, name)]
+    for name, field in fields.items():
+        meaning = meanings[name]
         mark = f"**{meaning.mark}**. " if meaning.mark else ""
         rows.append((f"`{name}`", _type(field), _default(field), (mark + meaning.text).strip()))
-    text = table(("field", "type", "default", "meaning"), rows)
-    return "\n\n".join(part for part in (f"## {path or 'Top level'}", SECTIONS[path], text) if part)
+    return table(("field", "type", "default", "meaning"), rows)
 
 
 def _type(field: Mapping[str, Any]) -> str:
