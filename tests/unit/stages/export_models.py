@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,7 @@ class Bench:
         self._scratches = (folder / f"scratch-{number}" for number in range(100))
 
     def export(self, loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None) -> Exported:
-        from winml_dag.stages.export.work import run
-
+        run = _stage()
         with self._scratch() as scratch:
             inputs = {}
             if folder is not None:
@@ -66,6 +67,15 @@ class Bench:
         scratch.mkdir(parents=True)
         with contextlib.chdir(scratch):
             yield scratch
+
+
+@functools.cache
+def _stage() -> Callable[[ExportConfig, Workspace], JsonObject]:
+    """The stage, whose modules are looked through by no garbage collection from now on."""
+    from winml_dag.stages.export.work import run
+
+    gc.freeze()
+    return run
 
 
 def _copied(folder: Path, copy: Path) -> Path:
