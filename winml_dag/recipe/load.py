@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.document import Document, Positions
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.reading import RecipeFormat, read_recipe, read_text
+from winml_dag.recipe.reading import MATRIX, RecipeFormat, read_recipe, read_text
 from winml_dag.recipe.schema import Recipe
 
 
@@ -62,6 +62,11 @@ def _recipe(document: Document, name: str) -> Recipe:
         raise RecipeError(
             f"{name} is a list of recipes for single modules of a model, and this is about one build.",
             advice="Give the file to `build` or `plan`, or write one recipe: an object with keys such as loader.",
+        )
+    if isinstance(document.value, dict) and MATRIX in document.value:
+        raise RecipeError(
+            f"{name} is a sweep of several builds, and this is about one.",
+            advice="Give it to `build`, `plan` or `graph`, or name the winml_build_config.json in a cell's folder.",
         )
     if not isinstance(document.value, dict):
         raise RecipeError(f"{name} has no keys and values in it.", advice="A recipe has keys such as model and quant.")

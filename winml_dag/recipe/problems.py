@@ -31,6 +31,7 @@ _EXPECTED = {
     "model_attributes_type": "expected keys and values",
 }
 _LONGEST_SHOWN = 60
+_OF_SWEEPS = ("base", "overrides", "goal", "search", "measure")
 
 
 def problems(error: ValidationError, root: type[BaseModel], positions: Positions, name: str) -> tuple[str, ...]:
@@ -91,6 +92,8 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     word = str(location[-1])
     if word in fields:
         return f"is another name of {fields[word]!r}, which is there too; keep one of them"
+    if len(location) == 1 and word in _OF_SWEEPS:
+        return "is a key of a sweep, which has a matrix besides"
     return f"unknown key{did_you_mean(word, fields)}"
 
 

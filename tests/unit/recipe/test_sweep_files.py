@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import InputError, RecipeError
+from winml_dag.recipe.load import load_recipe
 from winml_dag.recipe.reading import is_sweep
 from winml_dag.recipe.sweepfiles import sweep_of_files
 
@@ -86,3 +87,13 @@ def test_many_recipes_are_found_without_the_schema(tmp_path: Path) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_command_about_one_build_says_that_a_sweep_is_many(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is a sweep of several builds, and this is about one"):
+        load_recipe(write(tmp_path, "many.yaml", "matrix: {precision: [fp32]}"))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, "one.yaml", "base: other.yaml\nmodel: a"))
+    assert caught.value.problems == (
+        f"{tmp_path / 'one.yaml'}:1: base: is a key of a sweep, which has a matrix besides",
+    )
