@@ -10,6 +10,8 @@ from winml_dag.report.measures import MEASURES
 from winml_dag.report.table import Line, Style, wrapped
 from winml_dag.store.quantities import counted
 
+# Of builds that only one of the reports has.
+_MOST_NAMED = 10
 _MARKS = {Verdict.REGRESSION: "worse", Verdict.IMPROVEMENT: "better", Verdict.WITHIN: "", Verdict.NOT_COMPARED: ""}
 
 
@@ -25,6 +27,10 @@ def _lines(comparison: Comparison) -> Iterator[Line]:
     yield Line(f"Against {comparison.then}{was}: {comparison.now}{now}")
     for row in comparison.rows:
         yield from _row_lines(row)
+    for fate in (Fate.NEW, Fate.GONE):
+        if names := [row.name for row in comparison.rows if row.fate is fate]:
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            yield Line(f"{fate}: {', '.join(names[:_MOST_NAMED])}{more}")
     for notice in comparison.notices:
         yield Line(f"note: {notice}")
     yield from map(Line, _not_compared(comparison))
@@ -36,8 +42,8 @@ def _lines(comparison: Comparison) -> Iterator[Line]:
 def _row_lines(row: Compared) -> Iterator[Line]:
     name = row.name if row.then in (None, row.name) else f"{row.name} (was {row.then})"
     if row.fate is not Fate.SAME:
-        if row.fate is not Fate.MISSING:
-            style = Style.BAD if row.is_regression else Style.WINNER if row.fate is Fate.NOW_THERE else Style.PLAIN
+        if row.fate in (Fate.NOW_FAILING, Fate.NOW_THERE):
+            style = Style.BAD if row.is_regression else Style.WINNER
             yield Line(f"{row.fate}: {name}{f': {row.why}' if row.why else ''}", style)
         return
     for change in row.changes:
