@@ -66,7 +66,8 @@ const search = () => {
   const stages = result.places.filter((place) => drawing.view.boxes[place].status !== "source").length;
   const what = drawing === drawings.folded ? plural(stages, "box").replace("boxs", "boxes") : plural(stages, "stage");
   byId("found").textContent = stages ? `${what} in ${plural(result.cells.size, "build")}` : "nothing";
-  if (result.places.length) camera.fit(result.path);
+  const isStage = (place) => drawing.view.boxes[place].status !== "source";
+  if (stages) camera.fit([...result.path].filter(isStage));
 };
 
 const byKind = (name, is) => {
@@ -178,6 +179,9 @@ picture.addEventListener("click", (event) => {
   }
 });
 
+addEventListener("resize", () => {
+  if (!picture.classList.contains("picked")) camera.begin();
+});
 byId("search").addEventListener("input", search);
 byId("search").addEventListener("keydown", (event) => {
   if (event.key === "Escape") clear();
