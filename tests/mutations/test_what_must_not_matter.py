@@ -57,6 +57,9 @@ model: safetensors/../safetensors
 
 ELSEWHERE = "somebody else's Prüfstand 模型/a/b c"
 
+# Of the cells of this sweep, no stage of a build tells one from another.
+AS_SWEEP = "{base: recipe.json, matrix: {perf.iterations: [5, 7]}}"
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -95,7 +98,11 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
     "another home": Surroundings(environment={"HOME": "home", "USERPROFILE": "home", "PYTHONHASHSEED": "1"}),
     "strict permissions for new files": Surroundings(umask=0o077, arguments=(*_PLAN, "-o", "strict")),
     "threads of others": Surroundings(environment={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}),
-    "YAML, other order, comments": Surroundings(("plan", "-c", "recipe.yaml", "-o", "out"), options=("recipe",)),
+    "YAML, other order, comments": Surroundings(("plan", "-c", "recipe.yaml", "-o", "out"), options=("recipes",)),
+    "a cell of a sweep": Surroundings(
+        ("plan", "-c", "sweep.yaml", "-o", "out", "--filter", "perf.iterations=7", "--shard", "1/1"),
+        options=("filters", "shard"),
+    ),
     "another current folder": Surroundings(("plan", "-c", "../recipe.json", "-o", "out"), folder="org"),
     "the recipe by its whole path": Surroundings(("plan", "-c", "{project}/recipe.json", "-o", "{project}/out")),
     "the project elsewhere": Surroundings(at=ELSEWHERE),
@@ -107,11 +114,11 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
     "output in the cache": Surroundings((*_PLAN, "--use-cache"), options=("use_cache",)),
     "an option that says what the recipe says": Surroundings((*_PLAN, "-o", "out", "--ep", "Qnn", "-d", "NPU")),
     "a quiet build": Surroundings(
-        ("build", "-c", "recipe.json", "-o", "quiet", "-q", "-j", "1", "--stage-timeout", "7.5"),
-        options=("quiet", "jobs", "stage_timeout", "format_"),
+        ("build", "-c", "recipe.json", "-o", "quiet", "-q", "-j", "1", "--stage-timeout", "7.5", "--memory", "8GB"),
+        options=("quiet", "jobs", "stage_timeout", "memory", "format_"),
     ),
     "a loud build": Surroundings(
-        ("build", "-c", "recipe.json", "-o", "loud", "-v", "-j", "7", "-k", "--link", "--sandbox"),
+        ("build", "-c", "recipe.json", "-o", "loud", "-v", "-j", "7", "-k", "--link", "--sandbox", "--memory", "none"),
         options=("verbose", "jobs", "keep_going", "link", "sandbox"),
     ),
 }
@@ -126,6 +133,7 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     (project / "org").mkdir()
     (project / "recipe.json").write_text(json.dumps(RECIPE), encoding="utf-8")
     (project / "recipe.yaml").write_text(AS_YAML, encoding="utf-8")
+    (project / "sweep.yaml").write_text(AS_SWEEP, encoding="utf-8")
     for at in {each.at for each in SURROUNDINGS.values()} - {"project"}:
         shutil.copytree(project, tmp_path / at)
     keys_of_nodes = fill_cache(project, tmp_path / "cache", tmp_path / "scratch")
@@ -176,12 +184,14 @@ def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | s
 
 
 def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
-    """``--rebuild`` runs every stage under the key that it has, which tests of the engine show."""
+    """``--rebuild`` runs every stage under the key that it has, which tests of the engine show; ``--retry-failed`` chooses
+    cells by what became of them, which tests of sweeps do.
+    """
     tried = {name for each in SURROUNDINGS.values() for name in each.options}
     about_keys = {field.name for field in fields(Overrides)}
     about_keys |= {name for group in (COMPILE, VALIDATION) for name in group.fields.values()}
     about_keys |= {"batch_size", "dynamic_axes", "export_config", "input_specs", "shape_config"}  # all of `export`
-    assert {option.name for option in build_command.params} - about_keys - {"rebuild"} == tried
+    assert {option.name for option in build_command.params} - about_keys - {"rebuild", "retry_failed"} == tried
 
 
 # Base, and two ways to say the same.
