@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
+
+from winml_dag.cli.parameters import CATALOG, Recipe
 
 
 def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:
@@ -32,4 +35,15 @@ def _words(option: click.Option, value: object) -> Iterator[str]:
         return
     for each in value if option.multiple and isinstance(value, tuple) else (value,):
         yield name
-        yield str(each)
+        yield _recipe(each) if isinstance(option.type, Recipe) else str(each)
+
+
+def _recipe(path: Path) -> str:
+    """*path* as it was written: where the catalog lies is another place on every machine."""
+    if not path.is_absolute():
+        return str(path)
+    # Imported here: it needs the schema of a recipe.
+    from winml_dag.recipe.shipped import shipped_name
+
+    name = shipped_name(path)
+    return str(path) if name is None else f"{CATALOG}{name}"

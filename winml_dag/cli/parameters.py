@@ -1,4 +1,4 @@
-"""The kinds of values that options have everywhere: texts and paths, neither of them ever empty."""
+"""The kinds of values that options have everywhere: texts and paths, neither of them ever empty, and memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-_CATALOG = "catalog:"
+CATALOG = "catalog:"
 
 
 class _NotEmpty(click.ParamType[Any]):
@@ -27,22 +27,46 @@ class _Path(_NotEmpty, click.Path):
     pass
 
 
-class _Recipe(_Path):
+class Recipe(_Path):
     """A recipe's file, or the name of one that comes with us."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and value.startswith(_CATALOG):
+        if isinstance(value, str) and value.startswith(CATALOG):
             # Imported here: reading recipes costs more than all else that a build with nothing to do needs.
             from winml_dag.errors import UsageError
             from winml_dag.recipe.shipped import shipped_path
 
             try:
-                value = str(shipped_path(value.removeprefix(_CATALOG)))
+                value = str(shipped_path(value.removeprefix(CATALOG)))
             except UsageError as error:
                 self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
 
 
+class _Memory(click.ParamType[Any]):
+    """Bytes for all that runs at the same time; ``none`` is no limit."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from winml_dag.engine.admission import UNLIMITED
+        from winml_dag.errors import UsageError
+        from winml_dag.store.quantities import parse_size
+
+        if isinstance(value, int):
+            return value
+        if str(value).strip().lower() == "none":
+            return UNLIMITED
+        try:
+            found = parse_size(str(value), "--memory")
+        except UsageError as error:
+            self.fail(str(error).removeprefix("--memory: "), param, ctx)
+        if found == 0:
+            self.fail("nothing runs without memory; no limit is none.", param, ctx)
+        return found
+
+
 TEXT = _Text()
-RECIPE = _Recipe(path_type=Path)
+RECIPE = Recipe(path_type=Path)
 FILE = _Path(path_type=Path)
+MEMORY = _Memory()

@@ -120,6 +120,12 @@ def test_a_job_for_each_cell_has_its_values(says: Any) -> None:
     }
 
 
+def test_a_job_names_a_recipe_of_the_catalog_as_it_is_called_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "-c", "catalog:sweeps/small", "--matrix", "--shards", "1"]) == 0
+    (job,) = json.loads(capsys.readouterr().out)["include"]
+    assert job["arguments"] == "build -c catalog:sweeps/small --shard 1/1"
+
+
 def test_a_shard_without_cells_has_nothing_to_do(says: Any) -> None:
     code, out, err = says("--filter", "one/fp16", "--shard", "1/2")
     assert (code, "There is nothing to build" in out, err) == (0, True, "")
