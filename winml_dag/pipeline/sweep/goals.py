@@ -169,7 +169,8 @@ class _Pursuit:
         results = [one.result for one in judged]
         if is_pending(results):
             waiting = sum(result.status is CellStatus.NOT_REACHED for result in results)
-            return replace(told, pending=True, why=f"{waiting} of {len(results)} cells have no result yet")
+            have = "has" if waiting == 1 else "have"
+            return replace(told, pending=True, why=f"{waiting} of {len(results)} cells {have} no result yet")
         folder = winner_folder(goal, choice.group)
         best = winner(goal, judged)
         if best is None:
@@ -210,7 +211,8 @@ def _is_less(goal: Goal, one: Judged, best: Judged) -> bool:
 def _no_winner(goal: Goal, judged: Sequence[Judged]) -> str:
     near = nearest(goal, judged)
     if near is None:
-        return "no cell is there, or what the goal needs was measured of none"
+        first = next((f"; {one.result.name}: {one.candidate(goal).why}" for one in judged), "")
+        return f"of no cell all is known that the goal needs{first}"
     against = near.candidate(goal).why
     return f"no cell meets the bounds; {near.result.name} comes nearest: {against}"
 
@@ -219,7 +221,7 @@ def _of_an_emulator(goal: Goal, best: Judged) -> str:
     goes_by = [name for name in goal.measures if name in _OF_THE_DEVICE]
     if best.facts is None or not best.facts.emulated or not goes_by:
         return ""
-    return f"{' and '.join(goes_by)} were measured on an emulator, and say nothing about a real device"
+    return f"measured on an emulator, which says nothing about a real device: {', '.join(goes_by)}"
 
 
 def _left_behind(folder: Path) -> str:

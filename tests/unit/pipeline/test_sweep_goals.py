@@ -1,0 +1,176 @@
+"""Goals over cells whose folders and measurements are there: who wins, when it is too early, and what is in the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from winml_dag.errors import StoreError
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
+from winml_dag.pipeline.sweep.measuring import Running
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured
+from winml_dag.recipe.matrix import load_sweep
+from winml_dag.recipe.sweep import Cell
+from winml_dag.stages.perf.notices import EMULATED
+from winml_dag.store.local import LocalStore
+
+SWEEP = """
+matrix:
+  model: [a.onnx]
+  precision: [fp32, w8a8, w8a16]
+measure: [perf, eval]
+goal: {minimize: size, subject_to: {cosine: ">=0.99"}, folder: best}
+"""
+DIGEST = "xxh3-128:" + 32 * "0"
+
+
+class Sweeping:
+    """A sweep whose cells are there, as builds leave them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.put: list[str] = []
+        self.results: dict[str, CellResult] = {}
+        for precision, size, cosine in (("fp32", 400, 1.0), ("w8a8", 100, 0.95), ("w8a16", 110, 0.999)):
+            self.cell(f"a/{precision}", size, cosine)
+
+    def cell(self, name: str, size: int, cosine: float, **told: Any) -> None:
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        file = {"name": "model.onnx", "digest": DIGEST, "size": size}
+        stages = [
+            {"name": "validate", "status": "completed", "metrics": {"quality": {"cosine": cosine, "sqnr_db": None}}},
+            {"name": "finalize", "status": "completed", "outputs": {"model": {"files": [file]}}},
+        ]
+        manifest = {"schema_version": 1, "stages": stages, "files": [file]}
+        (self.folder / name / "build_manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        precision = name.rpartition("/")[2]
+        status = told.pop("status", CellStatus.BUILT)
+        self.results[name] = CellResult(name, {"model": "a", "precision": precision}, name, status, **told)
+
+    def pursue(self, text: str = SWEEP, put_fails: bool = False) -> Pursued:
+        path = self.folder / "sweep.yaml"
+        path.write_text(text, encoding="utf-8")
+
+        def put(cell: Cell, folder: Path) -> None:
+            if put_fails:
+                raise StoreError("The disk is full.")
+            folder.mkdir(parents=True, exist_ok=True)
+            self.put.append(cell.name)
+
+        def carry_out(cells: Sequence[Cell]) -> Sequence[CellResult]:
+            raise AssertionError(f"nothing is searched here: {cells}")
+
+        running = Running(LocalStore(self.folder / "cache"))
+        means = Means(self.folder, lambda _: Request(None, Overrides()), carry_out, put, running)
+        sweep = load_sweep(path)
+        return pursue_goals(sweep, [self.results[cell.name] for cell in sweep.cells], means)
+
+
+@pytest.fixture
+def sweeping(tmp_path: Path) -> Sweeping:
+    return Sweeping(tmp_path)
+
+
+def test_the_smallest_that_is_good_enough_is_put_in_place_with_a_note(sweeping: Sweeping) -> None:
+    (goal,) = sweeping.pursue().goals
+    assert (goal.winner, goal.folder, goal.why, goal.failed) == ("a/w8a16", "best", "", False)
+    assert sweeping.put == ["a/w8a16"]
+    assert {one.cell: one.why for one in goal.candidates} == {
+        "a/fp32": "",
+        "a/w8a8": "cosine is 0.95, below 0.99",
+        "a/w8a16": "",
+    }
+    note = json.loads((sweeping.folder / "best/winner.json").read_text(encoding="utf-8"))
+    assert (note["cell"], note["values"]) == ("a/w8a16", {"size": 110, "cosine": 0.999})
+
+
+def test_a_failed_cell_loses_and_the_others_compete(sweeping: Sweeping) -> None:
+    failure = Failure("compile", "It crashed.")
+    sweeping.results["a/w8a16"] = replace(sweeping.results["a/w8a16"], status=CellStatus.FAILED, failure=failure)
+    (goal,) = sweeping.pursue().goals
+    assert goal.winner == "a/fp32"
+    assert goal.candidates[2].why == "failed at compile: It crashed"
+
+
+def test_it_is_too_early_for_a_winner_while_a_cell_has_no_result(sweeping: Sweeping) -> None:
+    sweeping.results["a/w8a8"] = replace(sweeping.results["a/w8a8"], status=CellStatus.NOT_REACHED)
+    (goal,) = sweeping.pursue().goals
+    assert (goal.winner, goal.pending, goal.failed) == (None, True, False)
+    assert goal.why == "1 of 3 cells has no result yet"
+    assert sweeping.put == []
+
+
+def test_the_winner_of_before_is_named_where_there_is_none_any_more(sweeping: Sweeping) -> None:
+    sweeping.pursue()
+    (goal,) = sweeping.pursue(SWEEP.replace('cosine: ">=0.99"', 'size: "<=90"')).goals
+    assert (goal.winner, goal.failed) == (None, True)
+    assert goal.why == (
+        "no cell meets the bounds; a/w8a8 comes nearest: size is 100 bytes, above 90;"
+        f" {sweeping.folder / 'best'} still has a/w8a16, which won an earlier run"
+    )
+
+
+def test_what_cannot_be_put_in_place_is_told(sweeping: Sweeping) -> None:
+    (goal,) = sweeping.pursue(put_fails=True).goals
+    assert (goal.winner, goal.folder, goal.failed) == ("a/w8a16", None, True)
+    assert goal.why == "it could not be put into best: The disk is full."
+
+
+def test_a_file_that_no_goal_has_written_is_left_alone(sweeping: Sweeping) -> None:
+    theirs = sweeping.folder / "best/winner.json"
+    theirs.parent.mkdir()
+    theirs.write_text("mine", encoding="utf-8")
+    (goal,) = sweeping.pursue().goals
+    assert goal.failed
+    assert "winner.json is in the way: no goal has written it" in goal.why
+    assert theirs.read_text(encoding="utf-8") == "mine"
+
+
+def test_latencies_of_an_emulator_are_told_to_be_that(sweeping: Sweeping) -> None:
+    for place, name in enumerate(sweeping.results):
+        report = {"latency_ms": {"p50": 3.0 - place}, "notices": [EMULATED]}
+        sweeping.results[name] = replace(sweeping.results[name], perf=Measured("live", "", report))
+    (goal,) = sweeping.pursue(SWEEP.replace("size", "latency")).goals
+    assert goal.winner == "a/w8a16"
+    assert goal.why == "measured on an emulator, which says nothing about a real device: latency"
+
+
+def test_who_was_not_measured_cannot_win_and_the_reason_is_that_of_the_measurement(sweeping: Sweeping) -> None:
+    for name in sweeping.results:
+        sweeping.results[name] = replace(sweeping.results[name], eval=Measured(error="There is no labelled data."))
+    text = SWEEP.replace('{cosine: ">=0.99"}', '{accuracy: ">=0.5"}')
+    (goal,) = sweeping.pursue(text).goals
+    assert goal.winner is None
+    assert {one.why for one in goal.candidates} == {"accuracy is not known: There is no labelled data"}
+    assert goal.why == (
+        "of no cell all is known that the goal needs; a/fp32: accuracy is not known: There is no labelled data"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "drop", "why"),
+    [
+        ({"reference": {"value": 0.8}}, 0.05, ""),
+        ({"reference": None}, None, "accuracy_drop is not known: eval has no such figure"),
+    ],
+    ids=["beside the float model", "alone"],
+)
+def test_the_drop_of_accuracy_is_against_the_float_model(
+    sweeping: Sweeping, tasks: Any, drop: float | None, why: str
+) -> None:
+    found = {
+        "task": "text-classification",
+        "metrics": {"macro_f1": {}, "accuracy": {"candidate": {"value": 0.75}, **tasks}},
+    }
+    for name in sweeping.results:
+        sweeping.results[name] = replace(sweeping.results[name], eval=Measured("live", "", found))
+    (goal,) = sweeping.pursue(SWEEP.replace('{cosine: ">=0.99"}', '{accuracy_drop: "<=0.1"}')).goals
+    value = goal.candidates[0].values["accuracy_drop"]
+    assert value == (None if drop is None else pytest.approx(drop))
+    assert goal.candidates[0].why.startswith(why)
