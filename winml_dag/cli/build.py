@@ -14,6 +14,7 @@ import click
 
 from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
+from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
@@ -44,6 +45,11 @@ class _Seconds(click.FloatRange):
 @rebuild_option
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Stages at a time [number of processors].")
 @click.option(
+    "--memory",
+    type=MEMORY,
+    help="What the stages that run at a time may take together, such as 16GB; none: any [most of this machine's].",
+)
+@click.option(
     "-k/",
     "--keep-going/--no-keep-going",
     default=None,
@@ -62,6 +68,7 @@ def command(
     shard: str | None,
     retry_failed: bool,
     jobs: int | None,
+    memory: int | None,
     keep_going: bool | None,
     stage_timeout: float | None,
     link: bool,
@@ -94,7 +101,9 @@ def command(
     from winml_dag.cli.buildreport import errors_as_json, print_json
     from winml_dag.pipeline.build import BuildOptions
 
-    how = BuildOptions(jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, sandbox)
+    how = BuildOptions(
+        jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, sandbox, memory_bytes=memory
+    )
     # Of several builds, one that fails says nothing of the others.
     of_several = replace(how, keep_going=keep_going is not False)
     with errors_as_json(format_):

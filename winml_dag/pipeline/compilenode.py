@@ -44,6 +44,7 @@ def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
             **{f"QAIRT SDK {entry.name}": entry.digest for entry in tools},
         },
         interpreter=None,
+        pools=(),  # they compile without the device
         surroundings={
             "root": str(sdk.root.absolute()),
             "host": sdk.host,

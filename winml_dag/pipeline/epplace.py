@@ -12,6 +12,7 @@ from pathlib import Path
 
 from winml_dag.engine.toolchain import installed_distributions, normalised, versions
 from winml_dag.ep.configuration import config_file
+from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of, package_of
 from winml_dag.pipeline.host import this_host
@@ -28,12 +29,15 @@ class EpPlace:
         tools: versions of the packages that bring a provider, the digests of its libraries, and for a provider that
             compiles for the machine that it runs on, that; for keys.
         looked_at: files and folders that decided all this, for whoever remembers a plan.
+        pools: the device, where it is a real one: one run at a time is on it. Of emulators there are as many as one
+            likes.
     """
 
     interpreter: Path | None = None
     site_packages: tuple[Path, ...] | None = None
     tools: dict[str, str] = field(default_factory=dict)
     looked_at: tuple[Path, ...] = ()
+    pools: tuple[str, ...] = ()
 
     def toolchain(self, packages: Iterable[str]) -> dict[str, str]:
         """What shapes the bytes of work that uses *packages* there: their versions, and what brings the provider. Of
@@ -81,6 +85,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
             **(_machine(target) if target.ep.for_this_machine else {}),
         },
         looked_at=(*libraries.files, *libraries.folders, *(() if environment is None else environment.looked_at)),
+        pools=() if target.device == "cpu" or is_emulated(target) else (target.device,),
     )
 
 

@@ -238,6 +238,7 @@ class Line:
             kinds={} if kind is None else {"model": kind},
             toolchain=place.toolchain((*stage.packages, *data_packages)),
             interpreter=place.interpreter,
+            pools=place.pools,
         )
 
     def _run_on(self) -> _RunOn:

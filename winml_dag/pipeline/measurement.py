@@ -120,6 +120,7 @@ def measuring_node(
         inputs={slot: source.name for slot, source in inputs.items() if source is not None},
         toolchain=place.toolchain((*stage.packages, *packages)),
         interpreter=place.interpreter,
+        pools=place.pools,
     )
 
 

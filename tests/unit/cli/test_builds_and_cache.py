@@ -120,3 +120,16 @@ def test_a_timeout_that_is_no_time_is_refused(seconds: str, capsys: pytest.Captu
     Path("recipe.yaml").write_text("stages: {hello: {command: [sh, -c, exit 0]}}")
     assert run(["build", "-c", "recipe.yaml", "--stage-timeout", seconds]) == 2
     assert "'--stage-timeout'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        ("16", "'16' is not a size. Write a number and B, KB"),
+        ("lots", "'lots' is not a size"),
+        ("0", "no limit is none"),
+    ],
+)
+def test_memory_that_is_no_size_is_refused(memory: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["build", "-c", "recipe.yaml", "--memory", memory]) == 2
+    assert told in capsys.readouterr().err

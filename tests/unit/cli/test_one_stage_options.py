@@ -256,8 +256,10 @@ def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
-    how = {"rebuild", "jobs", "keep_going", "stage_timeout", "link", "sandbox", "verbose", "quiet", "format_"}
-    request, _ = request_from({name: value for name, value in parameters.items() if name not in how})
+    how = {"rebuild", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox", "verbose", "quiet", "format_"}
+    which = {"recipes", "filters", "shard", "retry_failed"}
+    of_build = {name: value for name, value in parameters.items() if name not in how | which}
+    request, _ = request_from({**of_build, "recipe": None})
     overrides = request.overrides
     assert overrides.compile_settings == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
     assert overrides.settings == {"validate": {"min_cosine": 0.5, "input_data": str(tmp_path / "a.npz")}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
-from winml_dag.ep.registry import NV_TENSORRT_RTX, QNN, Target
+from winml_dag.ep.registry import CPU, NV_TENSORRT_RTX, QNN, Target
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.store.local import LocalStore
 
@@ -58,3 +58,20 @@ def test_another_way_to_the_same_provider_is_in_no_key_of_it(packages: Path, tmp
 def test_the_distribution_that_is_there_counts_among_those_of_one_module(packages: Path, tmp_path: Path) -> None:
     install(packages, "onnxruntime_ep_nv_tensorrt_rtx_cu12", "0.5.0", "onnxruntime_ep_nv_tensorrt_rtx")
     assert toolchain(Target(NV_TENSORRT_RTX, "gpu"), tmp_path)["onnxruntime-ep-nv-tensorrt-rtx-cu12"] == "0.5.0"
+
+
+def test_a_real_device_is_one_run_s_at_a_time_and_an_emulator_is_not(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(packages, "onnxruntime_qnn", "2.7.0", "onnxruntime_qnn")
+    fingerprints = LocalStore(tmp_path / "cache").fingerprints
+    pools = {}
+    for machine in ("x86_64", "aarch64"):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        for ep, device in ((QNN, "npu"), (QNN, "gpu"), (CPU, "cpu")):
+            pools[machine, device] = ep_place(Target(ep, device), fingerprints).pools
+    assert {place: found for place, found in pools.items() if found} == {
+        ("x86_64", "gpu"): ("gpu",),
+        ("aarch64", "npu"): ("npu",),
+        ("aarch64", "gpu"): ("gpu",),
+    }
