@@ -135,7 +135,7 @@ function textOf(one, row) {
 
 /** Beside a latency that was measured on an emulator. */
 function emulatedMark() {
-  return [glyph(" \u2248"), unseen(" on an emulator")];
+  return [glyph(" ?"), unseen(" on an emulator")];
 }
 
 /** The heading where it stands alone. @param {Column} one */

@@ -15,7 +15,7 @@ function goals() {
 function goalLine(goal) {
   const winner = (goal.candidates || []).find((/** @type {any} */ one) => one.cell === goal.winner);
   return el("tr", {}, el("th", { scope: "row" }, own(groupOf(goal))), el("td", { class: "text" }, own(wanted(goal))),
-    goal.winner ? el("td", {}, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: "missed text" }, glyph("\u2717 "), "none: ", own(goal.why || "no build meets the bounds")),
+    goal.winner ? el("td", { class: goal.winner.length < SHORT ? "short" : null }, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: "missed text" }, glyph("\u2717 "), "none: ", own(goal.why || "no build meets the bounds")),
     el("td", { class: "text", text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", {}, path(goal.folder)) : NONE));
 }
 

@@ -9,7 +9,7 @@ const LABEL_OF_STATUS = "Status";
 function heatMap() {
   const measures = ["p50", "size", "cosine", "accuracy", "drop", "partitions", "cpu-nodes", "seconds"]
     .map((id) => /** @type {Column} */ (columnsById.get(id))).filter((one) => rows.some((row) => one.value(row) !== null));
-  const state = { measure: measures.length ? measures[0].id : "status", within: true };
+  const state = { measure: firstMeasure(measures), within: true };
   const table = el("table", { class: "heat" });
   const legend = el("div", { class: "legend" });
   const draw = () => {
@@ -26,6 +26,12 @@ function heatMap() {
     legend, scroller("Heat map", table));
 }
 
+/** What is to be least, if anybody said so. @param {Column[]} measures @returns {string} */
+function firstMeasure(measures) {
+  const wanted = { latency: "p50", size: "size" }[/** @type {string} */ ((report.goals || [])[0]?.minimize)];
+  return measures.find((one) => one.id === wanted)?.id || measures[0]?.id || "status";
+}
+
 /** @param {HTMLElement} table @param {{measure: string, within: boolean}} state */
 function drawHeat(table, state) {
   const targets = distinct(target);
@@ -40,7 +46,7 @@ function drawHeat(table, state) {
         ...targets.map((one) => el("th", { colspan: /** @type {string[]} */ (precisions.get(one)).length, scope: "colgroup", class: "group" }, own(one)))),
       el("tr", {}, ...targets.flatMap((one) => /** @type {string[]} */ (precisions.get(one)).map((precision, place) =>
         el("th", { scope: "col", class: place === 0 ? "group" : null }, own(precision || NONE)))))),
-    el("tbody", {}, ...lines.map((line) => el("tr", {}, el("th", { scope: "row" }, own(line.label)),
+    el("tbody", {}, ...lines.map((line) => el("tr", {}, el("th", { scope: "row", class: line.label.length < SHORT / 2 ? "short" : null }, own(line.label)),
       ...columns.map((key) => heatCell(line.cells.get(key), state.measure, scales.get(line)))))));
   const links = [...table.querySelectorAll("tbody a")];
   roving(table, links, (from, key) => neighbour(links, from, key));
@@ -182,7 +188,7 @@ function heatLegend(state) {
   return [
     ...scale,
     entry("hatched off", "", "nothing to compare: the tooltip says why"),
-    ...(measure && rows.some((row) => saysNothing(measure, row)) ? [entry("sign", "\u2248", "on an emulator, which says nothing of the device")] : []),
+    ...(measure && rows.some((row) => saysNothing(measure, row)) ? [entry("sign", "?", "on an emulator, which says nothing of the device")] : []),
     ...(rows.some((row) => (row.winner_of || []).length) ? [entry("sign", "\u2605", "winner of a goal")] : []),
     ...(rows.some(missesBound) ? [entry("sign", "\u25BC", "misses its bound")] : []),
     ...(heatRows().some((line) => [...line.cells.values()].some((several) => several.length > 1)) ? [entry("sign", "+1", "more builds there, such as trials")] : []),

@@ -56,7 +56,7 @@ function whatIsNotShown(x, asked, shown) {
   const emulated = x.part === "latency" ? asked.filter(isEmulated).length : 0;
   const missing = asked.length - shown.length - emulated;
   return [
-    emulated ? `${counted(emulated, "build")} left out: measured on an emulator, which says nothing of the device.` : "",
+    emulated ? `${counted(emulated, "build")} left out: measured on an emulator.` : "",
     missing > 0 ? `${counted(missing, "build")} left out: not measured.` : "",
   ].filter(Boolean).join(" ");
 }

@@ -12,6 +12,9 @@ const rows = report.rows.map(unpacked);
 /** @type {Map<string, Row>} */
 const rowsByName = new Map(rows.map((row) => [row.name, row]));
 
+/** Names with fewer letters are kept in one line. */
+const SHORT = 34;
+
 const STATUSES = {
   "built": { glyph: "\u2713", kind: "good" },
   "up to date": { glyph: "\u2713", kind: "good" },

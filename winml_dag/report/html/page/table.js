@@ -2,9 +2,6 @@
 
 /** @typedef {{sort: string, down: boolean, words: string[], chosen: Record<string, string>, columns: Set<string>}} TableState */
 
-/** Names with fewer letters are kept in one line. */
-const SHORT = 34;
-
 const FILTERS = [["model", "Model"], ["precision", "Precision"], ["target", "EP and device"], ["status", "Status"]];
 
 function buildTable() {
@@ -176,7 +173,7 @@ const haystacks = new WeakMap();
 function haystack(row) {
   const known = haystacks.get(row);
   if (known !== undefined) return known;
-  const text = COLUMNS.filter((one) => one.value(row) !== null).map((one) => textOf(one, row)).join("\n").toLowerCase();
+  const text = COLUMNS.map((one) => textOf(one, row)).join("\n").toLowerCase();
   haystacks.set(row, text);
   return text;
 }
