@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions
     from winml_dag.pipeline.request import Request
 
+# That a matrix of GitHub's actions may have.
+_MOST_JOBS = 256
+
 
 @click.command(name="plan")
 @several_request_options
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Stages at a time, for the time [processors].")
 @click.option("--matrix", is_flag=True, help="Print the job matrix of a CI as JSON instead: a job for each cell.")
 @click.option(
-    "--shards", type=click.IntRange(1, 256), help="With --matrix, so many jobs, each with a part of the cells."
+    "--shards", type=click.IntRange(1, _MOST_JOBS), help="With --matrix, so many jobs, each with a part of the cells."
 )
 @format_option
 @click.pass_context
@@ -110,8 +113,10 @@ def _print_matrix(recipes: tuple[Path, ...], selection: Selection, number: int |
     from winml_dag.cli.sweepplan import job_matrix
     from winml_dag.recipe.sweepfiles import sweep_of_files
 
-    cells = selected(sweep_of_files(recipes), selection)
-    click.echo(json.dumps(job_matrix(cells, words, number), ensure_ascii=False))
+    matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
+    if (jobs := len(matrix["include"])) > _MOST_JOBS:
+        click.echo(f"note: These are {jobs} jobs, and GitHub takes {_MOST_JOBS}; --shards makes fewer.", err=True)
+    click.echo(json.dumps(matrix, ensure_ascii=False))
     return 0
 
 

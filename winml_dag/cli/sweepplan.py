@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
 
 
+# More names than that in one line say nothing more.
+_MOST_NAMES = 4
+
+
 @dataclass(frozen=True)
 class PlanOptions:
     """How a sweep is looked at: as it would be with so many *jobs*."""
@@ -50,8 +54,8 @@ def look_at_sweep(
     else:
         for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen)):
             click.echo(line)
-    for label, error in foreseen.errors.items():
-        click.echo(f"error: {label}: {error}", err=True)
+    for line in _error_lines(foreseen):
+        click.echo(line, err=True)
     return StageError.exit_code if foreseen.errors else 0
 
 
@@ -77,6 +81,16 @@ def _cell_lines(cells: Sequence[Cell], foreseen: Foreseen) -> Iterator[str]:
             yield f"{cell.name:<{width}}  refused"
         else:
             yield f"{cell.name:<{width}}  {counts(foreseen.results[cell.name]).replace(' ran', ' would run')}"
+
+
+def _error_lines(foreseen: Foreseen) -> Iterator[str]:
+    """Each reason once, with the cells that are refused for it."""
+    cells: dict[str, list[str]] = {}
+    for label, error in foreseen.errors.items():
+        cells.setdefault(str(error), []).append(label)
+    for why, labels in cells.items():
+        more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
+        yield f"error: {', '.join(labels[:_MOST_NAMES])}{more}: {why}"
 
 
 def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
@@ -148,7 +162,7 @@ def _cell_json(cell: Cell, foreseen: Foreseen) -> JsonObject:
     return {**told, "final_artifact": None, "stages": [], "error": str(foreseen.errors[cell.name])}
 
 
-def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) -> JsonObject:
+def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) -> dict[str, list[JsonObject]]:
     """The matrix of a CI that builds *cells*, in *number* shards or each by itself: what ``fromJSON`` of GitHub's
     actions takes. *words*: the options of this run, which each of the jobs has as well.
     """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from winml_dag.names import is_safe_part
 from winml_dag.recipe.spelling import known_instead
+
+T = TypeVar("T")
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _MEANT_BY_FILTERS = re.compile(r"[,=!\[\]]")
@@ -49,12 +52,12 @@ def folder_problem(folder: str) -> str:
     return f"longer than {_LONGEST} letters" if len(folder) > _LONGEST else ""
 
 
-def clashes(folders: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Pairs of those who have one folder, or one in that of the other. *folders*: by what its owner is called.
+def clashes(folders: Mapping[T, str]) -> Iterator[tuple[T, T]]:
+    """Pairs of those who have one folder, or one in that of the other. *folders*: by its owner.
 
     Upper and lower case are one: there are systems to which they are.
     """
-    owners: dict[str, str] = {}
+    owners: dict[str, T] = {}
     for owner, folder in folders.items():
         if (known := folder.casefold()) in owners:
             yield owners[known], owner

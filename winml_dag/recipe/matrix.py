@@ -277,12 +277,9 @@ class _Reading:
         for folder in found.values():
             if wrong := folder_problem(folder):
                 self._findings.add(at, f"{folder}: {wrong}")
-        told = {" x ".join(labels): folder for labels, folder in found.items()}
-        for first, second in islice(clashes(told), _MOST_CLASHES):
-            if told[first].casefold() == told[second].casefold():
-                self._findings.add(at, f"gives {first} and {second} one folder: {told[first]}")
-            else:
-                self._findings.add(at, f"puts {second} into the folder of {first}: {told[second]}")
+        for first, second in islice(clashes(found), _MOST_CLASHES):
+            one, other = (" x ".join(labels) for labels in (first, second))
+            self._findings.add(at, f"gives {one} and {other} one folder: {found[first]}")
         self._findings.refuse()
         return tuple(found.values())
 

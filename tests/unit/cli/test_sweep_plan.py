@@ -66,6 +66,13 @@ def test_each_cell_has_a_line_and_all_have_one(says: Any) -> None:
     assert (code, err) == (1, "error: nowhere/w8a8: The model nowhere.onnx does not exist. Check the path.\n")
 
 
+def test_what_several_cells_are_refused_for_is_told_once(says: Any) -> None:
+    Path("sweep.yaml").write_text(SWEEP.partition("  exclude")[0], encoding="utf-8")
+    code, _, err = says()
+    names = "nowhere/fp32, nowhere/fp16, nowhere/w8a8"
+    assert (code, err) == (1, f"error: {names}: The model nowhere.onnx does not exist. Check the path.\n")
+
+
 def test_what_is_known_is_cached_and_the_rest_takes_as_long_as_it_did_elsewhere(says: Any) -> None:
     only_finalize = ("--no-optimize", "--no-analyze", "--no-validate", "-o", "out")
     assert run(["build", "-c", "sweep.yaml", "--filter", "one/fp32", *only_finalize, "--quiet"]) == 0

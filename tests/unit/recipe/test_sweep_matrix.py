@@ -333,6 +333,10 @@ WRONG = {
         "matrix: {x: [{name: a}, {name: A}]}",
         "matrix: gives a and A one folder: a",
     ),
+    "one folder for cells that sound alike": (
+        "folder: all\nmatrix: {x: [{name: a x b}, {name: a}], y: [{name: c}, {name: b x c}]}",
+        "folder: gives a x b x c and a x c one folder: all",
+    ),
     "the name of the sweep's own file": ("matrix: {x: [{name: sweep.json}]}", "is what the sweep itself is told of"),
     "a base that is not there": ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
     "a base of another name in the catalog": ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
