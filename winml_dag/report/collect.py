@@ -17,7 +17,7 @@ from winml_dag.report.cellrow import folder_of, row_of_build, row_of_cell, targe
 from winml_dag.report.found import Found, FoundBuild, find
 from winml_dag.report.pareto import judged
 from winml_dag.report.row import Report, Row
-from winml_dag.report.shards import joined
+from winml_dag.report.shards import Joined, joined
 
 # Of builds that no sweep names, a notice names so many.
 _MOST_NAMED = 5
@@ -35,44 +35,47 @@ def collect(folders: Sequence[Path]) -> Report:
     found = [find(folder) for folder in folders]
     notices = [notice for each in found for notice in each.notices]
     builds = {_place(build.folder): build for each in found for build in each.builds}
-    sweeps = joined([sweep for each in found for sweep in each.sweeps])
     rows: list[Row] = []
     taken: set[str] = set()
-    for sweep, places in sweeps:
-        part, own = _rows_of_sweep(sweep, places, builds)
-        taken |= own
-        rows += _unique(rows, part, sweep.name)
+    names: set[str] = set()
+    sweeps = [_with_free_names(sweep, names) for sweep in joined([sweep for each in found for sweep in each.sweeps])]
+    for sweep in sweeps:
+        rows += _rows_of_sweep(sweep, builds)
+        taken |= set(_folders(sweep))
     others = [build for place, build in builds.items() if place not in taken]
     below = [_place(sweep.folder) for each in found for sweep in each.sweeps]
     left = [build for build in others if any(_is_below(build.folder, place) for place in below)]
     notices += _unnamed(left)
-    rows += _unique(rows, [_row_of(build) for build in others if build not in left], "")
+    plain = [_row_of(build) for build in others if build not in left]
+    rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
     if not rows:
         raise InputError(_nothing(folders, notices), advice="Give the output folder of a build or of a sweep.")
-    return _report(found, [sweep for sweep, _ in sweeps], judged(rows), notices)
+    return _report(found, [sweep.result for sweep in sweeps], judged(rows), notices)
 
 
 def _row_of(build: FoundBuild) -> Row:
     return row_of_build(build.name, build.folder, built_of(build.manifest, build.folder))
 
 
-def _rows_of_sweep(
-    sweep: SweepResult, places: Mapping[str, Path], builds: Mapping[str, FoundBuild]
-) -> tuple[list[Row], set[str]]:
-    """The rows of its cells, and all folders that belong to it: those of cells, and where winners were put."""
-    folders = {cell.name: folder_of(cell, places[cell.name]) for cell in sweep.cells}
+def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]:
+    folders = {cell.name: folder_of(cell, sweep.places[cell.name]) for cell in sweep.result.cells}
     built = {
         name: built_of(build.manifest, folder)
         for name, folder in folders.items()
         if (build := builds.get(_place(folder)) or _outside(folder)) is not None
     }
-    known = _targets(sweep, built)
-    rows = [
-        row_of_cell(cell, folders[cell.name], built.get(cell.name), sweep.goals, target_of(cell, known))
-        for cell in sweep.cells
+    known, goals = _targets(sweep.result, built), sweep.result.goals
+    return [
+        row_of_cell(cell, folders[cell.name], built.get(cell.name), goals, target_of(cell, known))
+        for cell in sweep.result.cells
     ]
-    winners = (top / goal.folder for goal in sweep.goals if goal.folder for top in set(places.values()))
-    return rows, {_place(folder) for folder in (*folders.values(), *winners)}
+
+
+def _folders(sweep: Joined) -> Iterator[str]:
+    """All folders that may belong to it: those of its cells in each of its parts, and where winners were put."""
+    for top in sweep.folders:
+        yield from (_place(folder_of(cell, top)) for cell in sweep.result.cells)
+        yield from (_place(top / goal.folder) for goal in sweep.result.goals if goal.folder)
 
 
 def _outside(folder: Path) -> FoundBuild | None:
@@ -93,15 +96,9 @@ def _targets(sweep: SweepResult, built: Mapping[str, Built]) -> dict[tuple[str, 
     return known
 
 
-def _unique(rows: Sequence[Row], more: Sequence[Row], prefix: str) -> list[Row]:
-    """*more* under names that none of *rows* has; what points at a row of the same sweep goes along."""
-    taken = {row.name for row in rows}
-    names = [_free(row.name, prefix or row.folder, taken) for row in more]
-    renamed = {row.name: name for row, name in zip(more, names, strict=True)}
-    return [
-        replace(row, name=name, trial_of=None if row.trial_of is None else renamed.get(row.trial_of, row.trial_of))
-        for row, name in zip(more, names, strict=True)
-    ]
+def _with_free_names(sweep: Joined, taken: set[str]) -> Joined:
+    """*sweep* with names of cells that no other sweep has."""
+    return sweep.named({cell.name: _free(cell.name, sweep.result.name, taken) for cell in sweep.result.cells})
 
 
 def _free(name: str, prefix: str, taken: set[str]) -> str:

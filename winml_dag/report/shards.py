@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.pipeline.sweep.result import (
@@ -27,10 +27,25 @@ _KNOWN = (
 )
 
 
-def joined(sweeps: Sequence[FoundSweep]) -> list[tuple[SweepResult, dict[str, Path]]]:
-    """One sweep for all those that have one name and the same axes, each with the folder of the part that every cell
-    is from.
-    """
+@dataclass(frozen=True)
+class Joined:
+    """A whole sweep. ``folders``: those of its parts; ``places``: by cell, the one that it is told from."""
+
+    result: SweepResult
+    folders: tuple[Path, ...]
+    places: Mapping[str, Path]
+
+    def named(self, names: Mapping[str, str]) -> Joined:
+        """With other *names* for its cells, by their own."""
+        result = self.result
+        cells = (replace(cell, name=names[cell.name], trial_of=_name(cell.trial_of, names)) for cell in result.cells)
+        goals = (_goal_named(goal, names) for goal in result.goals)
+        places = {names[name]: place for name, place in self.places.items()}
+        return replace(self, result=replace(result, cells=tuple(cells), goals=tuple(goals)), places=places)
+
+
+def joined(sweeps: Sequence[FoundSweep]) -> list[Joined]:
+    """One sweep for all those that have one name and the same axes."""
     parts: dict[tuple[object, ...], list[FoundSweep]] = {}
     for found in sweeps:
         axes = tuple((name, tuple(labels)) for name, labels in found.result.axes.items())
@@ -40,7 +55,19 @@ def joined(sweeps: Sequence[FoundSweep]) -> list[tuple[SweepResult, dict[str, Pa
     return [_join(same) for same in parts.values()]
 
 
-def _join(parts: Sequence[FoundSweep]) -> tuple[SweepResult, dict[str, Path]]:
+def _name(name: str | None, names: Mapping[str, str]) -> str | None:
+    return None if name is None else names.get(name, name)
+
+
+def _goal_named(goal: GoalResult, names: Mapping[str, str]) -> GoalResult:
+    candidates = tuple(replace(each, cell=names.get(each.cell, each.cell)) for each in goal.candidates)
+    search = goal.search
+    if search is not None:
+        search = replace(search, cell=names.get(search.cell, search.cell), trial=_name(search.trial, names))
+    return replace(goal, winner=_name(goal.winner, names), candidates=candidates, search=search)
+
+
+def _join(parts: Sequence[FoundSweep]) -> Joined:
     # The later run knows better, where both know as much.
     parts = sorted(parts, key=lambda part: part.result.began_at, reverse=True)
     chosen: dict[str, tuple[CellResult, Path]] = {}
@@ -52,19 +79,18 @@ def _join(parts: Sequence[FoundSweep]) -> tuple[SweepResult, dict[str, Path]]:
     latest = parts[0].result
     names = dict.fromkeys(cell.name for part in parts for cell in part.result.cells)
     results = [part.result for part in parts]
-    return (
-        replace(
-            latest,
-            cells=tuple(chosen[name][0] for name in names),
-            graph=_graph([result.graph for result in results]),
-            goals=_goals([goal for result in results for goal in result.goals]),
-            began_at=min(result.began_at for result in results),
-            # They ran beside each other.
-            elapsed_seconds=max(result.elapsed_seconds for result in results),
-            interrupted=any(result.interrupted for result in results),
-        ),
-        {name: folder for name, (_, folder) in chosen.items()},
+    whole = replace(
+        latest,
+        cells=tuple(chosen[name][0] for name in names),
+        graph=_graph([result.graph for result in results]),
+        goals=_goals([goal for result in results for goal in result.goals]),
+        began_at=min(result.began_at for result in results),
+        # They ran beside each other.
+        elapsed_seconds=max(result.elapsed_seconds for result in results),
+        interrupted=any(result.interrupted for result in results),
     )
+    places = {name: folder for name, (_, folder) in chosen.items()}
+    return Joined(whole, tuple(part.folder for part in parts), places)
 
 
 def _rank(cell: CellResult) -> int:

@@ -173,10 +173,26 @@ def test_shards_of_one_sweep_are_joined(tmp_path: Path) -> None:
     assert (report.graph.seconds_ran, report.elapsed_seconds) == (4.0, 50.0)
 
 
+def test_what_two_shards_both_have_is_told_once_as_the_later_one_has_it(tmp_path: Path) -> None:
+    early = sweep([cell("bert/w8a8/npu", perf=perf(3.0))], began_at="2026-11-22T10:00:00+00:00")
+    late = sweep([cell("bert/w8a8/npu", perf=perf(4.0))], began_at="2026-11-22T12:00:00+00:00")
+    folders = [
+        put_sweep(tmp_path / name, part, {"bert/w8a8/npu": manifest()}) for name, part in (("2", late), ("1", early))
+    ]
+    report = collect(folders)
+    assert [row.latency and row.latency.p50 for row in report.rows] == [4.0]
+    assert report.notices == ()
+
+
 def test_of_two_sweeps_with_other_axes_all_cells_are_told(tmp_path: Path) -> None:
-    one = put_sweep(tmp_path / "1", sweep([cell("bert/w8a8/npu")], name="a"), {"bert/w8a8/npu": manifest()})
-    two = put_sweep(tmp_path / "2", sweep([cell("bert/w8a8/npu")], name="b"), {"bert/w8a8/npu": manifest()})
-    assert [row.name for row in collect([one, two]).rows] == ["bert/w8a8/npu", "b: bert/w8a8/npu"]
+    name = "bert/w8a8/npu"
+    goal = GoalResult({}, "size", {}, name, (Candidate(name, {"size": 1.0}),))
+    one = put_sweep(tmp_path / "1", sweep([cell(name)], name="a", goals=(goal,)), {name: manifest()})
+    two = put_sweep(tmp_path / "2", sweep([cell(name)], name="b", goals=(goal,)), {name: manifest()})
+    report = collect([one, two])
+    assert [row.name for row in report.rows] == [name, f"b: {name}"]
+    assert [goal.winner for goal in report.goals] == [name, f"b: {name}"]
+    assert all(row.winner_of for row in report.rows)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "\x00", '{"schema_version": 1, "stages": [{"placed": 3}]}'])
