@@ -37,7 +37,7 @@ COMMANDS = {
     "config": ("winml_dag.cli.config", "Write a recipe in which everything is decided."),
     "why": ("winml_dag.cli.why", "Explain one stage of a build."),
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
-    "graph": ("winml_dag.cli.graph", "Print the graph of a build (mermaid or dot)."),
+    "graph": ("winml_dag.cli.graph", "Draw the graph of builds: as text, or as a page."),
     "clean": ("winml_dag.cli.clean", "Remove what a build put into its output folder."),
     "sys": ("winml_dag.cli.sys", "Tell what this machine has: versions, execution providers, devices."),
     "cache": ("winml_dag.cli.cache", "Look after the cache."),
