@@ -12,6 +12,7 @@ from winml_dag.pipeline.sweep.result import (
     CellStatus,
     Failure,
     GoalResult,
+    SearchResult,
     SharedGraph,
     StageRun,
 )
@@ -122,7 +123,8 @@ def comparison_with(report: Report) -> Comparison:
         _compared(failing, Fate.NOW_FAILING, (), "compile failed"),
         _compared(smaller, Fate.SAME, (_smaller(smaller),)),
         _compared(there[2], Fate.NEW),
-        *(_compared(row, Fate.SAME) for row in there[3:]),
+        _compared(there[3], Fate.SAME, (_noisy(there[3]),)),
+        *(_compared(row, Fate.SAME) for row in there[4:]),
     ]
     return Comparison(
         then="out/summer",
@@ -333,6 +335,16 @@ def _goals() -> tuple[GoalResult, ...]:
                 ),
             ),
             folder="out/autumn/best/bert-base-npu",
+            search=SearchResult(
+                "bert-base/w8a8/npu",
+                "16 bits",
+                74,
+                {0: False, 8: True, 4: False, 6: True, 5: False},
+                6,
+                tuple(f"/encoder/layer.{place}/MatMul" for place in range(6)),
+                "bert-base/w8a8/npu/keep-6",
+                "6 of 74 nodes are enough.",
+            ),
         ),
         GoalResult(
             {"model": "resnet-50", "target": "npu"},
@@ -362,6 +374,12 @@ def _slower(row: Row) -> Change:
     assert row.latency is not None
     then, now = round(row.latency.p50 / 1.12, 3), row.latency.p50
     return Change("latency", "latency p50", "ms", then, now, now - then, 0.12, "+5%", Verdict.REGRESSION)
+
+
+def _noisy(row: Row) -> Change:
+    assert row.latency is not None
+    then, now, why = row.latency.p50 / 1.4, row.latency.p50, "a thread waited for a processor"
+    return Change("latency", "latency p50", "ms", then, now, now - then, 0.4, "+5%", Verdict.WITHIN, why)
 
 
 def _smaller(row: Row) -> Change:

@@ -287,6 +287,9 @@ def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
     text = page.inner_text("#goals")
     assert "ruled out: cosine 0.9697 is below 0.99" in text
     assert "none: no build meets cosine >=0.99" in text
+    assert "0 \u2717, 4 \u2717, 5 \u2717, 6 \u2713, 8 \u2713 of 74 in 16 bits" in text
+    page.get_by_text("6 nodes kept in 16 bits").click()
+    assert "/encoder/layer.5/MatMul" in page.inner_text("#goals")
     assert page.locator("#goals tr.winner").first.inner_text().startswith(W8A16)
 
 
@@ -298,6 +301,8 @@ def test_regressions_come_first_and_are_marked_by_more_than_colour(opened) -> No
     assert "regression" in worse.inner_text()
     assert "now failing: compile failed" in worse.inner_text()
     assert "improvement" in better.inner_text()
+    unsure = page.locator("#comparison .changes", has_text="Unsure")
+    assert "unsure: a thread waited for a processor" in unsure.inner_text()
     assert "of 32 builds are worse than in out/summer" in page.inner_text(".answer")
 
 

@@ -36,6 +36,8 @@ def _change(comparison: Comparison | None) -> Iterator[str]:
 
 def _best_by(goal: GoalResult, rows: Mapping[str, Row]) -> str:
     group = _group(goal.group.values())
+    if goal.winner is None and goal.pending:
+        return f"Not settled yet{group}: {_sentence(goal.why or 'some builds have no result')}"
     if goal.winner is None:
         return f"Nothing to ship{group}: {_sentence(goal.why or 'no build meets the bounds')}"
     row = rows.get(goal.winner)

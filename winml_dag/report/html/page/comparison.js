@@ -7,13 +7,32 @@ function comparison() {
   const worse = told.rows.filter((/** @type {any} */ one) => one.is_regression);
   const better = told.rows.filter((/** @type {any} */ one) => one.is_improvement);
   const others = told.rows.filter((/** @type {any} */ one) => !one.is_regression && !one.is_improvement && one.fate !== "in both");
+  const unsure = told.rows.filter((/** @type {any} */ one) => !one.is_regression && !one.is_improvement && (one.changes || []).some(isUnsure));
   const same = told.rows.length - worse.length - better.length - others.length;
   return section("comparison", "Since the other report",
     el("p", {}, "Against ", own(told.then), told.then_made_at ? ` of ${moment(told.then_made_at)}` : "", ". Allowed: ",
       own((told.bounds || []).map((/** @type {any} */ bound) => `${bound.measure} ${bound.text}`).join(", ") || "anything"), "."),
     ...(told.notices || []).map((/** @type {string} */ text) => el("p", { class: "notice" }, own(text))),
-    changeTable("Worse", "bad", worse), changeTable("Better", "good", better), ...fates(others),
+    changeTable("Worse", "bad", worse), changeTable("Better", "good", better), changeTable("Unsure", "warn", unsure), ...fates(others), ...notCompared(told.rows),
     same > 0 && el("p", { class: "changes", text: `${counted(same, "build")} ${same === 1 ? "is" : "are"} as before, within what is allowed.` }));
+}
+
+/** Beyond its bound, but what was found explains it. @param {any} change */
+function isUnsure(change) {
+  return change.verdict === "within bound" && Boolean(change.why) && Boolean(number(change.worse));
+}
+
+/** Each reason once, for a measure. @param {any[]} all @returns {HTMLElement[]} */
+function notCompared(all) {
+  /** @type {Map<string, number>} */
+  const counts = new Map();
+  for (const change of all.flatMap((one) => one.changes || []).filter((one) => one.verdict === "not compared")) {
+    const reason = `${change.label}: ${change.why || "not in both"}`;
+    counts.set(reason, (counts.get(reason) || 0) + 1);
+  }
+  if (counts.size === 0) return [];
+  return [el("div", { class: "changes" }, el("h3", { text: "Not compared" }), el("ul", {}, ...[...counts].map(([reason, count]) =>
+    el("li", {}, own(reason), ` (${counted(count, "build")})`))))];
 }
 
 /** Of what is not in both there is nothing to compare. @param {any[]} some @returns {HTMLElement[]} */
@@ -26,7 +45,7 @@ function fates(some) {
 /** @param {string} title @param {string} kind @param {any[]} some */
 function changeTable(title, kind, some) {
   if (some.length === 0) return title === "Worse" ? el("p", {}, el("span", { class: "status good" }, glyph("\u2713"), " Nothing is worse.")) : null;
-  return el("div", { class: "changes" }, el("h3", {}, el("span", { class: `status ${kind}` }, glyph(kind === "bad" ? "\u25BC " : kind === "good" ? "\u25B2 " : ""), `${title} (${some.length})`)),
+  return el("div", { class: "changes" }, el("h3", {}, el("span", { class: `status ${kind}` }, glyph({ bad: "\u25BC ", good: "\u25B2 ", warn: "? " }[kind] || ""), `${title} (${some.length})`)),
     scroller(title, el("table", {}, el("thead", {}, el("tr", {}, ...["Build", "Measure", "Then", "Now", "Difference", "Allowed", "Verdict"].map((text) =>
       el("th", { scope: "col", class: ["Then", "Now", "Difference"].includes(text) ? "number" : null, text })))),
     ...some.map((one) => el("tbody", {}, ...changeLines(one))))));
@@ -35,17 +54,18 @@ function changeTable(title, kind, some) {
 /** What has changed beyond a bound; of a build that is not in both, what became of it. @param {any} one @returns {HTMLElement[]} */
 function changeLines(one) {
   const name = (/** @type {number} */ lines) => el("th", { scope: "rowgroup", rowspan: String(lines) }, linkTo(one.name));
-  const telling = (one.changes || []).filter((/** @type {any} */ change) => ["regression", "improvement"].includes(change.verdict));
+  const telling = (one.changes || []).filter((/** @type {any} */ change) => ["regression", "improvement"].includes(change.verdict) || isUnsure(change));
   if (telling.length === 0) return [el("tr", {}, name(1), el("td", { colspan: "6" }, own([one.fate, one.why].filter(Boolean).join(": "))))];
   return telling.map((/** @type {any} */ change, /** @type {number} */ place) => el("tr", {}, place === 0 && name(telling.length), ...changeCells(change)));
 }
 
 /** @param {any} change @returns {HTMLElement[]} */
 function changeCells(change) {
-  const sign = { "regression": ["\u25BC", "bad"], "improvement": ["\u25B2", "good"] }[/** @type {string} */ (change.verdict)] || ["", "off"];
+  const verdict = isUnsure(change) ? "unsure" : /** @type {string} */ (change.verdict);
+  const sign = { regression: ["\u25BC", "bad"], improvement: ["\u25B2", "good"], unsure: ["?", "warn"] }[verdict] || ["", "off"];
   return [el("td", { text: change.label }), ...[change.then, change.now].map((value) => el("td", { class: "number", text: changeText(change, value) })),
     el("td", { class: "number", text: differenceText(change) }), el("td", { text: change.bound || NONE }),
-    el("td", {}, el("span", { class: `status ${sign[1]}` }, glyph(sign[0]), " ", change.verdict), change.why && ": ", change.why && own(change.why))];
+    el("td", { class: change.why ? "text" : null }, el("span", { class: `status ${sign[1]}` }, glyph(sign[0]), " ", verdict), change.why && ": ", change.why && own(change.why))];
 }
 
 /** @param {any} change @param {any} value */

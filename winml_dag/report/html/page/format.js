@@ -29,7 +29,7 @@ function size(bytes, places = 1) {
 
 /** @param {number} value */
 function milliseconds(value) {
-  return `${digits(value)} ms`;
+  return Math.abs(value) < 0.1 && value !== 0 ? `${digits(1000 * value)} \u00b5s` : `${digits(value)} ms`;
 }
 
 /** @param {number} value */

@@ -15,7 +15,7 @@ function goals() {
 function goalLine(goal) {
   const winner = (goal.candidates || []).find((/** @type {any} */ one) => one.cell === goal.winner);
   return el("tr", {}, el("th", { scope: "row" }, own(groupOf(goal))), el("td", { class: "text" }, own(wanted(goal))),
-    goal.winner ? el("td", { class: goal.winner.length < SHORT ? "short" : null }, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: "missed text" }, glyph("\u2717 "), "none: ", own(goal.why || "no build meets the bounds")),
+    goal.winner ? el("td", { class: goal.winner.length < SHORT ? "short" : null }, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: goal.pending ? "text" : "missed text" }, glyph(goal.pending ? "\u2026 " : "\u2717 "), goal.pending ? "not yet: " : "none: ", own(goal.why || (goal.pending ? "some builds have no result" : "no build meets the bounds"))),
     el("td", { class: "text", text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", {}, path(goal.folder)) : NONE));
 }
 
@@ -53,7 +53,22 @@ function candidates(goal) {
   return el("div", { class: "candidates" }, el("h3", {}, own(groupOf(goal))), scroller(`Candidates for ${groupOf(goal)}`,
     el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "Build" }),
       ...measures.map((measure) => el("th", { scope: "col", class: "number", text: measure })), el("th", { scope: "col", text: "Verdict" }))),
-    el("tbody", {}, ...(goal.candidates || []).map(line)))));
+    el("tbody", {}, ...(goal.candidates || []).map(line)))), ...searched(goal.search));
+}
+
+/** What the search for mixed precision has tried, and which nodes it keeps. @param {any} search @returns {HTMLElement[]} */
+function searched(search) {
+  if (!search) return [];
+  const tried = Object.entries(search.tried || {}).map(([count, holds]) => `${count} ${holds ? "\u2713" : "\u2717"}`).join(", ");
+  return [
+    definitions([
+      ["Search", search.why && own(search.why)], ["Began with", linkTo(search.cell)],
+      ["Nodes tried", tried && [tried, ` of ${whole(search.ranked || 0)} in ${search.kept}; \u2713: the bounds hold`]],
+      ["Fewest that do", search.fewest === undefined ? null : [whole(search.fewest), search.trial ? ": " : "", search.trial && linkTo(search.trial)]],
+    ], "facts wide"),
+    ...(search.nodes ? [el("details", {}, el("summary", { text: `${counted(search.nodes.length, "node")} kept in ${search.kept}` }),
+      el("ul", { class: "plain" }, ...search.nodes.map((/** @type {string} */ name) => el("li", {}, path(name)))))] : []),
+  ];
 }
 
 /** @param {any} candidate @param {any} goal @returns {HTMLElement} */
