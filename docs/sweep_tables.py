@@ -26,16 +26,20 @@ _HEAD = {
 }
 _GOAL = {
     "minimize": Meaning("What is best when it is least."),
-    "subject_to": Meaning('Bounds by measure, such as `{cosine: ">=0.99", accuracy_drop: "<=0.01"}`.'),
+    "subject_to": Meaning(
+        'Bounds by measure, such as `{cosine: ">=0.99", accuracy_drop: "<=0.01"}`:'
+        " [all measures](../how-to/choose-by-goal.md#what-can-be-asked-for)."
+    ),
     "per": Meaning(
         "The axes that there is a winner for each value of. Left out: those that change the model or the target."
     ),
     "folder": Meaning("A template of the folder that the winner is put into. Left out: `best/`, and those values."),
 }
 _SEARCH = {
-    "method": Meaning("`bisect` looks for the fewest nodes by halving, `all` tries every number of them."),
+    "method": Meaning("`bisect` looks for the fewest nodes by doubling and halving, `all` tries every number."),
     "keep": Meaning(
-        "In what the worst nodes are kept. `auto`: in 16 bits where the provider mixes widths, else in float."
+        "In what the worst nodes are kept. `auto`: in 16 bits where the provider mixes widths, and in float where that is"
+        " not enough."
     ),
     "most_trials": Meaning("For each cell that is searched. Left out: as many as it takes."),
     "nodes_at_most": Meaning("That are kept. Left out: all but one."),
