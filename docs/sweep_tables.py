@@ -38,8 +38,8 @@ _GOAL = {
 _SEARCH = {
     "method": Meaning("`bisect` looks for the fewest nodes by doubling and halving, `all` tries every number."),
     "keep": Meaning(
-        "In what the worst nodes are kept. `auto`: in 16 bits where the provider mixes widths, and in float where that is"
-        " not enough."
+        "In what the worst nodes are kept. `auto`: in 16 bits where the provider mixes widths, and in float where that"
+        " is not enough."
     ),
     "most_trials": Meaning("For each cell that is searched. Left out: as many as it takes."),
     "nodes_at_most": Meaning("That are kept. Left out: all but one."),
