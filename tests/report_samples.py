@@ -278,7 +278,7 @@ def _failed(row: Row, said: str = "") -> Row:
         "ab" * 32,
         4.2,
         None,
-        (row.stages[4].started_seconds or 0) + row.stages[4].elapsed_seconds + 0.3,
+        round((row.stages[4].started_seconds or 0) + row.stages[4].elapsed_seconds, 2),
     )
     return Row(
         row.name,
