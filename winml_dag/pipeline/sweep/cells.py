@@ -71,7 +71,7 @@ class Made:
             failure=failure_,
             stages=stages,
             reached=there[-1] if there else None,
-            elapsed_seconds=sum(stage.elapsed_seconds for stage in stages),
+            elapsed_seconds=round(sum(stage.elapsed_seconds for stage in stages), 3),
             saved_seconds=saved(stages),
         )
 
@@ -110,7 +110,7 @@ def _became(outcome: Outcome) -> tuple[CellStatus, str, Failure | None]:
 
 def saved(stages: Iterable[StageRun]) -> float:
     """What the results that were found had taken to make."""
-    return sum(stage.made_in_seconds or 0.0 for stage in stages if stage.status == Status.REUSED)
+    return round(sum(stage.made_in_seconds or 0.0 for stage in stages if stage.status == Status.REUSED), 3)
 
 
 def as_found(before: CellResult) -> CellResult:
