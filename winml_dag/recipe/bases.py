@@ -50,7 +50,7 @@ class Bases:
         names = named if isinstance(named, list) else [named]
         for place, name in enumerate(names):
             here = (*at, place) if isinstance(named, list) and by == self._path else at
-            if not isinstance(name, str) or not name.strip():
+            if not isinstance(name, str) or not name.strip() or not name.isprintable():
                 self._findings.add(here, f"{_told(by, self._path)}expected the path of a recipe, or catalog:NAME")
                 continue
             path = self._file(name, by, here)
@@ -91,6 +91,9 @@ class Bases:
             if isinstance(error, RecipeError) and error.problems:
                 raise
             self._findings.add(at, str(error))
+            return None
+        except OSError as error:  # a name that is too long, for one, is not even looked for
+            self._findings.add(at, f"{path} cannot be read: {error.strerror}")
             return None
         value = document.value
         if not isinstance(value, Mapping) or "matrix" in value:

@@ -341,6 +341,8 @@ WRONG = {
     "a base that is not there": ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
     "a base of another name in the catalog": ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
     "a base that is no text": ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),
+    "a base with half a name": ('base: "a\\0b"\nmatrix: {x: [{name: a}]}', "base: expected the path of a recipe"),
+    "a base with a name that is too long": (f"base: {'a' * 300}.yaml\nmatrix: {{x: [{{name: a}}]}}", "base: "),
     "a sweep as its own base": ("base: sweep.yaml\nmatrix: {x: [{name: a}]}", "based on each other"),
     "a measure that is none": ("measure: [perv]\nmatrix: {x: [{name: a}]}", "measure[0]: 'perv' is not one of"),
     "a goal without an aim": ("goal: {}\nmatrix: {x: [{name: a}]}", "goal.minimize: is required"),
