@@ -166,7 +166,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _title(recipes: Sequence[Path], request: Request) -> str:
-    named = ", ".join(str(path) for path in recipes) or _label(request)
+    named = ", ".join(path.name or str(path) for path in recipes) or _label(request)
     return f"Graph of {named}"
 
 
