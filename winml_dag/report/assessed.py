@@ -14,10 +14,10 @@ from winml_dag.stages.evaluate import METRICS
 _EMULATED = "emulated"
 
 
-def latency_of(perf: Measured | None) -> tuple[Latency | None, str]:
-    """What perf measured; or None, and why there is nothing."""
+def latency_of(perf: Measured | None, *, is_through: bool = True) -> tuple[Latency | None, str]:
+    """What perf measured; or None, and why there is nothing. *is_through*: the run came to its end."""
     if perf is None:
-        return None, "perf was not asked for (measure: [perf])"
+        return None, _not_measured("perf", is_through)
     if perf.error:
         return None, perf.error
     told = perf.report
@@ -40,10 +40,12 @@ def latency_of(perf: Measured | None) -> tuple[Latency | None, str]:
     ), ""
 
 
-def accuracy_of(found: Measured | None, goals: Iterable[GoalResult] = ()) -> tuple[Accuracy | None, str]:
-    """The most telling metric of a task; or None, and why there is nothing. The bound is that of *goals*."""
+def accuracy_of(
+    found: Measured | None, goals: Iterable[GoalResult] = (), *, is_through: bool = True
+) -> tuple[Accuracy | None, str]:
+    """The same of eval, and of a task its most telling metric. The bound is that of *goals*."""
     if found is None:
-        return None, "eval was not asked for (measure: [eval])"
+        return None, _not_measured("eval", is_through)
     if found.error:
         return None, found.error
     told = found.report
@@ -100,6 +102,11 @@ def held_to(quality: Quality, goals: Iterable[GoalResult]) -> Quality:
     if bound is None or quality.cosine is None or (quality.bound is not None and quality.bound >= bound):
         return quality
     return Quality(**{**vars(quality), "bound": bound, "passed": quality.cosine >= bound})
+
+
+def _not_measured(what: str, is_through: bool) -> str:
+    not_yet = "" if is_through else "the run did not come to it, or "
+    return f"{not_yet}{what} was not asked for (measure: [{what}])"
 
 
 def _most_telling(task: str, metrics: Mapping[str, object]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.pipeline.layout import BUILD_CONFIG
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SweepResult
 from winml_dag.report.assessed import accuracy_of, held_to, latency_of, quality_of
 from winml_dag.report.built import Built
 from winml_dag.report.row import Row
@@ -44,16 +44,18 @@ def row_of_build(name: str, folder: Path, built: Built) -> Row:
 
 
 def row_of_cell(
-    cell: CellResult, folder: Path, built: Built | None, goals: Sequence[GoalResult], target: tuple[str, str]
+    cell: CellResult, folder: Path, built: Built | None, sweep: SweepResult, target: tuple[str, str]
 ) -> Row:
-    """The row of *cell*, whose output folder is *folder* and has what *built* says; None where it has no manifest.
+    """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, None where
+    there is none.
 
     *target*: what is known of the provider and device of a cell that has none.
     """
     told = built if cell.is_there else None
-    own = [goal for goal in goals if any(candidate.cell == cell.name for candidate in goal.candidates)]
-    latency, no_latency = latency_of(cell.perf)
-    accuracy, no_accuracy = accuracy_of(cell.eval, own)
+    is_through = not sweep.interrupted
+    own = [goal for goal in sweep.goals if any(candidate.cell == cell.name for candidate in goal.candidates)]
+    latency, no_latency = latency_of(cell.perf, is_through=is_through)
+    accuracy, no_accuracy = accuracy_of(cell.eval, own, is_through=is_through)
     quality = (None if told is None else told.quality) or quality_of(cell.eval)
     why = _why(cell, built, folder)
     missing = dict.fromkeys(_PARTS, why) if told is None else {**told.missing}

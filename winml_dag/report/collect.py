@@ -64,9 +64,9 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
         for name, folder in folders.items()
         if (build := builds.get(_place(folder)) or _outside(folder)) is not None
     }
-    known, goals = _targets(sweep.result, built), sweep.result.goals
+    known = _targets(sweep.result, built)
     return [
-        row_of_cell(cell, folders[cell.name], built.get(cell.name), goals, target_of(cell, known))
+        row_of_cell(cell, folders[cell.name], built.get(cell.name), sweep.result, target_of(cell, known))
         for cell in sweep.result.cells
     ]
 

@@ -107,6 +107,16 @@ def test_whatever_is_missing_has_a_reason(folder: Path) -> None:
     assert _row(report, "bert/fp32/npu").missing["latency"] == "left out: QNN is for integers here"
 
 
+def test_of_a_run_that_is_not_through_nothing_is_said_that_it_may_still_do(tmp_path: Path) -> None:
+    cells, builds = [cell("bert/w8a8/npu")], {"bert/w8a8/npu": manifest()}
+    through, ended = (
+        collect([put_sweep(tmp_path / str(at), sweep(cells, interrupted=at == 1), builds)]).rows[0].missing["latency"]
+        for at in range(2)
+    )
+    assert through == "perf was not asked for (measure: [perf])"
+    assert ended == f"the run did not come to it, or {through}"
+
+
 def test_a_cell_without_a_build_has_the_target_of_its_neighbours(folder: Path) -> None:
     row = _row(collect([folder]), "bert/w4a16/npu")
     assert (row.ep, row.device, row.reached) == ("qnn", "npu", "export")
