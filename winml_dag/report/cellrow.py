@@ -46,8 +46,8 @@ def row_of_build(name: str, folder: Path, built: Built) -> Row:
 def row_of_cell(
     cell: CellResult, folder: Path, built: Built | None, sweep: SweepResult, target: tuple[str, str]
 ) -> Row:
-    """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, None where
-    there is none.
+    """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, and None
+    without one.
 
     *target*: what is known of the provider and device of a cell that has none.
     """
