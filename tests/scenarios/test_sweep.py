@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,39 @@ def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
         assert lines[0] == "left out: two/w8a16: two is small enough"
         assert any(line.endswith("5 up to date, 1 left out.") or "5 up to date, 1 left out;" in line for line in lines)
     assert models(sweeps) == before
+
+
+def test_nothing_heavy_is_imported_when_all_is_up_to_date(sweeps: Sweeps) -> None:
+    script = """
+import sys
+from winml_dag.store import changetime
+changetime.SETTLED_NS = -10**18  # the files of the test are young
+from winml_dag.cli.main import run
+assert run(["build", "-c", "sweep.yaml", "-o", "out", "--no-validate", "--no-analyze"]) == 0
+heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich"} & set(sys.modules)
+assert not heavy, heavy
+assert sys.argv[1:] != ["again"] or not {"pydantic", "yaml", "sqlite3"} & set(sys.modules)
+"""
+    for again in ([], ["again"]):
+        arguments = [sys.executable, "-c", script, *again]
+        finished = subprocess.run(
+            arguments, cwd=sweeps.folder, env=sweeps.environment(), capture_output=True, text=True, check=False
+        )
+        assert finished.returncode == 0, finished.stderr
+    assert "5 up to date, 1 left out." in finished.stdout
+
+
+def test_python_builds_the_same_sweep(sweeps: Sweeps) -> None:
+    finished = sweeps.python("""
+from winml_dag import SweepResult, build_sweep
+sweep = build_sweep("sweep.yaml", "out", filters=["precision=fp32"], validate=False, analyze=False)
+assert isinstance(sweep, SweepResult)
+print([(cell.name, str(cell.status)) for cell in sweep.cells if cell.name.endswith("fp32")], sweep.cells[0].command)
+""")
+    assert finished.returncode == 0, finished.stderr
+    command = "winml-dag build -c sweep.yaml -o out --filter one/fp32"
+    told = [("one/fp32", "up to date"), ("two/fp32", "up to date")]
+    assert finished.stdout.strip() == f"{told} {command}"
 
 
 def test_each_cell_is_up_to_date_by_the_command_that_is_told_of_it(sweeps: Sweeps) -> None:

@@ -16,6 +16,8 @@ from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_typ
 T = TypeVar("T")
 _Read: TypeAlias = Callable[[object, str], Any]
 
+_AS_IT_IS = frozenset({str, int, float, bool, type(None)})
+
 
 class Misshapen(ValueError):
     """A value that is not of the form; the text says where and what was expected."""
@@ -23,6 +25,8 @@ class Misshapen(ValueError):
 
 def plain(value: object) -> Any:
     """*value* as :func:`read` takes it back."""
+    if type(value) in _AS_IT_IS:
+        return value  # most of what there is
     if is_dataclass(value):
         kind: Any = type(value)
         return {name: plain(getattr(value, name)) for name in _names(kind)}
