@@ -35,7 +35,7 @@ class Run:
 
 
 def decide(
-    name: str,
+    last: Record | None,
     ingredients: Ingredients,
     store: Store,
     *,
@@ -44,11 +44,9 @@ def decide(
 ) -> Reuse | Run:
     """Reuse the recorded result for *ingredients*, or say why it must run.
 
-    *name* is what the result is remembered under: a reason compares with what stood there before. With *inputs*, it
-    can name files.
+    *last* is what the result was before: a reason compares with that. With *inputs*, it can name files.
     """
     key = cache_key(ingredients)
-    last = store.latest(name)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
     if rebuild:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -133,22 +133,32 @@ def repeats(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
+def remembered(store: Store, names: Iterable[str]) -> dict[str, Record | None]:
+    """What is remembered under each of *names*."""
+    asked = list(names)
+    with store.together(asked):
+        return {name: store.latest(name) for name in asked}
+
+
 def expected_work(
-    graph: Graph, store: Store, names: Mapping[str, str], order: Mapping[str, int], expectations: Expectations
+    graph: Graph,
+    names: Mapping[str, str],
+    lasts: Mapping[str, Record | None],
+    order: Mapping[str, int],
+    expectations: Expectations,
 ) -> Work:
-    """What each node would take if it ran; *names*: by id, what its result is remembered under."""
+    """What each node would take if it ran; *names*: by id, what its result is remembered under, as *lasts*."""
     free = repeats(graph)
     seconds: dict[str, float] = {}
     needs: dict[str, Need] = {}
     stage_of: dict[str, str] = {}
     never_seen: set[str] = set()
-    with store.together([names[node.id] for node in graph.nodes]):
-        for node in graph.nodes:
-            last = store.latest(names[node.id])
-            seconds[node.id] = 0.0 if node.id in free else expectations.seconds(node, last)
-            needs[node.id] = expectations.need(node, last, None)
-            if last is None:
-                stage_of[node.id] = node.stage.name
-                if not expectations.has_seen(node):
-                    never_seen.add(node.stage.name)
+    for node in graph.nodes:
+        last = lasts[names[node.id]]
+        seconds[node.id] = 0.0 if node.id in free else expectations.seconds(node, last)
+        needs[node.id] = expectations.need(node, last, None)
+        if last is None:
+            stage_of[node.id] = node.stage.name
+            if not expectations.has_seen(node):
+                never_seen.add(node.stage.name)
     return Work(graph, seconds, needs, order, stage_of, frozenset(never_seen))

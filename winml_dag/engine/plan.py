@@ -73,7 +73,7 @@ def _planned(node: Node, known: Known, store: Store, scope: str, rebuild: bool) 
         estimate = None if last is None else last.elapsed_seconds
         why = reason.REBUILD if rebuild else reason.waits(known.unknown_needs(node))
         return StageResult(node, Status.RAN, why, elapsed_seconds=estimate)
-    decision = decide(name, ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
+    decision = decide(store.latest(name), ingredients, store, inputs=known.inputs_and_sources(node), rebuild=rebuild)
     if isinstance(decision, Reuse):
         known.settle(node, decision.record)
         if (refused := refusal(node, decision.record)) is not None:

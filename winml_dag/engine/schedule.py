@@ -22,7 +22,7 @@ from winml_dag.engine.criticalpath import chains
 from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.dispatch import Dispatch
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
-from winml_dag.engine.expectations import Expectations, expected_work
+from winml_dag.engine.expectations import Expectations, expected_work, remembered
 from winml_dag.engine.forecast import Forecast
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
@@ -106,6 +106,8 @@ class Scheduler:
         self._expectations = Expectations(store, capacity)
         self._admission = Admission(capacity)
         self._to_run: Dispatch[tuple[Node, Run]] = Dispatch(self._admission, options.order, {})
+        # What is remembered by name, as far as it has been read ahead and not been asked for.
+        self._lasts: dict[str, Record | None] = {}
         self._foretold = foretold
         self._forecast: Forecast | None = None
         # Commands by the descriptor of their process. What else runs has a thread. With each, what it holds.
@@ -148,7 +150,8 @@ class Scheduler:
         """Find out which chains are long. In one place that matters only to who asks how long it will take."""
         if self._options.jobs == 1 and self._foretold is None:
             return
-        work = expected_work(self._graph, self._store, names, self._options.order, self._expectations)
+        self._lasts = remembered(self._store, names.values())
+        work = expected_work(self._graph, names, self._lasts, self._options.order, self._expectations)
         self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
         self._forecast = Forecast(work, self._admission)
 
@@ -245,9 +248,10 @@ class Scheduler:
             self._undecided.discard(node.id)
             name = self._options.names(node)[0]
             inputs = self._known.inputs_and_sources(node)
-            decision = decide(name, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
+            last = self._lasts.pop(name) if name in self._lasts else self._store.latest(name)
+            decision = decide(last, ingredients, self._store, inputs=inputs, rebuild=self._options.rebuild)
             if isinstance(decision, Run) and decision.key in self._made:
-                decision = decide(name, ingredients, self._store, inputs=inputs)
+                decision = decide(last, ingredients, self._store, inputs=inputs)
             if isinstance(decision, Reuse):
                 self._settle_reuse(node, decision)
             else:

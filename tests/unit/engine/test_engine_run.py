@@ -40,7 +40,7 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
         made_by="tests",
         rebuild=False,
     )
-    decision = decide("only", ingredients_of(NODE, {}), store)
+    decision = decide(store.latest("only"), ingredients_of(NODE, {}), store)
     assert isinstance(decision, Run)
     running = threading.Thread(target=runner.run, args=(NODE, decision, {}))
     running.start()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
-from winml_dag.engine.expectations import Expectations, expected_work
+from winml_dag.engine.expectations import Expectations, expected_work, remembered
 from winml_dag.engine.forecast import seconds_left
 from winml_dag.engine.merge import Merged
 from winml_dag.engine.plan import remembered_name
@@ -79,7 +79,9 @@ def _seconds(
         node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
         for node_id, ((place, own), *_) in common.readers().items()
     }
-    work = expected_work(common.graph, store, names, common.order, Expectations(store, capacity))
+    work = expected_work(
+        common.graph, names, remembered(store, names.values()), common.order, Expectations(store, capacity)
+    )
     ended = frozenset(node.id for node in common.graph.nodes if node.id not in to_run)
     return seconds_left(work, capacity, ended, {})
 
