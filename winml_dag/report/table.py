@@ -234,7 +234,9 @@ def _told(report: Report) -> Iterator[tuple[str, Style]]:
         group = f" for {', '.join(goal.group.values())}" if goal.group else ""
         bounds = ", ".join(f"{name} {bound}" for name, bound in goal.subject_to.items())
         what = f"{_BEST.get(goal.minimize, goal.minimize)}{group}{f' ({bounds})' if bounds else ''}"
-        if goal.winner is None:
+        if goal.winner is None and goal.pending:
+            yield f"- {what}: not settled yet{f'; {goal.why}' if goal.why else ''}", Style.DOMINATED
+        elif goal.winner is None:
             yield f"! {what}: none{f'; {goal.why}' if goal.why else ''}", Style.BAD
         else:
             where = f", in {goal.folder}" if goal.folder else ""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from report_folders import cell, evaluated, failed, manifest, perf, put_sweep, sweep
 
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.pipeline.sweep.result import CellStatus, GoalResult
 from winml_dag.report.collect import collect
 from winml_dag.report.document import json_text, read_report, report_json
 from winml_dag.report.row import Report, Row
@@ -92,6 +92,16 @@ def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Repor
         "4 builds: 2 built, 1 failed, 1 refused.",
     ):
         assert expected in words
+
+
+def test_a_goal_without_a_winner_says_whether_that_is_settled(report: Report) -> None:
+    goal = GoalResult({"model": "bert"}, "size", {"cosine": ">=2"}, None, (), why="nothing is that good")
+    for pending, expected in (
+        (False, "! smallest for bert (cosine >=2): none; "),
+        (True, "- smallest for bert (cosine"),
+    ):
+        lines = table_lines(replace(report, goals=(replace(goal, pending=pending),)), 200)
+        assert any(line.text.startswith(expected) and "nothing is that good" in line.text for line in lines)
 
 
 def test_builds_of_other_shards_take_one_line(report: Report) -> None:
