@@ -52,7 +52,7 @@ def look_at_sweep(
     if options.as_json:
         click.echo(json.dumps(_json(cells, foreseen), ensure_ascii=False))
     else:
-        for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen)):
+        for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen), *_uncounted(sweep)):
             click.echo(line)
     for line in _error_lines(foreseen):
         click.echo(line, err=True)
@@ -111,6 +111,14 @@ def _graph_lines(foreseen: Foreseen) -> Iterator[str]:
     ]
     yield f"{', '.join(parts)}."
     yield f"These are {', '.join(f'{number} {name}' for name, number in census.by_stage.items())}."
+
+
+def _uncounted(sweep: Sweep) -> Iterator[str]:
+    """What a run does besides building, if anything: what that takes nobody knows before."""
+    more = [f"{' and '.join(sweep.measure)} of each cell"] if sweep.measure else []
+    more += ["trials of the search"] if sweep.search else []
+    if more:
+        yield f"Not counted is what comes when all are built: {', '.join(more)}."
 
 
 def _time(foreseen: Foreseen) -> str:

@@ -73,6 +73,12 @@ def test_what_several_cells_are_refused_for_is_told_once(says: Any) -> None:
     assert (code, err) == (1, f"error: {names}: The model nowhere.onnx does not exist. Check the path.\n")
 
 
+def test_what_comes_after_building_is_told_of_and_not_counted(says: Any) -> None:
+    Path("sweep.yaml").write_text(f"measure: [perf, eval]\n{SWEEP}", encoding="utf-8")
+    _, out, _ = says("--filter", "one/*")
+    assert out.splitlines()[-1] == "Not counted is what comes when all are built: perf and eval of each cell."
+
+
 def test_what_is_known_is_cached_and_the_rest_takes_as_long_as_it_did_elsewhere(says: Any) -> None:
     only_finalize = ("--no-optimize", "--no-analyze", "--no-validate", "-o", "out")
     assert run(["build", "-c", "sweep.yaml", "--filter", "one/fp32", *only_finalize, "--quiet"]) == 0
