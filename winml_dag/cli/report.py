@@ -101,7 +101,7 @@ def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Repor
         return report, None
     from winml_dag.report.compare import compare
 
-    return report, compare(report, chosen(then, options["filters"], may_be_empty=True), bounds)
+    return report, compare(report, chosen(then, options["filters"], of_another=True), bounds)
 
 
 def _older(path: Path) -> Report:

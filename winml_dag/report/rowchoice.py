@@ -25,18 +25,19 @@ _WORDS: Mapping[str, Callable[[Row], str]] = {
 SORTED_BY = (*_WORDS, *MEASURES)
 
 
-def chosen(report: Report, filters: Sequence[str], *, may_be_empty: bool = False) -> Report:
+def chosen(report: Report, filters: Sequence[str], *, of_another: bool = False) -> Report:
     """*report* with those rows that all of *filters* take: ``model=bert,res*``, ``precision!=fp32``, ``bert/*``.
 
     Raises:
-        UsageError: for an axis that there is not, and when no row is left, unless that *may_be_empty*.
+        UsageError: for an axis that there is not, and when no row is left; neither when the filters were meant for
+            another report, which this one is held against.
     """
     if not filters:
         return report
     axes = {axis for row in report.rows for axis in row.values} | set(_WORDS)
-    tests = [_test(text, axes) for text in filters]
+    tests = [_test(text, None if of_another else axes) for text in filters]
     rows = tuple(row for row in report.rows if all(test(row) for test in tests))
-    if not rows and not may_be_empty:
+    if not rows and not of_another:
         raise UsageError(
             f"No build is left by --filter {' --filter '.join(filters)}.",
             advice=f"There are: {', '.join(row.name for row in report.rows[:5])}.",
@@ -64,14 +65,14 @@ def _place(row: Row, name: str) -> tuple[Any, ...]:
     return (False, -value if measure.higher_is_better else value, row.name)
 
 
-def _test(text: str, axes: set[str]) -> Callable[[Row], bool]:
+def _test(text: str, axes: set[str] | None) -> Callable[[Row], bool]:
     axis, equals, labels = text.partition("=")
     if not equals:
         names = (text, *_each(text))  # a comma may be part of a name
         return lambda row: row.name in names or matches(row.name, names)
     is_not = axis.endswith("!")
     axis = axis.removesuffix("!").strip()
-    if axis not in axes:
+    if axes is not None and axis not in axes:
         raise UsageError(f"--filter: there is no axis {axis!r}.", advice=f"There are: {', '.join(sorted(axes))}.")
     patterns = _each(labels)
     return lambda row: matches(_label(row, axis), patterns) is not is_not

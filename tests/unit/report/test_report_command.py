@@ -103,6 +103,11 @@ def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str
     assert not list(out.glob("report.*"))
 
 
+def test_an_older_report_need_not_have_the_axes_that_are_filtered_by(out: Path, tmp_path: Path) -> None:
+    plain = put_build(tmp_path / "plain")
+    assert run(["report", str(out), "--no-files", "--against", str(plain), "--filter", "target=npu"]) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
