@@ -63,10 +63,7 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
     """
     with _errors_as_json(format_):
         report, comparison = _reported(folders, options)
-        files = _files(folders, options)
-        from winml_dag.report.written import write_files
-
-        write_files(files, report, comparison, overwrite=options["overwrite"])
+        files = _written(_files(folders, options), report, comparison, options)
     if format_ == "json":
         from winml_dag.report.document import comparison_json, report_json
 
@@ -129,6 +126,23 @@ def _files(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Path
     if options["no_files"] or options["filters"] or len(folders) > 1:
         return named
     return {**default_files(folders[0]), **named}
+
+
+def _written(
+    files: dict[str, Path], report: Report, comparison: Comparison | None, options: dict[str, Any]
+) -> dict[str, Path]:
+    """Write *files*; what is left is what was written. A folder that may only be read costs those that nobody named."""
+    from winml_dag.errors import StoreError
+    from winml_dag.report.written import write_files
+
+    try:
+        write_files(files, report, comparison, overwrite=options["overwrite"])
+    except StoreError as error:
+        if any(options[name] is not None for name in ("html", "json_", "csv")):
+            raise
+        click.echo(f"note: no files were written: {error.message}", err=True)
+        return {}
+    return files
 
 
 def _print(report: Report, comparison: Comparison | None) -> None:

@@ -103,6 +103,22 @@ def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str
     assert not list(out.glob("report.*"))
 
 
+def test_where_no_file_can_be_written_the_table_is_told_all_the_same(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    # Whoever may write everywhere, as in a container, is not refused by permissions.
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert run(["report", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "3 builds: 2 built, 1 failed." in told.out
+    assert "note: no files were written: " in told.err
+    assert run(["report", str(out), "--csv", str(out / "x.csv")]) == 1
+    assert "cannot be written: Permission denied" in capsys.readouterr().err
+
+
 def test_an_older_report_need_not_have_the_axes_that_are_filtered_by(out: Path, tmp_path: Path) -> None:
     plain = put_build(tmp_path / "plain")
     assert run(["report", str(out), "--no-files", "--against", str(plain), "--filter", "target=npu"]) == 0
