@@ -129,6 +129,7 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
     if not quiet:
         yield from _left_out(left_out)
         yield from _measured(done.cells)
+        yield from (_Line(f"note: {text}") for text in done.notes)
         for name in done.gone:
             yield _Line(f"note: {folder / name} is of a cell that is no more.")
     for goal in done.result.goals:

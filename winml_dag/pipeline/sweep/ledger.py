@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.criticalpath import CriticalPath
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
@@ -78,7 +79,9 @@ class Ledger:
         """Note what became of a cell of the sweep; now and then that is written."""
         self._results[result.name] = result
         if time.monotonic() >= self._next_write:
-            self.write(interrupted=True)
+            # A run of hours does not end because of this; at its end it is told.
+            with suppress(StoreError, InputError):
+                self.write(interrupted=True)
 
     def lasted(self, chain: CriticalPath) -> None:
         """Note what in a graph of this run took longest, one after the other."""

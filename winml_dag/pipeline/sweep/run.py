@@ -91,6 +91,7 @@ class SweepRun:
 class SweepDone:
     """``cells``: what became of those that the run was for, and of trials. ``gone``: folders of cells that are no more.
     ``words``: of all requests that stand for what there is now. ``refusals``: exit codes of cells that were refused.
+    ``notes``: what is to be known of cells that were built, and of the cache, each sentence once.
     """
 
     result: SweepResult
@@ -98,6 +99,7 @@ class SweepDone:
     gone: tuple[str, ...]
     words: tuple[str, ...]
     refusals: Mapping[str, int]
+    notes: tuple[str, ...]
 
 
 def run_sweep(
@@ -153,6 +155,7 @@ class _Run:
         self._results: dict[str, CellResult] = {}
         self._put_words: list[str] = []
         self._refusals: dict[str, int] = {}
+        self._notes: dict[str, None] = {}
 
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
@@ -172,7 +175,7 @@ class _Run:
         cells = tuple(cell for cell in result.cells if cell.name in names)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
-        return SweepDone(result, cells, gone, kept, self._refusals)
+        return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes))
 
     def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
         """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
@@ -209,6 +212,10 @@ class _Run:
             done=done,
             foretold=self._watcher.foretold,
         )
+        for outcome in outcomes:
+            if outcome.result is not None and outcome.changed:
+                cache = [outcome.result.cache_note] if outcome.result.cache_note else []
+                self._notes |= dict.fromkeys((*outcome.result.build.notices, *cache))
         self._ledger.lasted(longest_chain(planned, outcomes, self._timed.seconds))
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[Standing, CellResult]]]:
