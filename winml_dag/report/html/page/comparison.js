@@ -1,5 +1,7 @@
 // What has become worse or better since another report; what is worse comes first.
 
+const FEW = 5;
+
 /** @returns {HTMLElement | null} */
 function comparison() {
   const told = report.comparison;
@@ -38,8 +40,22 @@ function notCompared(all) {
 /** Of what is not in both there is nothing to compare. @param {any[]} some @returns {HTMLElement[]} */
 function fates(some) {
   if (some.length === 0) return [];
-  return [el("div", { class: "changes" }, el("h3", { text: `New, gone or missing (${some.length})` }), el("ul", {}, ...some.map((one) =>
-    el("li", {}, linkTo(one.name), ": ", own([one.fate, one.why].filter(Boolean).join(": "))))))];
+  /** @type {Map<string, string[]>} */
+  const groups = new Map();
+  for (const one of some) {
+    const told = [one.fate, one.why].filter(Boolean).join(": ");
+    groups.set(told, [...(groups.get(told) || []), one.name]);
+  }
+  return [el("div", { class: "changes" }, el("h3", { text: `New, gone or missing (${some.length})` }),
+    el("ul", {}, ...[...groups].map(([told, names]) => el("li", {}, ...namesFor(told, names)))))];
+}
+
+/** Many names are there for those who ask. @param {string} told @param {string[]} names @returns {Node[]} */
+function namesFor(told, names) {
+  const links = names.flatMap((name, place) => [place > 0 ? ", " : "", linkTo(name)]);
+  const heading = `${sentence(told)} (${counted(names.length, "build")})`;
+  if (names.length <= FEW) return [own(`${heading}: `), el("span", {}, ...links)];
+  return [el("details", { class: "names" }, el("summary", {}, own(heading)), ...links)];
 }
 
 /** @param {string} title @param {string} kind @param {any[]} some */

@@ -83,6 +83,6 @@ function goalsOfCell(row) {
   const concerned = (report.goals || []).flatMap((/** @type {any} */ goal) =>
     (goal.candidates || []).filter((/** @type {any} */ one) => one.cell === row.name).map((/** @type {any} */ one) => ({ goal, one })));
   if (concerned.length === 0) return [];
-  return [part("Goals", el("ul", {}, ...concerned.map(({ goal, one }) =>
+  return [part("Goals", el("ul", {}, ...concerned.map((/** @type {any} */ { goal, one }) =>
     el("li", {}, own(`${groupOf(goal)}, ${wanted(goal)}`), ": ", verdictOn(one, goal), figuresOf(one) ? ` (${figuresOf(one)})` : ""))))];
 }

@@ -28,7 +28,7 @@ const STATUSES = {
 function unpacked(row) {
   const stages = row.stages.map((/** @type {any[]} */ values) => {
     const pairs = report.stage_columns.map((/** @type {string} */ name, /** @type {number} */ place) => [name, values[place]]);
-    return Object.fromEntries(pairs.map(([name, value]) => [name, isTextOfStage(name) && value !== null ? report.texts[value] : value]));
+    return Object.fromEntries(pairs.map((/** @type {[string, any]} */ [name, value]) => [name, isTextOfStage(name) && value !== null ? report.texts[value] : value]));
   });
   return { values: {}, ...row, stages, versions: report.versions[row.versions] };
 }

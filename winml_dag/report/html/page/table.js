@@ -116,7 +116,7 @@ function tableCell(row, one) {
     return withTooltip(el("td", { class: `${kind || ""} none` }, glyph(NONE), unseen(isThere(row) ? "none" : row.status)), () => [[whyMissing(row, one.part)]]);
   }
   const missed = one.held && one.held(row) === false;
-  return el("td", { class: [kind, missed ? "missed" : ""].filter(Boolean).join(" ") || null }, textCell(one, row, value), one.text === milliseconds && isEmulated(row) && emulatedMark(), missed && glyph(" \u25BC"), missed && unseen(" misses its bound"));
+  return el("td", { class: [kind, missed ? "missed" : ""].filter(Boolean).join(" ") || null }, textCell(one, row, value), ...(one.text === milliseconds && isEmulated(row) ? emulatedMark() : []), missed && glyph(" \u25BC"), missed && unseen(" misses its bound"));
 }
 
 /** @param {Column} one @param {Row} row @param {any} value */
