@@ -207,12 +207,8 @@ class _Reading:
                 return None
         value = self._reader.value(axis.name, written, here)
         if value is not None and value.label in axis.values:
-            known = axis.values[value.label]
-            if known.pieces != value.pieces:
-                self._findings.add(
-                    here, f"there is a value {value.label!r} already; name it alone, or give another name"
-                )
-            return known
+            self._findings.add(here, f"there is a value {value.label!r} already; name it alone, or give another name")
+            return None
         return value
 
     def _override(self, drafts: Mapping[tuple[str, ...], _Draft], axes: tuple[Axis, ...], listed: object) -> None:

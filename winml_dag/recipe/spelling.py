@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# More than any list of ours has; the labels of an axis may be thousands.
+_MOST_SHOWN = 200
+
 
 def did_you_mean(word: object, choices: Iterable[str]) -> str:
     """``; did you mean 'samples'?`` for the nearest of *choices*, or nothing when none is near."""
@@ -16,6 +19,7 @@ def did_you_mean(word: object, choices: Iterable[str]) -> str:
 
 
 def known_instead(word: object, choices: Iterable[str]) -> str:
-    """Like :func:`did_you_mean`, but with all of *choices* when none is near."""
+    """Like :func:`did_you_mean`, but with all of *choices* when none is near, or the first of very many."""
     choices = tuple(choices)
-    return did_you_mean(word, choices) or f"; known are {', '.join(choices)}"
+    more = f" and {len(choices) - _MOST_SHOWN} more" if len(choices) > _MOST_SHOWN else ""
+    return did_you_mean(word, choices) or f"; known are {', '.join(choices[:_MOST_SHOWN])}{more}"

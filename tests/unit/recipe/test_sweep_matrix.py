@@ -307,6 +307,10 @@ WRONG = {
         "matrix: {precision: [w8a8], include: [{precision: w8a8}]}",
         "there is a cell w8a8 already, and no keys are added to it",
     ),
+    "an include that says a value again": (
+        "matrix: {x: [{name: a}], include: [{x: {name: a, quant: {}}}]}",
+        "matrix.include[0].x: there is a value 'a' already; name it alone",
+    ),
     "an include of a label that is none": (
         "matrix: {x: [{name: near}], include: [{x: neer}]}",
         "matrix.include[0].x: 'neer' is no value of x; did you mean 'near'?",
