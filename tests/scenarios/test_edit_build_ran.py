@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
@@ -12,10 +11,17 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import Project
+from oneprocess import OneProcess
 
 pytestmark = pytest.mark.slow
 
 LINE = ["export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"]
+
+
+@pytest.fixture
+def edited(project: Project, commands: OneProcess | None) -> Project:
+    """For what an edit makes run, which is the same in any process."""
+    return Project(project.folder, commands)
 
 
 def test_nothing_changed_and_nothing_is_touched(project: Project) -> None:
@@ -24,11 +30,11 @@ def test_nothing_changed_and_nothing_is_touched(project: Project) -> None:
     assert project.times() == before
 
 
-def test_more_samples_reach_calibrate_and_the_rest_only_if_the_ranges_changed(project: Project) -> None:
-    old_ranges = _output_digest(project, "calibrate")
-    project.edit(quant__samples=16)
-    result = project.build()
-    changed = _output_digest(project, "calibrate") != old_ranges
+def test_more_samples_reach_calibrate_and_the_rest_only_if_the_ranges_changed(edited: Project) -> None:
+    old_ranges = _output_digest(edited, "calibrate")
+    edited.edit(quant__samples=16)
+    result = edited.build()
+    changed = _output_digest(edited, "calibrate") != old_ranges
     assert changed, "twice the samples should widen a range"
     assert result.ran[:2] == ["calibrate", "quantize"]
     assert result.reason("calibrate") == "quant.samples: 8 -> 16"
@@ -36,62 +42,45 @@ def test_more_samples_reach_calibrate_and_the_rest_only_if_the_ranges_changed(pr
     assert re.search(r"^calibrate +ran in [0-9.]+ s \(16 samples, [0-9.]+/s\): quant", result.messages, re.MULTILINE)
 
 
-def test_same_ranges_from_a_changed_setting_stop_at_calibrate(project: Project) -> None:
+def test_same_ranges_from_a_changed_setting_stop_at_calibrate(edited: Project) -> None:
     """Data in a file and more samples asked for than it has: the samples are the same, so the ranges are."""
-    _write_samples(project.folder / "data.npz", count=8)
-    project.edit(quant__calibration_data="data.npz")
-    assert "calibrate" in project.build().ran
-    project.edit(quant__samples=20)
-    assert project.build().ran == ["calibrate"]
+    _write_samples(edited.folder / "data.npz", count=8)
+    edited.edit(quant__calibration_data="data.npz")
+    assert "calibrate" in edited.build().ran
+    edited.edit(quant__samples=20)
+    assert edited.build().ran == ["calibrate"]
 
 
-def test_another_precision_needs_no_new_calibration(project: Project) -> None:
+def test_another_precision_needs_no_new_calibration(edited: Project) -> None:
     """Only that the operators are judged anew, as what they are in it."""
-    project.edit(precision="w8a16")
-    assert project.build().ran == ["analyze", "quantize", "compile", "validate", "finalize"]
+    edited.edit(precision="w8a16")
+    assert edited.build().ran == ["analyze", "quantize", "compile", "validate", "finalize"]
 
 
-def test_back_to_the_first_precision_runs_nothing_and_brings_its_files(project: Project) -> None:
-    before = project.contents()
-    project.edit(precision="w8a16")
-    project.build()
-    assert project.contents()["model.onnx"] != before["model.onnx"]
-    project.edit(precision="w8a8")
-    assert project.build().ran == []
-    after = project.contents()
+def test_back_to_the_first_precision_runs_nothing_and_brings_its_files(edited: Project) -> None:
+    before = edited.contents()
+    edited.edit(precision="w8a16")
+    edited.build()
+    assert edited.contents()["model.onnx"] != before["model.onnx"]
+    edited.edit(precision="w8a8")
+    assert edited.build().ran == []
+    after = edited.contents()
     assert {name: after[name] for name in after if name.endswith((".onnx", ".bin"))} == {
         name: before[name] for name in before if name.endswith((".onnx", ".bin"))
     }
 
 
-def test_embedding_the_context_reaches_compile_and_what_follows(project: Project) -> None:
-    project.edit(compile__embed_context=True)
-    assert project.build().ran == ["compile", "validate", "finalize"]
-    assert not list(project.out.glob("*.bin")), "the sidecar of the build before is gone"
+def test_embedding_the_context_reaches_compile_and_what_follows(edited: Project) -> None:
+    edited.edit(compile__embed_context=True)
+    assert edited.build().ran == ["compile", "validate", "finalize"]
+    assert not list(edited.out.glob("*.bin")), "the sidecar of the build before is gone"
 
 
-def test_an_optimization_that_changes_nothing_here_stops_at_optimize(project: Project) -> None:
-    project.edit(optim__reshape_mergedreshape=True)
-    result = project.build()
+def test_an_optimization_that_changes_nothing_here_stops_at_optimize(edited: Project) -> None:
+    edited.edit(optim__reshape_mergedreshape=True)
+    result = edited.build()
     assert result.ran == ["optimize", "analyze"]
     assert result.reason("optimize") == "optim.reshape_mergedreshape: not set -> true"
-
-
-def test_one_byte_of_the_weights_with_size_and_time_kept(project: Project) -> None:
-    """The change time of the file gives it away: writing sets it, and nothing sets it back."""
-    weights = project.folder / "model" / "model.safetensors"
-    status = weights.stat()
-    with weights.open("r+b") as file:
-        file.seek(-2, os.SEEK_END)
-        file.write(b"\x3c")
-    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert weights.stat().st_size == status.st_size
-    result = project.build()
-    assert re.fullmatch(
-        r"input model: model\.safetensors changed \(xxh3-128:[0-9a-f]{8} -> [0-9a-f]{8}\)", result.reason("export")
-    )
-    assert result.ran[0] == "export"
-    assert {"export", "optimize", "quantize", "compile", "validate", "finalize"} <= set(result.ran)
 
 
 def test_a_comment_key_order_json_jobs_and_verbosity_change_nothing(project: Project) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Project
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.store.digest import digest_file
@@ -172,7 +173,8 @@ def test_a_failed_build_leaves_the_folder_as_it_was(project: Project) -> None:
     assert (project.contents(), project.times()) == (before, times)
 
 
-def test_plan_and_why_tell_what_build_does(project: Project) -> None:
+def test_plan_and_why_tell_what_build_does(project: Project, commands: OneProcess | None) -> None:
+    project = Project(project.folder, commands)
     project.edit(precision="w8a16")
     planned = project.plan()
     assert planned.ran == ["analyze", "quantize", "compile", "validate", "finalize"]
@@ -199,9 +201,9 @@ assert not heavy, heavy
     assert finished.returncode == 0, finished.stderr
 
 
-def test_weights_of_100_mib_lie_beside_the_model(tmp_path: Path) -> None:
+def test_weights_of_100_mib_lie_beside_the_model(tmp_path: Path, commands: OneProcess | None) -> None:
     """And they are in the store once, though three stages put them out."""
-    project = Project(tmp_path)
+    project = Project(tmp_path, commands)
     size = 5200
     weight = np.random.default_rng(0).normal(size=(size, size)).astype(np.float32)
     graph = helper.make_graph(
