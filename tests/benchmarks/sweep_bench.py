@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -153,12 +154,15 @@ def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
     named = recipe.relative_to(ROOT) if recipe.is_relative_to(ROOT) else recipe
     return _SECTION.format(
         heading=HEADING,
-        day=date.today().isoformat(),
-        machine=f"{os.cpu_count()} processors under {platform.system()}, {platform.machine()}",
-        recipe=named,
-        filters=f", with `--filter {' --filter '.join(filters)}`" if filters else "",
-        cells=found.cells,
-        edited=found.edited,
+        measured=textwrap.fill(
+            f"Written by `make bench-sweep` (`tests/benchmarks/sweep_bench.py`) on {date.today().isoformat()}, on "
+            f"{os.cpu_count()} processors under {platform.system()}, {platform.machine()}, of `{named}`"
+            f"{''.join(f' `--filter {choice}`' for choice in filters)}: {found.cells} cells, and {found.edited} of them "
+            "read the field that is edited.",
+            width=120,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ),
         precision=_EDITED,
         first=_table(found, 0),
         second=_table(found, 1),
@@ -167,8 +171,7 @@ def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
 
 
 _SECTION = """{heading}
-Written by `make bench-sweep` on {day}, on {machine}: `{recipe}`{filters}. That is {cells} cells; the edit
-of `quant.samples` is about {edited} of them.
+{measured}
 
 "One graph" is one call with one cache. "One by one" is a call for each cell, each with a cache of its own. "Whole
 builds" is what a cache with one key for each build does, over its whole config: all or nothing. Every cache begins
