@@ -78,7 +78,8 @@ def _cell_lines(cells: Sequence[Cell], foreseen: Foreseen) -> Iterator[str]:
         if cell.left_out:
             yield f"{cell.name:<{width}}  left out: {cell.left_out}"
         elif cell.name in foreseen.errors:
-            yield f"{cell.name:<{width}}  refused"
+            why = str(foreseen.errors[cell.name]).partition("\n")[0]
+            yield f"{cell.name:<{width}}  refused: {why}"
         else:
             yield f"{cell.name:<{width}}  {counts(foreseen.results[cell.name]).replace(' ran', ' would run')}"
 

@@ -58,7 +58,7 @@ def test_each_cell_has_a_line_and_all_have_one(says: Any) -> None:
         ["two/w8a8", "6 would run, 2 left out"],
         ["nowhere/fp32", "left out: it is not there"],
         ["nowhere/fp16", "left out: it is not there"],
-        ["nowhere/w8a8", "refused"],
+        ["nowhere/w8a8", "refused: The model nowhere.onnx does not exist. Check the path."],
     ]
     assert counted == "6 builds = 26 stages (30 one by one), 0 cached, 26 to run, which were never timed."
     assert kinds.startswith("These are ")
