@@ -218,11 +218,10 @@ class _Row:
         told = self._progress()
         if told is None:
             return reason
-        return Group(reason, Text(counted(told), style="dim") if self._since is None else bar(told))
+        return Group(reason, Text(counted(told), style="dim") if self._since is None else _bar(told))
 
 
-def bar(told: Progress) -> RenderableType:
-    """How far a stage is, in words behind a bar."""
+def _bar(told: Progress) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.cli.progress import bar
+from winml_dag.cli.counts import under_way
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
@@ -138,7 +138,7 @@ class _State:
             return ""
         if now >= self.left_due:
             seconds = self.forecast.seconds_left()
-            self.left = "time left not known yet" if seconds is None else f"about {_rough(seconds)} left"
+            self.left = "time left not known yet" if seconds is None else _left(seconds)
             took = time.monotonic() - now
             self.left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
         return self.left
@@ -285,13 +285,16 @@ def _table(running: Sequence[_Stage]) -> RenderableType:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, overflow="ellipsis", min_width=8)
-    table.add_column(no_wrap=True, style="yellow", min_width=8)
-    table.add_column(no_wrap=True, justify="right", min_width=6)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    # Where there is little room, the first and the last give way, and neither is ever broken into lines.
+    table.add_column()
+    table.add_column(no_wrap=True, style="yellow")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column()
     for stage in running:
         told = stage.progress()
-        table.add_row(f"  {stage.cell}", stage.name, stage.time, Text("") if told is None else bar(told))
+        cell = Text(f"  {stage.cell}", no_wrap=True, overflow="ellipsis")
+        far = Text("" if told is None else under_way(told), no_wrap=True, overflow="ellipsis")
+        table.add_row(cell, Text(stage.name), stage.time, far)
     return table
 
 
@@ -311,6 +314,10 @@ def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:
     while at > 0 and node_id[:at] not in cells:
         at = node_id.rfind("/", 0, at)
     return (node_id[:at], node_id[at + 1 :]) if at > 0 else ("", node_id)
+
+
+def _left(seconds: float) -> str:
+    return f"about {_rough(seconds)} left" if seconds >= 10 else "a few seconds left"
 
 
 def _rough(seconds: float) -> str:

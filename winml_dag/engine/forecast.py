@@ -126,6 +126,10 @@ class Forecast:
         self._left = sum(work.seconds.values())
         # By stage, what runs of it took that were only guessed at, and what they were expected to.
         self._took: dict[str, tuple[float, float]] = {}
+        self._readers: dict[str, list[str]] = {}
+        for node in work.graph.nodes:
+            for maker in work.graph.needs(node):
+                self._readers.setdefault(maker.id, []).append(node.id)
 
     @property
     def work_left_seconds(self) -> float:
@@ -149,6 +153,13 @@ class Forecast:
         if node_id not in self._ended:
             self._ended.add(node_id)
             self._left = max(0.0, self._left - expected)
+
+    def failed(self, node_id: str) -> None:
+        """It has ended, and what stands on it will never begin."""
+        lost = [node_id]
+        while lost:
+            self.ended(last := lost.pop())
+            lost += [reader for reader in self._readers.get(last, ()) if reader not in self._ended]
 
     def seconds_left(self) -> float | None:
         """None as long as most of the work that is left is of stages that nobody has seen run. Costs some milliseconds

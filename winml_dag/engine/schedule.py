@@ -328,7 +328,8 @@ class Scheduler:
     def _finish(self, result: StageResult) -> None:
         self._results[result.node.id] = result
         if self._forecast is not None:
-            self._forecast.ended(result.node.id)
+            ended = self._forecast.failed if result.status is Status.FAILED else self._forecast.ended
+            ended(result.node.id)
         if result.status is Status.FAILED and not self._options.keep_going:
             self._stopping = True
             self._to_run.clear()

@@ -134,6 +134,13 @@ def test_a_forecast_follows_what_begins_and_ends() -> None:
     assert forecast.work_left_seconds == 20.0, "found again after it ran"
 
 
+def test_what_a_failure_keeps_from_running_is_not_waited_for() -> None:
+    forecast = Forecast(work_of(SWEEP, SECONDS), Admission(Capacity(1)), clock=lambda: 0.0)
+    forecast.began("export")
+    forecast.failed("export")
+    assert (forecast.work_left_seconds, forecast.seconds_left()) == (1.0, 1.0)
+
+
 def test_a_forecast_learns_from_stages_that_it_only_guessed_at() -> None:
     """Of export something is known from elsewhere, of compile nothing: nobody can tell how long that takes, until one
     has run.
