@@ -10,14 +10,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import report_samples as samples
 
 from winml_dag.report.html import html_of
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright drives the browser")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 # Nothing of the browser's own business, and no sandbox, which a container does not allow.
@@ -31,7 +32,7 @@ _FLAGS = (
     "--disable-sync",
 )
 
-Open = Callable[..., "playwright.Page"]
+Open = Callable[..., "Page"]
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
+def browser() -> Iterator[Browser]:
     found = os.environ.get("WINML_DAG_TEST_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.skip("no Chromium here: `make browser` says how to get one, or name one in WINML_DAG_TEST_BROWSER")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", exc_type=ImportError, reason="playwright drives the browser"
+    )
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=found, args=list(_FLAGS))
         yield started
@@ -72,7 +76,7 @@ def browser() -> Iterator[playwright.Browser]:
 
 
 @pytest.fixture(scope="module")
-def window(browser: playwright.Browser) -> Iterator[playwright.Page]:
+def window(browser: Browser) -> Iterator[Page]:
     """One for all tests of a module: making another costs as much as a test."""
     page = browser.new_page()
     yield page
@@ -80,7 +84,7 @@ def window(browser: playwright.Browser) -> Iterator[playwright.Page]:
 
 
 @pytest.fixture
-def opened(window: playwright.Page, pages: Pages) -> Iterator[Open]:
+def opened(window: Page, pages: Pages) -> Iterator[Open]:
     """Opens a page by name, at an address within it, in a window of a width and in light or dark."""
     wrong: list[str] = []
     allowed = ["about:blank"]
@@ -92,7 +96,7 @@ def opened(window: playwright.Page, pages: Pages) -> Iterator[Open]:
     for event, listener in listeners.items():
         window.on(event, listener)
 
-    def open_(name: str, at: str = "", *, width: int = 1400, scheme: str = "light") -> playwright.Page:
+    def open_(name: str, at: str = "", *, width: int = 1400, scheme: str = "light") -> Page:
         allowed.append(pages.address(name))
         window.goto("about:blank")
         window.set_viewport_size({"width": width, "height": 900})
