@@ -268,7 +268,7 @@ make bench
 ```
 
 It installs the other tools into an environment of its own (`.venv-bench`), takes about half an hour, and writes this
-page. The programs are in `tests/benchmarks/`.
+page, but for the part on sweeps: `make bench-sweep` measures and writes that. The programs are in `tests/benchmarks/`.
 """
 
 

@@ -157,8 +157,8 @@ def section(found: Found, recipe: Path, filters: Sequence[str]) -> str:
         measured=textwrap.fill(
             f"Written by `make bench-sweep` (`tests/benchmarks/sweep_bench.py`) on {date.today().isoformat()}, on "
             f"{os.cpu_count()} processors under {platform.system()}, {platform.machine()}, of `{named}`"
-            f"{''.join(f' `--filter {choice}`' for choice in filters)}: {found.cells} cells, and {found.edited} of them "
-            "read the field that is edited.",
+            f"{''.join(f' `--filter {choice}`' for choice in filters)}: {found.cells} cells, and {found.edited} of "
+            "them read the field that is edited.",
             width=120,
             break_long_words=False,
             break_on_hyphens=False,
