@@ -151,12 +151,10 @@ def _first_line(error: Exception) -> str:
 
 def _usage() -> JsonObject:
     """Peak resident memory of this process in bytes, where the system tells."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024}
+    from winml_dag.engine.resident import resident
+
+    peak = resident().peak
+    return {} if peak is None else {"peak_memory_bytes": peak}
 
 
 def _die_with_parent() -> None:

@@ -63,6 +63,14 @@ def test_a_stage_gets_its_config_and_inputs_and_fills_its_outputs(run_work: RunW
     assert outcome.log.read_text() == "written\n"
 
 
+def test_the_peak_of_a_stage_is_its_own_and_not_that_of_who_started_it(run_work: RunWork) -> None:
+    ballast = b"x" * 300_000_000
+    outcome, _ = run_work("write")
+    peak = outcome.metrics["peak_memory_bytes"]
+    assert isinstance(peak, int)
+    assert 1_000_000 < peak < len(ballast)
+
+
 def test_a_stage_says_in_its_own_words_why_it_cannot(run_work: RunWork) -> None:
     outcome, _ = run_work("refuse")
     assert (outcome.error, outcome.advice) == ("The model is too large.", "Take a smaller one.")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.engine.resident import resident
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.onnxmodel.feeds import InputSpec
@@ -23,7 +24,6 @@ from winml_dag.stages.perf.latency import (
     percentile,
     throughput_json,
 )
-from winml_dag.stages.perf.memory import resident
 from winml_dag.stages.perf.notices import of_latencies, of_open_sizes
 from winml_dag.stages.perf.waiting import waited_ns, waited_share
 

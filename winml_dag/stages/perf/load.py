@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.freshpython import fresh_python
 from winml_dag.engine.process import describe_exit
+from winml_dag.engine.resident import Resident, resident
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.session import SEE_LOG
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.stages.perf.memory import Resident, resident
 from winml_dag.stages.perf.waiting import waited_ns, waited_share
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell
+from winml_dag.engine.resident import resident
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.registry import CPU, Target
@@ -24,7 +25,6 @@ from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
 from winml_dag.stages.perf.feeds import batch_size_of, make_feeds
 from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
-from winml_dag.stages.perf.memory import resident
 from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
 
 if TYPE_CHECKING:
