@@ -74,7 +74,7 @@ def _merged(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str
     whole = dict(under)
     for key, value in over.items():
         before = whole.get(key)
-        if (twin := _TWINS.get(key)) is not None:
+        if (twin := _TWINS.get(key)) is not None and twin not in over:
             whole.pop(twin, None)
         whole[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return whole

@@ -322,6 +322,10 @@ WRONG = {
     ),
     "an override without a condition": ("matrix: {x: [{name: a}]}\noverrides: [{quant: {}}]", "needs `when`"),
     "an override that says nothing": ("matrix: {x: [{name: a}]}\noverrides: [{when: {x: a}}]", "says nothing"),
+    "two names of one field": (
+        "matrix: {x: [{name: a, quant: {samples: 1, calibration_samples: 2}}]}",
+        "is another name of 'samples', which is there too",
+    ),
     "a template with a slip": (
         "folder: '{modle}'\nmatrix: {model: [a.onnx]}",
         "folder: there is no axis 'modle'; did you mean 'model'?",
