@@ -1,0 +1,121 @@
+"""That there is nothing to do is seen at a glance, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from winml_dag.cli.main import run
+from winml_dag.store import changetime
+
+AT_A_GLANCE = "2 cells in 0.0 s: 2 up to date."
+
+
+class Recipes:
+    """A folder of recipes, each with a stage of its own, and the command line beside it."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capture = capture
+        for name in ("one", "two"):
+            self.write(name, name)
+
+    def write(self, name: str, text: str) -> None:
+        place = self.folder / "recipes" / name
+        place.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write(sys.argv[2])", "{outputs.out}", text]
+        value = {"stages": {"say": {"command": command, "outputs": {"out": "said.txt"}}}}
+        (place / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+
+    def said(self, name: str) -> Path:
+        return self.folder / "recipes" / name / "said.txt"
+
+    def build(self, *more: str, code: int = 0) -> str:
+        """The line with the totals, its seconds made 0.0; what is said on stderr when it fails."""
+        got = run(["build", "-c", "recipes", "-o", "out", "--cache-dir", "cache", "-q", *more])
+        lines = self._capture.readouterr()
+        assert got == code, lines.err
+        if code:
+            return lines.err
+        (total,) = [line for line in lines.out.splitlines() if " in " in line and "cell" in line]
+        before, _, after = total.partition(" in ")
+        return f"{before} in 0.0 s:{after.partition(':')[2]}"
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recipes:
+    """After two builds, of which the second has seen that all is up to date."""
+    monkeypatch.chdir(tmp_path)
+    # What was written a moment ago would be doubted.
+    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    recipes = Recipes(tmp_path, capsys)
+    assert recipes.build().startswith("2 cells in 0.0 s: 2 built; 2 stages run")
+    assert recipes.build() == AT_A_GLANCE
+    return recipes
+
+
+def another_stage(recipes: Recipes) -> None:
+    recipes.write("two", "something else")
+
+
+def another_recipe(recipes: Recipes) -> None:
+    recipes.write("three", "three")
+
+
+def no_output(recipes: Recipes) -> None:
+    recipes.said("two").unlink()
+
+
+def no_sweep_json(recipes: Recipes) -> None:
+    (recipes.folder / "out" / "sweep.json").unlink()
+
+
+def no_cache(recipes: Recipes) -> None:
+    for path in (recipes.folder / "cache" / "blobs").rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param(another_stage, "2 cells in 0.0 s: 1 built, 1 up to date; 1 stage run", id="a recipe edited"),
+        pytest.param(another_recipe, "3 cells in 0.0 s: 1 built, 2 up to date; 1 stage run", id="a recipe added"),
+        pytest.param(no_output, "2 cells in 0.0 s: 1 built, 1 up to date; 0 stages run", id="an output removed"),
+        pytest.param(no_sweep_json, "2 cells in 0.0 s: 2 up to date; 0 stages run", id="sweep.json removed"),
+        pytest.param(no_cache, "2 cells in 0.0 s: 2 built; 2 stages run", id="results lost"),
+    ],
+)
+def test_whatever_changes_is_seen(recipes: Recipes, change: Callable[[Recipes], None], expected: str) -> None:
+    change(recipes)
+    assert recipes.build().startswith(expected)
+    assert recipes.said("two").is_file()
+    assert (recipes.folder / "out" / "sweep.json").is_file()
+    # What was made anew under an old plan is looked at once more.
+    recipes.build()
+    assert recipes.build().endswith(" up to date.")
+
+
+def test_what_is_asked_for_otherwise_is_looked_at_anew(recipes: Recipes) -> None:
+    one = "1 cell in 0.0 s: 1 up to date"
+    assert recipes.build("--filter", "one").startswith(f"{one};")
+    assert recipes.build("--filter", "one") == f"{one}."
+    assert recipes.build() == AT_A_GLANCE
+    assert recipes.build("--rebuild").startswith("2 cells in 0.0 s: 2 built; 2 stages run")
+
+
+def test_what_somebody_else_has_put_there_is_seen(recipes: Recipes) -> None:
+    (recipes.folder / "out" / "sweep.json").write_text("{}", encoding="utf-8")
+    assert "is not what a sweep has left there" in recipes.build(code=2)
+    assert (recipes.folder / "out" / "sweep.json").read_text(encoding="utf-8") == "{}"
+
+
+def test_a_damaged_note_counts_as_none(recipes: Recipes) -> None:
+    for note in (recipes.folder / "cache" / "standing").glob("*.note"):
+        note.write_bytes(note.read_bytes()[:-7])
+    assert recipes.build().startswith("2 cells in 0.0 s: 2 up to date; 0 stages run")
+    assert recipes.build() == AT_A_GLANCE
