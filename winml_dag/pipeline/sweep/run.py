@@ -160,7 +160,7 @@ class _Run:
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
         try:
-            self._build(self._asked.cells, self._ledger.take)
+            self._build(self._asked.cells, self._ledger.take, self._options)
             self._measure(self._asked.cells, self._ledger.take)
             pursued = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
         except BaseException:
@@ -177,11 +177,11 @@ class _Run:
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes))
 
-    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
+    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], options: BuildOptions) -> None:
         """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
         by_name = {cell.name: cell for cell in cells}
         self._requests |= {cell.name: request_of(cell, self._asked.request, self._asked.folder) for cell in cells}
-        known = {} if self._options.rebuild else dict(self._known(cells))
+        known = {} if options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
             self._results[result.name] = result
@@ -206,7 +206,7 @@ class _Run:
         outcomes = build_all(
             planned,
             self._store,
-            self._options,
+            options,
             observer=WithoutRounds(self._timed),
             executor=self._executor,
             done=done,
@@ -269,7 +269,8 @@ class _Run:
     def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
         """Build and measure further *cells* as those of the sweep."""
         self._watcher.phase("searching", [cell.name for cell in cells])
-        self._build(cells, lambda _: None)
+        # What they share with the sweep's cells was made anew with those, and would be again in every round.
+        self._build(cells, lambda _: None, replace(self._options, rebuild=False))
         self._measure(cells, lambda _: None)
         return [self._results[cell.name] for cell in cells]
 

@@ -150,7 +150,8 @@ def rank_cells(
     """
     planned = {name: _planned(request(cell), search, running.store) for name, cell in cells.items()}
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
-    results = run_together(graphs, running, jobs=running.jobs)
+    # What comes before the ranking belongs to the cells, which were made anew where that was asked for.
+    results = run_together(graphs, replace(running, rebuild=False), jobs=running.jobs)
     return {
         name: one if isinstance(one, str) else _ranked(results[name], one[1], running.store)
         for name, one in planned.items()
