@@ -26,7 +26,8 @@ def sweep_view(models: int, precisions: int) -> GraphView:
         for cell in own:
             for number, step in enumerate(("quantize", "validate", "finalize")):
                 reason, config = f"quant.samples: {cell} -> {cell + 1}", {"step": step, "cell": cell}
-                boxes.append(Box(step, step, "ran", (cell,), reason, "", 2.5, config=config))
+                last = "" if cell else "reused"
+                boxes.append(Box(step, step, "ran", (cell,), reason, "", 2.5, config=config, last=last))
                 lines.append(Line(export if number == 0 else len(boxes) - 2, len(boxes) - 1, "model"))
             lines.append(Line(0, len(boxes) - 2, "files"))
     return GraphView(cells, tuple(boxes), tuple(lines))
@@ -127,6 +128,18 @@ def test_the_legend_lights_up_what_it_names(opened) -> None:
     assert page.locator(".box.on").count() == 3
     button.click()
     assert page.locator(".box.on").count() == 0
+
+
+def test_colours_tell_of_the_last_run_when_asked(opened) -> None:
+    page = opened("small")
+    page.click("#last")
+    assert page.locator(".box.reused").count() == 3  # of the first build
+    assert page.locator(".box.unknown").count() == 18
+    assert page.locator("#legend button").all_text_contents() == ["\u27133 reused", "\u00d73 shared by several builds"]
+    box(page, "quantize", "model0/w0").hover()
+    assert "In the last run\nreused" in page.inner_text("#details")
+    page.click("#last")
+    assert page.locator(".box.ran").count() == 18
 
 
 def test_arrow_keys_follow_the_lines(opened) -> None:

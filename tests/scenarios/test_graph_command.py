@@ -12,7 +12,7 @@ import yaml
 from onnx_samples import perceptron
 
 from winml_dag.cli.main import run
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, StageRun, SweepResult
 from winml_dag.pipeline.sweep.state import write_sweep
 
 SWEEP: dict[str, Any] = {
@@ -75,12 +75,18 @@ def test_rounds_that_add_nothing_are_not_drawn_and_their_readers_read_the_first(
 
 def test_what_failed_the_last_time_is_drawn_as_failed(folder: Path) -> None:
     failed = CellResult(
-        "w8a8/cpu", {}, "w8a8/cpu", CellStatus.FAILED, failure=Failure("quantize", "<b>no</b> memory", "Buy some.")
+        "w8a8/cpu",
+        {},
+        "w8a8/cpu",
+        CellStatus.FAILED,
+        stages=(StageRun("calibrate", "calibrate", "ran", ""), StageRun("gone", "gone", "ran", "")),
+        failure=Failure("quantize", "<b>no</b> memory", "Buy some."),
     )
     write_sweep(folder / "out", SweepResult("sweep", "sweep.yaml", "", 1.0, {}, (failed,)))
     page = drawn(folder)
     (box,) = [box for box in boxes(page, "quantize") if box["status"] == "failed"]
     assert (box["label"], box["error"]) == ("w8a8/cpu", "<b>no</b> memory")
+    assert {box["label"]: box.get("last") for box in boxes(page, "calibrate")} == {"w8a8/cpu": "ran", "w8a8/npu": None}
     assert "<b>no" not in (folder / "graph.html").read_text(encoding="ascii")
 
 

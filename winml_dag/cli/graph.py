@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MADE_BY_US = '<meta name="generator" content="winml_dag graph">'
 _MOST_NOTICES = 5
+_CAME_TO = ("ran", "reused", "failed")
 
 
 @click.command(name="graph")
@@ -95,9 +96,9 @@ def _of_cells(
 
     planned = planned_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
-    failed = _failed(request.output_dir or sweep.output_dir)
+    last = _last(request.output_dir or sweep.output_dir)
     builds = tuple(
-        Foreseen.of(each.label, each.graph, store, failed.get(each.label))
+        Foreseen.of(each.label, each.graph, store, *last.get(each.label, ()))
         for each in planned
         if not isinstance(each.graph, WinmlDagError)
     )
@@ -109,16 +110,17 @@ def _of_cells(
     return builds, notices
 
 
-def _failed(folder: Path | None) -> dict[str, dict[str, str]]:
-    """By cell, which stage failed the last time, and why."""
+def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
+    """By cell, of the last run: which stage failed, and why; and what became of each stage that it came to."""
     from winml_dag.pipeline.sweep.state import read_sweep
 
     last = None if folder is None else read_sweep(folder)
-    return {
-        cell.name: {cell.failure.stage: cell.failure.error}
-        for cell in (() if last is None else last.cells)
-        if cell.failure is not None and cell.failure.stage is not None
-    }
+    found = {}
+    for cell in () if last is None else last.cells:
+        failure = cell.failure
+        failed = {failure.stage: failure.error} if failure is not None and failure.stage is not None else {}
+        found[cell.name] = (failed, {stage.id: stage.status for stage in cell.stages if stage.status in _CAME_TO})
+    return found
 
 
 def _few(notices: Sequence[str]) -> Iterator[str]:

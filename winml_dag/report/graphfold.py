@@ -85,6 +85,7 @@ def _folded(boxes: Sequence[Box], members: Sequence[int]) -> Box:
         return replace(first, members=tuple(members))
     inside = [boxes[place] for place in members]
     statuses = Counter(box.status for box in inside)
+    last = Counter(box.last for box in inside)
     known = [box.seconds for box in inside if box.seconds is not None]
     return Box(
         step=first.step,
@@ -95,6 +96,7 @@ def _folded(boxes: Sequence[Box], members: Sequence[int]) -> Box:
         seconds=sum(known) if known else None,
         config=first.config,
         members=tuple(members),
+        last=next((str(status) for status in _WORST_FIRST if last[status]), ""),
     )
 
 

@@ -30,6 +30,7 @@ def graph_html(view: GraphView, title: str, made: str) -> str:
         "cells": list(view.cells),
         "views": {"full": _drawn(view), "folded": _drawn(folded)},
         "folded_first": len(view.boxes) > MOST_BOXES,
+        "has_last": any(box.last for box in view.boxes),
         "folds": len(view.cells) > 1 and len(folded.boxes) < len(view.boxes),
     }
     return page_of(
@@ -88,6 +89,7 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
         "key": box.key,
         "seconds": None if box.seconds is None else round(box.seconds, 2),
         "members": list(box.members),
+        "last": box.last,
     }
     return {name: value for name, value in told.items() if value not in ("", None, [])}
 

@@ -7,7 +7,7 @@ sweep of a hundred builds they would be half of all boxes, and say nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
@@ -36,6 +36,7 @@ class Box:
         config: what the stage reads of the recipe.
         members: of a folded one, the places of the boxes that it stands for.
         apart: what of its config tells it from other boxes of its step, where these are few.
+        last: what became of it in the last run that is known of; empty where none is.
     """
 
     step: str
@@ -49,6 +50,7 @@ class Box:
     config: JsonObject = field(default_factory=dict)
     members: tuple[int, ...] = ()
     apart: str = ""
+    last: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,27 @@ class GraphView:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A build and what would become of each of its stages. ``failed``: by id, why a stage failed when it last ran."""
+    """A build and what would become of each of its stages. ``failed``: by id, why a stage failed when it last ran;
+    ``last``: by id, what became of it then.
+    """
 
     label: str
     graph: BuildGraph
     results: tuple[StageResult, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
+    last: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, label: str, graph: BuildGraph, store: LocalStore, failed: Mapping[str, str] | None = None) -> Foreseen:
+    def of(
+        cls,
+        label: str,
+        graph: BuildGraph,
+        store: LocalStore,
+        failed: Mapping[str, str] | None = None,
+        last: Mapping[str, str] | None = None,
+    ) -> Foreseen:
         results = plan_graph(graph.graph, graph.sources, store, scope=graph.summary.scope)
-        return cls(label, graph, results, failed or {})
+        return cls(label, graph, results, failed or {}, last or {})
 
 
 def together(builds: Sequence[Foreseen]) -> Merged:
@@ -116,7 +128,11 @@ def view_of(builds: Sequence[Foreseen], notices: Sequence[str] = ()) -> GraphVie
         Box(SOURCE, _without_label(name, builds), SOURCE, tuple(sorted(read_in.get(place, ()))))
         for place, name in enumerate(merged.graph.sources)
     ]
-    boxes = [_box(node, readers[node.id][0][1], cells[node.id], *told[node.id]) for node in nodes]
+    last = _last(builds, merged, like)
+    boxes = [
+        replace(_box(node, readers[node.id][0][1], cells[node.id], *told[node.id]), last=last.get(node.id, ""))
+        for node in nodes
+    ]
     return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
 
 
@@ -138,6 +154,19 @@ def _told(builds: Sequence[Foreseen], merged: Merged) -> dict[str, tuple[Status,
             before = found.get(ids[result.node.id])
             if before is None or _FIRST_TOLD.index(status) < _FIRST_TOLD.index(before[0]):
                 found[ids[result.node.id]] = (status, result, error)
+    return found
+
+
+def _last(builds: Sequence[Foreseen], merged: Merged, like: Mapping[str, str]) -> dict[str, str]:
+    """By id in the common graph, what became of a stage in the last run: it ran if it did for any build."""
+    found: dict[str, str] = {}
+    for build, ids in zip(builds, merged.ids, strict=True):
+        for own, status in build.last.items():
+            if own not in ids:
+                continue  # of another recipe, or another version of it
+            node_id = _settled(ids[own], like)
+            if node_id not in found or _FIRST_TOLD.index(Status(status)) < _FIRST_TOLD.index(Status(found[node_id])):
+                found[node_id] = status
     return found
 
 

@@ -18,7 +18,8 @@ const showDetails = (drawing, place, unfold) => {
   };
   term("Why", box.status === "source" ? "" : box.reason);
   term("What went wrong when it last ran", box.error);
-  term(box.status === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
+  term("In the last run", box.last);
+  term(box.planned === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
   term("Config, where others differ", box.apart);
   term("Reads", names(drawing, place, drawing.before));
   term("Is read by", names(drawing, place, drawing.after));
@@ -33,7 +34,7 @@ const showDetails = (drawing, place, unfold) => {
   byId("details").replaceChildren(...children);
 };
 
-const told = (box) => (box.seconds === undefined ? (box.status === "ran" ? "never timed" : "") : duration(box.seconds));
+const told = (box) => (box.seconds === undefined ? (box.planned === "ran" ? "never timed" : "") : duration(box.seconds));
 
 const status = (box) => {
   const mark = MARKS[box.status];

@@ -1,8 +1,9 @@
 /* The picture of one view: boxes as elements, lines as two paths, all of them and those that are highlighted. */
 
 const BOX = { width: 176, height: 38, column: 236, row: 48 };
-const MARKS = { reused: "\u2713", ran: "\u25b6", failed: "\u2717", source: "" };
-const STATUS = { reused: "reused", ran: "would run", failed: "failed", source: "source" };
+const MARKS = { reused: "\u2713", ran: "\u25b6", failed: "\u2717", source: "", unknown: "" };
+/* What a status is called: of a plan, or of the last run. */
+const STATUS = { reused: "reused", ran: "would run", failed: "failed", source: "source", unknown: "not come to" };
 
 const left = (box) => box.column * BOX.column;
 const top = (box) => box.row * BOX.row;

@@ -11,7 +11,7 @@ const KINDS = [
 
 const picture = byId("drawing");
 const camera = new Camera(picture);
-const drawings = {};
+let drawings = {};
 let drawing;
 let at = 0;
 /* The box whose details stay while the pointer goes elsewhere. */
@@ -190,7 +190,7 @@ byId("in").addEventListener("click", () => camera.zoom(1.25));
 byId("out").addEventListener("click", () => camera.zoom(0.8));
 byId("fit").addEventListener("click", () => camera.fit());
 byId("fold").hidden = !CONTENT.folds;
-byId("fold").addEventListener("click", () => show(drawing === drawings.folded ? "full" : "folded"));
+byId("fold").addEventListener("click", () => show(viewName() === "folded" ? "full" : "folded"));
 
 const isDark = () => {
   const chosen = document.documentElement.dataset.theme;
@@ -202,14 +202,36 @@ byId("theme").addEventListener("click", () => {
   byId("theme").setAttribute("aria-pressed", isDark());
 });
 
-for (const [name, is] of KINDS) {
-  const count = CONTENT.views.full.boxes.filter(is).length;
-  if (!count) continue;
-  const mark = element("span", { class: `mark ${name}`, "aria-hidden": "true" }, MARKS[name] || "\u00d7");
-  const text = name === "shared" ? `${count} shared by several builds` : `${count} ${STATUS[name]}`;
-  const button = element("button", { type: "button", "aria-pressed": "false", "data-kind": name }, mark, text);
-  button.addEventListener("click", () => (button.getAttribute("aria-pressed") === "true" ? clear() : byKind(name, is)));
-  byId("legend").append(button);
-}
+const drawLegend = () => {
+  const buttons = KINDS.map(([name, is]) => {
+    const count = CONTENT.views.full.boxes.filter(is).length;
+    const mark = element("span", { class: `mark ${name}`, "aria-hidden": "true" }, MARKS[name] || "\u00d7");
+    const text = name === "shared" ? `${count} shared by several builds` : `${count} ${STATUS[name]}`;
+    const button = element("button", { type: "button", "aria-pressed": "false", "data-kind": name }, mark, text);
+    button.addEventListener("click", () => (button.getAttribute("aria-pressed") === "true" ? clear() : byKind(name, is)));
+    return count ? button : null;
+  });
+  byId("legend").replaceChildren(...buttons.filter(Boolean));
+};
 
+/** Colour boxes by what would become of them, or by what became of them in the last run. */
+const colour = (byLast) => {
+  for (const box of [...CONTENT.views.full.boxes, ...CONTENT.views.folded.boxes]) {
+    box.planned ??= box.status;
+    box.status = byLast && box.planned !== "source" ? box.last || "unknown" : box.planned;
+  }
+  STATUS.ran = byLast ? "ran" : "would run";
+  byId("last").setAttribute("aria-pressed", byLast);
+  drawings = {};
+  drawLegend();
+};
+
+const viewName = () => (byId("fold").getAttribute("aria-pressed") === "true" ? "folded" : "full");
+byId("last").hidden = !CONTENT.has_last;
+byId("last").addEventListener("click", () => {
+  colour(byId("last").getAttribute("aria-pressed") === "false");
+  show(viewName());
+});
+
+colour(false);
 show(CONTENT.folded_first ? "folded" : "full");
