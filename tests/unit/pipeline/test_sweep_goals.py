@@ -174,3 +174,41 @@ def test_the_drop_of_accuracy_is_against_the_float_model(
     value = goal.candidates[0].values["accuracy_drop"]
     assert value == (None if drop is None else pytest.approx(drop))
     assert goal.candidates[0].why.startswith(why)
+
+
+def test_a_search_that_can_gain_nothing_is_not_begun(sweeping: Sweeping) -> None:
+    """Where it is begun, nodes are ranked, which would fail here: there is no model."""
+    searching = f"{SWEEP}search: {{}}\n"
+    sweeping.cell("a/w8a8", 120, 0.95)
+    (goal,) = sweeping.pursue(searching).goals
+    assert goal.search is not None
+    assert goal.search.why == (
+        "nothing was searched: a/w8a8 misses a bound on quality, and is no better in size than the winner"
+    )
+    sweeping.cell("a/w8a8", 100, 1.0)
+    (goal,) = sweeping.pursue(searching).goals
+    assert goal.search is not None
+    assert goal.search.why == "no cell misses only a bound on quality, so there was nothing to search"
+
+
+def test_a_search_begins_with_the_best_of_those_that_miss_a_bound_on_quality(sweeping: Sweeping) -> None:
+    sweeping.cell("a/w8a16", 90, 0.9)
+    failure = Failure("validate", "It is too far from the reference.")
+    sweeping.cell("a/fp32", 400, 1.0, status=CellStatus.FAILED, failure=failure)
+    (goal,) = sweeping.pursue(f"{SWEEP}search: {{}}\n").goals
+    assert goal.search is not None
+    assert goal.search.cell == "a/w8a16"
+    assert goal.search.why.startswith("nothing was searched: ")
+    sweeping.cell("a/w8a16", 90, 0.9, status=CellStatus.FAILED, failure=failure)
+    sweeping.cell("a/w8a8", 90, 1.0, status=CellStatus.FAILED, failure=Failure("compile", "It crashed."))
+    (goal,) = sweeping.pursue(f"{SWEEP}search: {{}}\n").goals
+    assert goal.search is not None
+    assert goal.search.cell == "a/fp32"
+
+
+def test_a_cell_that_is_called_like_a_trial_is_not_overwritten(sweeping: Sweeping) -> None:
+    text = SWEEP.replace("[fp32, w8a8, w8a16]", "[fp32, w8a8, {name: w8a8+1in16, precision: w8a8}]")
+    sweeping.cell("a/w8a8+1in16", 100, 0.96)
+    (goal,) = sweeping.pursue(f"{text}search: {{}}\n").goals
+    assert goal.search is not None
+    assert goal.search.why == "nothing was searched: trials of a/w8a8 would be called like the cell a/w8a8+1in16"

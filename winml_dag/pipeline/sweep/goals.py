@@ -138,7 +138,7 @@ class _Pursuit:
         cells = {cell.name: cell for cell in choice.members}
         starts = sorted(
             (one for one in judged if one.misses_quality_only or _failed_validation(one.result)),
-            key=lambda one: one.value(choice.goal.minimize) or 0.0,
+            key=lambda one: _or_infinite(one.value(choice.goal.minimize)),
         )
         if not starts:
             choice.why = "no cell misses only a bound on quality, so there was nothing to search"
@@ -148,6 +148,12 @@ class _Pursuit:
             choice.why = (
                 f"nothing was searched: {starts[0].result.name} misses a bound on quality, and is no better in"
                 f" {choice.goal.minimize} than the winner"
+            )
+            return
+        folder = cells[start.result.name].folder
+        if taken := next((cell for cell in self.sweep.cells if cell.folder.startswith(f"{folder}+")), None):
+            choice.why = (
+                f"nothing was searched: trials of {start.result.name} would be called like the cell {taken.name}"
             )
             return
         choice.hunt = Hunt(cells[start.result.name], lambda result: self._keeps_quality(choice.goal, result))
@@ -195,6 +201,11 @@ class _Pursuit:
         if name in self.trials:
             return self.trials[name][0]
         return next(cell for cell in self.sweep.cells if cell.name == name)
+
+
+def _or_infinite(value: float | None) -> float:
+    """What is not known comes last."""
+    return float("inf") if value is None else value
 
 
 def _failed_validation(result: CellResult) -> bool:
