@@ -190,6 +190,9 @@ def test_a_build_has_a_page_of_its_own_and_back_leads_to_where_one_was(opened) -
     assert page.get_by_label("Find").input_value() == "npu"
     page.go_forward()
     assert page.locator("#cell-title").inner_text() == FAILED
+    page.get_by_role("link", name="All builds").click()
+    page.locator("#overview").wait_for()
+    assert page.evaluate("window.scrollY") == scrolled
 
 
 def test_the_page_of_a_build_tells_how_it_came_about(opened) -> None:

@@ -20,7 +20,6 @@ function route() {
 
 /** @param {string} hash */
 function showCell(hash) {
-  if (!byId("overview").hidden) lastCell.scrolled = window.scrollY;
   lastCell.from = hash;
   const row = rowsByName.get(decoded(hash.slice("#cell/".length)));
   byId("cell").replaceChildren(...(row ? cellPage(row) : [
@@ -93,6 +92,8 @@ origin();
 byId("overview").replaceChildren(...overview());
 listenForTooltips();
 window.addEventListener("hashchange", route);
+// When an address has changed it is too late: the browser may have scrolled already.
+window.addEventListener("scroll", () => { if (!byId("overview").hidden) lastCell.scrolled = window.scrollY; }, { passive: true });
 route();
 if (!location.hash.startsWith("#cell/") && location.hash.length > 1) byId(location.hash.slice(1))?.scrollIntoView();
 document.documentElement.dataset.ready = "";
