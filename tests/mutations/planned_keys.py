@@ -151,7 +151,10 @@ def keys(stages: Stages) -> dict[str, str]:
 def reached(before: Stages, after: Stages) -> set[str]:
     """Stages whose key differs, or that only one of the two has. That a model comes from the stage before the one that
     is gone counts as well: it is another input."""
-    one, other = keys(before), keys(after)
+    return differing(keys(before), keys(after))
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
     return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 

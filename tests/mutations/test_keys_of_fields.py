@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 from field_values import Field, fields_of, values
-from planned_keys import NO_OPTIONS, Stages, keys, reached, stages_of
+from planned_keys import NO_OPTIONS, Stages, differing, keys, reached, stages_of
 from reach import BASES, EDITS, OPTIONS, REFUSED, TRIED, Edit, declared_name, edited, within
 from same_meaning import SAME, SAME_OPTIONS
 
@@ -74,11 +74,13 @@ class Found:
     taken: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, before: Stages, planned: Iterable[tuple[Any, Stages]]) -> None:
-        by_keys: dict[str, list[Any]] = {json.dumps(keys(before)): []}
+        one = keys(before)
+        by_keys: dict[str, list[Any]] = {json.dumps(one): []}
         for value, after in planned:
+            other = keys(after)
             self.taken.add(repr(value))
-            self.reach |= reached(before, after)
-            by_keys.setdefault(json.dumps(keys(after)), []).append(value)
+            self.reach |= differing(one, other)
+            by_keys.setdefault(json.dumps(other), []).append(value)
         if len(by_keys) > 1:  # where the field says nothing, all values are the same
             self.same += [group for group in by_keys.values() if len(group) > 1]
 
