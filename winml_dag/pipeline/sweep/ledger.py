@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.criticalpath import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.pipeline.outputs import folder_key, refuse_file
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
@@ -34,7 +35,7 @@ _TIMES_ITS_COST = 20
 class Ledger:
     """The cells of one run of *sweep* into *folder*, those in *asked* its own; *head* has all else that is told.
 
-    Raises UsageError when somebody else's file is in the way.
+    Raises UsageError when somebody else's file is in the way, StoreError when one is where the folder should be.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Ledger:
         self._store = store
         self._head = head
         self._began = time.monotonic()
+        refuse_file(folder)
         try:
             self.before = read_sweep(folder)
         except InputError as error:
@@ -99,8 +101,6 @@ class Ledger:
         Raises:
             StoreError, InputError: when that cannot be done, or somebody has put another file in its place.
         """
-        from winml_dag.pipeline.outputs import folder_key
-
         began = time.monotonic()
         with self._store.claim(folder_key(self._folder / SWEEP)):
             told = self.result(read_sweep(self._folder), interrupted=interrupted)

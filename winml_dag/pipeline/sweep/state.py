@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from winml_dag.errors import InputError
+from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.sweep.plainform import Misshapen, plain, read
 from winml_dag.pipeline.sweep.result import FORMAT, SWEEP, SweepResult
 
@@ -60,10 +60,15 @@ def text_of(sweep: SweepResult) -> bytes:
 
 def write_sweep(folder: Path, sweep: SweepResult) -> None:
     """Write *sweep* into *folder*, whole or not at all. Raises StoreError when that cannot be done."""
-    from winml_dag.store.files import in_words, write_whole
+    from winml_dag.store.files import write_whole
 
-    with in_words(f"Cannot write {folder / SWEEP}"):
+    try:
         write_whole(folder / SWEEP, text_of(sweep))
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write {folder / SWEEP}: {error.strerror or error}.",
+            advice="Make the folder writable, free some space, or choose another one with -o.",
+        ) from None
 
 
 def _refuse_constant(name: str) -> float:
