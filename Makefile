@@ -37,10 +37,10 @@ op-support: $(VENV)/with-models
 	$(BIN)/python -m winml_dag.stages.probe.generate --ep $(EP)
 
 test: $(VENV)/with-tests
-	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --durations 15
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal --durations 15
 
 test-fast: $(VENV)/with-tests
-	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) -m "not slow"
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal -m "not slow"
 
 faults: $(VENV)/with-tests
 	$(BIN)/python tests/faults/harness.py --kills $(KILLS)
