@@ -32,6 +32,12 @@ function showCell(hash) {
   byId("cell-title").focus({ preventScroll: true });
 }
 
+/** When the address has changed it is too late: the browser may have scrolled already. @param {MouseEvent} event */
+function rememberPlace(event) {
+  const link = event.target instanceof Element && event.target.closest("a[href^='#cell/']");
+  if (link && !byId("overview").hidden) lastCell.scrolled = window.scrollY;
+}
+
 /** @param {string} text */
 function decoded(text) {
   try {
@@ -92,8 +98,7 @@ origin();
 byId("overview").replaceChildren(...overview());
 listenForTooltips();
 window.addEventListener("hashchange", route);
-// When an address has changed it is too late: the browser may have scrolled already.
-window.addEventListener("scroll", () => { if (!byId("overview").hidden) lastCell.scrolled = window.scrollY; }, { passive: true });
+document.addEventListener("click", rememberPlace, { capture: true });
 route();
 if (!location.hash.startsWith("#cell/") && location.hash.length > 1) byId(location.hash.slice(1))?.scrollIntoView();
 document.documentElement.dataset.ready = "";
