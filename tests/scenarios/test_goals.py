@@ -123,6 +123,8 @@ def test_trials_share_all_that_is_before_quantize(everything: Any) -> None:
     }
     trials = [cell for cell in everything["cells"] if cell["trial_of"] is not None]
     assert [cell["trial_of"] for cell in trials] == ["chain/w8a8/cpu"] * MOST
+    folder = "out/chain/w8a8/cpu+1in32"
+    assert trials[0]["command"] == f"winml-dag build -c {folder}/winml_build_config.json -o {folder}"
 
 
 def test_bisect_finds_what_trying_everything_finds_and_runs_nothing_for_it(sweeping: Sweeping, everything: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.pipeline.layout import BUILD_CONFIG
 from winml_dag.pipeline.sweep.choosing import Judged, is_pending, judge, nearest, winner
 from winml_dag.pipeline.sweep.facts import Facts, facts_of
 from winml_dag.pipeline.sweep.measuring import Running
@@ -127,7 +129,16 @@ class _Pursuit:
         )
         for hunt in hunts:
             hunt.ranked = ranked[hunt.cell.name]
-        self.trials = hunt_together(hunts, search, self.means.carry_out)
+        self.trials = hunt_together(hunts, search, self._carry_out)
+
+    def _carry_out(self, cells: Sequence[Cell]) -> list[CellResult]:
+        """Trials are in no recipe, so what builds one again is what its build has left."""
+        results = []
+        for result in self.means.carry_out(cells):
+            folder = shlex.quote(str(self.means.folder / result.folder))
+            command = f"winml-dag build -c {folder}/{BUILD_CONFIG} -o {folder}" if result.is_there else ""
+            results.append(replace(result, command=command))
+        return results
 
     def _begin(self, choice: _Choice) -> None:
         """Begin a search with the cell that would win if a few of its nodes were better, if there is such a cell."""
