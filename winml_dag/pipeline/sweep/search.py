@@ -67,13 +67,14 @@ class Hunt:
 
     def wanted(self, search: Search) -> tuple[int, ...]:
         """The numbers of nodes to try next, kept as :attr:`keeping` says."""
-        if isinstance(self.ranked, str):
+        left = None if search.most_trials is None else search.most_trials - self._trials
+        if isinstance(self.ranked, str) or left == 0:
             return ()
         counts = self._next(self.ranked, search)
         if not counts and between(self.tried[-1])[1] is None and len(self.tried) < len(self.ranked.keepings):
             self.tried.append({0: False})
             counts = self._next(self.ranked, search)
-        return counts if search.most_trials is None else counts[: max(0, search.most_trials - self._trials)]
+        return counts[:left]
 
     def trial(self, count: int) -> Cell:
         """The cell in which the worst *count* nodes are kept."""
