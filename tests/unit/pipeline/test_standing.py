@@ -96,6 +96,20 @@ def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Local
     assert same(recalled, fresh(REQUEST, store))
 
 
+def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    request = Request(Path("recipe.yaml"), Overrides(ep="qnn"), Path("out"))
+    planned = plan_request(request, store, download=False)
+    remembered = recall(request, store)
+    assert remembered is not None
+    needs = {node.id: (node.pools, node.stage.memory, node.stage.alone) for node in remembered.graph.nodes}
+    assert needs == {node.id: (node.pools, node.stage.memory, node.stage.alone) for node in planned.graph.nodes}
+    assert needs["validate"][0] == ("npu",)
+    assert needs["export"][1].base_bytes > 0
+
+
 def edit_recipe(folder: Path) -> None:
     (folder / "recipe.yaml").write_text(RECIPE + "optim: {gelu_fusion: true}\n")
 
