@@ -27,7 +27,9 @@ def sweep_view(models: int, precisions: int) -> GraphView:
             for number, step in enumerate(("quantize", "validate", "finalize")):
                 reason, config = f"quant.samples: {cell} -> {cell + 1}", {"step": step, "cell": cell}
                 last = "" if cell else "reused"
-                boxes.append(Box(step, step, "ran", (cell,), reason, "", 2.5, config=config, last=last))
+                boxes.append(
+                    Box(step, step, "ran", (cell,), reason, "", 2.5, config=config, last=last, last_reason="found")
+                )
                 lines.append(Line(export if number == 0 else len(boxes) - 2, len(boxes) - 1, "model"))
             lines.append(Line(0, len(boxes) - 2, "files"))
     return GraphView(cells, tuple(boxes), tuple(lines))
@@ -137,7 +139,7 @@ def test_colours_tell_of_the_last_run_when_asked(opened) -> None:
     assert page.locator(".box.unknown").count() == 18
     assert page.locator("#legend button").all_text_contents() == ["\u27133 reused", "\u00d73 shared by several builds"]
     box(page, "quantize", "model0/w0").hover()
-    assert "In the last run\nreused" in page.inner_text("#details")
+    assert "In the last run\nreused: found" in page.inner_text("#details")
     page.click("#last")
     assert page.locator(".box.ran").count() == 18
 

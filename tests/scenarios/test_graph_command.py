@@ -79,14 +79,15 @@ def test_what_failed_the_last_time_is_drawn_as_failed(folder: Path) -> None:
         {},
         "w8a8/cpu",
         CellStatus.FAILED,
-        stages=(StageRun("calibrate", "calibrate", "ran", ""), StageRun("gone", "gone", "ran", "")),
+        stages=(StageRun("calibrate", "calibrate", "ran", "new"), StageRun("gone", "gone", "ran", "")),
         failure=Failure("quantize", "<b>no</b> memory", "Buy some."),
     )
     write_sweep(folder / "out", SweepResult("sweep", "sweep.yaml", "", 1.0, {}, (failed,)))
     page = drawn(folder)
     (box,) = [box for box in boxes(page, "quantize") if box["status"] == "failed"]
     assert (box["label"], box["error"]) == ("w8a8/cpu", "<b>no</b> memory")
-    assert {box["label"]: box.get("last") for box in boxes(page, "calibrate")} == {"w8a8/cpu": "ran", "w8a8/npu": None}
+    last = {box["label"]: (box.get("last"), box.get("last_reason")) for box in boxes(page, "calibrate")}
+    assert last == {"w8a8/cpu": ("ran", "new"), "w8a8/npu": (None, None)}
     assert "<b>no" not in (folder / "graph.html").read_text(encoding="ascii")
 
 

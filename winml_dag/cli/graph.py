@@ -110,7 +110,7 @@ def _of_cells(
     return builds, notices
 
 
-def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
+def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]]:
     """By cell, of the last run: which stage failed, and why; and what became of each stage that it came to."""
     from winml_dag.pipeline.sweep.state import read_sweep
 
@@ -119,7 +119,8 @@ def _last(folder: Path | None) -> dict[str, tuple[dict[str, str], dict[str, str]
     for cell in () if last is None else last.cells:
         failure = cell.failure
         failed = {failure.stage: failure.error} if failure is not None and failure.stage is not None else {}
-        found[cell.name] = (failed, {stage.id: stage.status for stage in cell.stages if stage.status in _CAME_TO})
+        came_to = {run.id: (run.status, run.reason) for run in cell.stages if run.status in _CAME_TO}
+        found[cell.name] = (failed, came_to)
     return found
 
 

@@ -90,6 +90,7 @@ def _box(box: Box, cells: Sequence[str]) -> JsonObject:
         "seconds": None if box.seconds is None else round(box.seconds, 2),
         "members": list(box.members),
         "last": box.last,
+        "last_reason": box.last_reason,
     }
     return {name: value for name, value in told.items() if value not in ("", None, [])}
 

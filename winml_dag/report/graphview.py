@@ -36,7 +36,7 @@ class Box:
         config: what the stage reads of the recipe.
         members: of a folded one, the places of the boxes that it stands for.
         apart: what of its config tells it from other boxes of its step, where these are few.
-        last: what became of it in the last run that is known of; empty where none is.
+        last: what became of it in the last run that is known of, and ``last_reason`` why; empty where none is.
     """
 
     step: str
@@ -51,6 +51,7 @@ class Box:
     members: tuple[int, ...] = ()
     apart: str = ""
     last: str = ""
+    last_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,14 @@ class GraphView:
 @dataclass(frozen=True)
 class Foreseen:
     """A build and what would become of each of its stages. ``failed``: by id, why a stage failed when it last ran;
-    ``last``: by id, what became of it then.
+    ``last``: by id, what became of it then, and the reason.
     """
 
     label: str
     graph: BuildGraph
     results: tuple[StageResult, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
-    last: Mapping[str, str] = field(default_factory=dict)
+    last: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -95,7 +96,7 @@ class Foreseen:
         graph: BuildGraph,
         store: LocalStore,
         failed: Mapping[str, str] | None = None,
-        last: Mapping[str, str] | None = None,
+        last: Mapping[str, tuple[str, str]] | None = None,
     ) -> Foreseen:
         results = plan_graph(graph.graph, graph.sources, store, scope=graph.summary.scope)
         return cls(label, graph, results, failed or {}, last or {})
@@ -129,10 +130,11 @@ def view_of(builds: Sequence[Foreseen], notices: Sequence[str] = ()) -> GraphVie
         for place, name in enumerate(merged.graph.sources)
     ]
     last = _last(builds, merged, like)
-    boxes = [
-        replace(_box(node, readers[node.id][0][1], cells[node.id], *told[node.id]), last=last.get(node.id, ""))
-        for node in nodes
-    ]
+    boxes = []
+    for node in nodes:
+        status, reason = last.get(node.id, ("", ""))
+        box = _box(node, readers[node.id][0][1], cells[node.id], *told[node.id])
+        boxes.append(replace(box, last=status, last_reason=reason))
     return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
 
 
@@ -157,17 +159,21 @@ def _told(builds: Sequence[Foreseen], merged: Merged) -> dict[str, tuple[Status,
     return found
 
 
-def _last(builds: Sequence[Foreseen], merged: Merged, like: Mapping[str, str]) -> dict[str, str]:
-    """By id in the common graph, what became of a stage in the last run: it ran if it did for any build."""
-    found: dict[str, str] = {}
+def _last(builds: Sequence[Foreseen], merged: Merged, like: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """By id in the common graph, what became of a stage in the last run, and why: it ran if it did for any build."""
+    found: dict[str, tuple[str, str]] = {}
     for build, ids in zip(builds, merged.ids, strict=True):
-        for own, status in build.last.items():
+        for own, last in build.last.items():
             if own not in ids:
                 continue  # of another recipe, or another version of it
             node_id = _settled(ids[own], like)
-            if node_id not in found or _FIRST_TOLD.index(Status(status)) < _FIRST_TOLD.index(Status(found[node_id])):
-                found[node_id] = status
+            if node_id not in found or _rank(last[0]) < _rank(found[node_id][0]):
+                found[node_id] = last
     return found
+
+
+def _rank(status: str) -> int:
+    return _FIRST_TOLD.index(Status(status))
 
 
 def _like(builds: Sequence[Foreseen], merged: Merged) -> dict[str, str]:

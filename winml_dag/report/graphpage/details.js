@@ -16,9 +16,10 @@ const showDetails = (drawing, place, unfold) => {
   const term = (name, value, kind = "") => {
     if (value) terms.append(element("dt", {}, name), element("dd", kind ? { class: kind } : { dir: "auto" }, value));
   };
-  term("Why", box.status === "source" ? "" : box.reason);
+  const isStage = box.status !== "source" && !isGroup(box);
+  term("Now", isStage && `${box.planned === "ran" ? "would run" : box.planned}: ${box.reason}`);
   term("What went wrong when it last ran", box.error);
-  term("In the last run", box.last);
+  term("In the last run", [box.last, box.last_reason].filter(Boolean).join(": "));
   term(box.planned === "ran" ? "Took when it last ran" : "Took when it was made", told(box));
   term("Config, where others differ", box.apart);
   term("Reads", names(drawing, place, drawing.before));
