@@ -6,9 +6,6 @@ One small ONNX model, one cache: each test goes on from what the ones before hav
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,8 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from conftest import Project
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
 pytestmark = pytest.mark.slow
@@ -59,20 +58,14 @@ def chain(path: Path) -> None:
 class Sweeping:
     """A folder with a sweep, and the command line in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
+        self._project = Project(folder, commands)
         self.folder = folder
         self.recipe = json.loads(json.dumps(SWEEP))
         chain(folder / "chain.onnx")
 
     def run(self, *arguments: str, code: int = 0) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-m", "winml_dag", *arguments, "--format", "json"],
-            cwd=self.folder,
-            env={**os.environ, "WINML_DAG_CACHE_DIR": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = self._project.run(*arguments, "--format", "json")
         assert done.returncode == code, done.stderr
         return json.loads(done.stdout)
 
@@ -86,8 +79,8 @@ class Sweeping:
 
 
 @pytest.fixture(scope="module")
-def sweeping(tmp_path_factory: pytest.TempPathFactory) -> Sweeping:
-    return Sweeping(tmp_path_factory.mktemp("goals"))
+def sweeping(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Sweeping:
+    return Sweeping(tmp_path_factory.mktemp("goals"), commands)
 
 
 @pytest.fixture(scope="module")

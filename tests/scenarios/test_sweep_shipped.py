@@ -1,14 +1,11 @@
 """The sweeps that come with us: the small one is built as a whole, the one for real use plans.
 
-Real processes and real stages, for four architectures in five precisions on two targets; built once for all tests.
+Real stages, for four architectures in five precisions on two targets; built once for all tests.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import Project
+from oneprocess import OneProcess
 
 from winml_dag.cli.main import run
 from winml_dag.recipe.shipped import shipped_path
@@ -27,7 +26,11 @@ PRECISIONS = ("fp32", "fp16", "w8a8", "w8a16", "w4a16")
 class Sweep:
     """A copy of the small sweep. What is measured of cells is left out: it costs as much as building them."""
 
-    folder: Path
+    project: Project
+
+    @property
+    def folder(self) -> Path:
+        return self.project.folder
 
     @property
     def content(self) -> dict[str, Any]:
@@ -40,14 +43,7 @@ class Sweep:
 
     def build(self, *arguments: str) -> dict[str, Any]:
         words = ["build", "-c", "small.yaml", "-o", "out", "--format", "json", "-j", "2", *arguments]
-        done = subprocess.run(
-            [sys.executable, "-m", "winml_dag", *words],
-            cwd=self.folder,
-            env={**os.environ, "WINML_DAG_CACHE_DIR": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = self.project.run(*words)
         assert done.returncode == 0, done.stderr
         value: dict[str, Any] = json.loads(done.stdout)
         return value
@@ -70,8 +66,10 @@ def stages(result: dict[str, Any]) -> Counter[str]:
 
 # One test for one build: among several processes of pytest each would build the sweep for itself.
 @pytest.mark.slow
-def test_forty_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads_it(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path)
+def test_forty_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads_it(
+    tmp_path: Path, commands: OneProcess | None
+) -> None:
+    sweep = Sweep(Project(tmp_path, commands))
     sweep.write()
     first = sweep.build()
     all_are_built_and_what_they_share_ran_once(sweep, first)
