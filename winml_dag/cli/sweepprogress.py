@@ -24,7 +24,7 @@ from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
-from winml_dag.store.quantities import duration_text, size_text
+from winml_dag.store.quantities import duration_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,6 +38,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 # What is left is worked out anew after that, and never for more than so small a part of the time.
 _SECONDS_BETWEEN_FORECASTS = 1.0
 _SHARE_OF_FORECASTS = 0.02
+_GIB = 1 << 30
 # As many rows as leave room on a small terminal; of failures the last ones, all are told of at the end.
 _MOST_RUNNING = 12
 _MOST_FAILED = 5
@@ -130,7 +131,7 @@ class _State:
         if left := self._time_left():
             yield left
         if (forecast := self.forecast) is not None and forecast.capacity.counts_memory and self.running:
-            yield f"memory {size_text(forecast.memory_bytes)} of {size_text(forecast.capacity.memory_bytes)}"
+            yield f"memory {forecast.memory_bytes / _GIB:.1f} of {forecast.capacity.memory_bytes / _GIB:.1f} GiB"
 
     def _time_left(self) -> str:
         now = time.monotonic()
@@ -270,7 +271,7 @@ class SweepTable:
         state = self._state
         lines: list[RenderableType] = [Text(state.counts(), style="bold")]
         if more := list(state.more()):
-            lines.append(Text("   ".join(more), style="dim"))
+            lines.append(Text("   ".join(more), style="dim", no_wrap=True, overflow="ellipsis"))
         running = sorted(state.running.copy().values(), key=lambda stage: stage.since)
         if running:
             lines.append(_table(running[:_MOST_RUNNING]))

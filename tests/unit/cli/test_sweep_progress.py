@@ -68,7 +68,7 @@ def test_a_log_gets_each_failure_once_and_now_and_then_how_far_it_is(capsys: pyt
     assert lines_of(capsys) == [
         "failed: resnet/int4/npu: QNN has no int4.",
         "building 2 of 5 cells: 1 up to date, 1 refused.",
-        "building 2 of 5 cells: 1 up to date, 1 refused; about 4 min left; memory 4.0 GiB of 16.0 GiB.",
+        "building 2 of 5 cells: 1 up to date, 1 refused; about 4 min left; memory 4.0 of 16.0 GiB.",
         "failed: bert/fp32/npu/compile: It broke.",
         "building 5 of 5 cells: 1 built, 1 up to date, 2 failed, 1 refused; stages: 1 ran.",
         "measuring 0 of 1 cell; stages: 1 ran.",
@@ -134,7 +134,7 @@ def test_a_table_has_cells_first_then_what_runs_then_what_failed(width: int) -> 
     table.finished(ended(node(CELLS[2], "compile"), Status.FAILED, "It broke. " * 30))
     told = drawn()
     table.stop(finished=True)
-    assert told[:2] == ["building 1 of 4 cells: 1 built", "a few seconds left   memory 4.0 GiB of 16.0 GiB"]
+    assert told[:2] == ["building 1 of 4 cells: 1 built", "a few seconds left   memory 4.0 of 16.0 GiB"]
     assert told[2].split()[:2] == ["bert/fp32/npu", "quantize"]
     assert told[2].endswith(" s of ~40 s")
     assert told[3].split()[:2] == ["bert/w8a8/npu", "decoder/calibrate"]
