@@ -184,8 +184,8 @@ def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | s
 
 
 def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
-    """``--rebuild`` runs every stage under the key that it has, which tests of the engine show; ``--retry-failed`` chooses
-    cells by what became of them, which tests of sweeps do.
+    """``--rebuild`` runs every stage under the key that it has, which tests of the engine show; ``--retry-failed``
+    chooses cells by what became of them, which tests of sweeps do.
     """
     tried = {name for each in SURROUNDINGS.values() for name in each.options}
     about_keys = {field.name for field in fields(Overrides)}
