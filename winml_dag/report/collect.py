@@ -50,7 +50,8 @@ def collect(folders: Sequence[Path]) -> Report:
     rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
     if not rows:
         raise InputError(_nothing(folders, notices), advice="Give the output folder of a build or of a sweep.")
-    return _report(found, [sweep.result for sweep in sweeps], judged(rows), notices)
+    results = [sweep.result for sweep in sweeps]
+    return _report(found, results, judged(rows, [goal for one in results for goal in one.goals]), notices)
 
 
 def _row_of(build: FoundBuild) -> Row:

@@ -4,7 +4,7 @@ latency and quality, and better in one of them.
 Values are compared as tables show them, so that noise in the fifth digit makes no winner. Only builds of which the same
 things are known are compared: what was not measured might be better. One of whose size, latency and quality only one is
 known is not judged, since small alone is no virtue. Latencies of emulated devices count as not measured, and those of
-two machines are not compared.
+two machines are not compared. What misses a bound of a goal is no reason to do without what keeps it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from winml_dag.pipeline.sweep.result import GoalResult
 from winml_dag.report.measures import digits
 from winml_dag.report.row import Row
 
@@ -60,10 +61,11 @@ def pareto_front(points: Iterable[Point]) -> list[Point]:
     return front
 
 
-def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
+def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, ...]:
     """*rows* with what dominates each of them, or why that cannot be said; those that have no result stay as they
-    are.
+    are. *goals* are those that the rows are candidates of.
     """
+    missed = _missed(goals)
     there = [row for row in rows if row.size is not None]
     spaces: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in there:
@@ -73,10 +75,26 @@ def judged(rows: Sequence[Row]) -> tuple[Row, ...]:
         by_name = {row.name: _values(row) for row in same}
         if len(next(iter(by_name.values()))) < _FEWEST:
             continue
-        points = [Point(name, tuple(values.values())) for name, values in by_name.items()]
+        bounds = sorted({bound for name in by_name for bound in missed[name]})
+        points = [
+            # Each bound is one more thing to be worse in.
+            Point(name, (*(float(bound in missed[name]) for bound in bounds), *values.values()))
+            for name, values in by_name.items()
+        ]
         for name, by in dominated(points).items():
-            verdicts[name] = by, _reason(by_name[by], by_name[name])
+            verdicts[name] = by, _reason(by_name[by], by_name[name], keeps_more=missed[by] < missed[name])
     return tuple(_with_verdict(row, verdicts.get(row.name)) for row in rows)
+
+
+def _missed(goals: Iterable[GoalResult]) -> Mapping[str, frozenset[str]]:
+    """By the name of a row, the goals that rule it out; goals of several groups that ask for the same count as one."""
+    missed: dict[str, frozenset[str]] = defaultdict(frozenset)
+    for goal in goals:
+        asked = f"{goal.minimize} {dict(goal.subject_to)}"
+        for candidate in goal.candidates:
+            if candidate.why:
+                missed[candidate.cell] |= {asked}
+    return missed
 
 
 def _subject(row: Row) -> tuple[object, ...]:
@@ -115,10 +133,14 @@ def _values(row: Row) -> dict[str, float]:
 _BETTER = {"size": "smaller", "latency": "faster", "cosine": "closer to the float model"}
 
 
-def _reason(better: Mapping[str, float], worse: Mapping[str, float]) -> str:
+def _reason(better: Mapping[str, float], worse: Mapping[str, float], *, keeps_more: bool) -> str:
     """``smaller and faster at equal cosine``, and what that goes by without."""
     words = [_BETTER.get(name, f"better in {name}") for name in better if better[name] < worse[name]]
+    words += ["within the bounds"] if keeps_more else []
     equal = [name for name in better if better[name] == worse[name]]
-    told = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-    at_equal = f" at equal {' and '.join(equal)}" if equal else ""
-    return f"{told}{at_equal}{'' if 'latency' in better else '; no latency is known'}"
+    at_equal = f" at equal {_listed(equal)}" if equal else ""
+    return f"{_listed(words)}{at_equal}{'' if 'latency' in better else '; no latency is known'}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

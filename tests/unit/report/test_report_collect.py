@@ -131,6 +131,18 @@ def test_the_copy_of_a_winner_is_no_further_build(folder: Path) -> None:
     assert report.notices[0] == "The run did not come to its end, or goes on still; another one goes on where it ended."
 
 
+def test_a_cell_that_misses_a_bound_does_not_dominate_one_that_keeps_it(tmp_path: Path) -> None:
+    cells = [cell("bert/w8a8/npu", eval=evaluated(0.7)), cell("bert/w8a16/npu", eval=evaluated(0.7))]
+    sizes = {"bert/w8a8/npu": manifest(size=1000), "bert/w8a16/npu": manifest(size=2000)}
+    candidates = Candidate("bert/w8a8/npu", {}, "cosine is 0.8, below 0.9"), Candidate("bert/w8a16/npu", {})
+    goal = GoalResult({"model": "bert"}, "size", {"cosine": ">=0.9"}, "bert/w8a16/npu", candidates)
+    without_goal, with_goal = (
+        collect([put_sweep(tmp_path / str(len(goals)), sweep(cells, goals=goals), sizes)]) for goals in ((), (goal,))
+    )
+    assert _row(without_goal, "bert/w8a16/npu").dominated_by == "bert/w8a8/npu"
+    assert _row(with_goal, "bert/w8a16/npu").dominated_by is None
+
+
 def test_a_build_that_the_sweep_does_not_name_is_told_and_left_out(folder: Path) -> None:
     put_build(folder / "bert" / "old")
     report = collect([folder])

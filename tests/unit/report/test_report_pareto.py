@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.pipeline.sweep.result import CellStatus
+from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult
 from winml_dag.report.pareto import Point, dominated, judged, pareto_front
 from winml_dag.report.row import Accuracy, Latency, Quality, Row, Size
 
@@ -61,8 +62,16 @@ def _row(name: str, size: int, latency: float | None = None, cosine: float | Non
     return replace(row, **fields)  # type: ignore[arg-type]
 
 
-def _verdicts(*rows: Row) -> dict[str, tuple[str, str]]:
-    return {row.name: (row.dominated_by, row.dominated_why) for row in judged(rows) if row.dominated_by is not None}
+def _verdicts(*rows: Row, goals: Sequence[GoalResult] = ()) -> dict[str, tuple[str, str]]:
+    found = judged(rows, goals)
+    return {row.name: (row.dominated_by, row.dominated_why) for row in found if row.dominated_by is not None}
+
+
+def _goal(ruled_out: Mapping[str, str], *others: str) -> GoalResult:
+    """A goal that rules out some of its candidates, each for a reason."""
+    candidates = [Candidate(name, {}, why) for name, why in ruled_out.items()]
+    candidates += [Candidate(name, {}) for name in others]
+    return GoalResult({"model": "bert"}, "size", {"sqnr_db": ">=20"}, None, tuple(candidates))
 
 
 def test_the_reason_names_what_is_better_and_what_is_equal() -> None:
@@ -120,6 +129,28 @@ def test_accuracy_counts_in_place_of_the_cosine() -> None:
     worse = replace(better, value=0.8)
     rows = _row("a", 100, 1.0, 0.9, accuracy=better), _row("b", 100, 1.0, 0.99, accuracy=worse)
     assert _verdicts(*rows) == {"b": ("a", "better in f1 at equal size and latency")}
+
+
+def test_what_misses_a_bound_dominates_only_what_misses_it_too() -> None:
+    missing, worse = _row("missing", 100, 1.0, 0.99), _row("worse", 150, 1.5, 0.99)
+    keeping = _row("keeping", 200, 2.0, 0.99)
+    why = "sqnr_db is 19 dB, below 20"
+    assert set(_verdicts(missing, worse, keeping)) == {"worse", "keeping"}
+    both = _goal({"missing": why, "worse": why}, "keeping")
+    assert set(_verdicts(missing, worse, keeping, goals=[both])) == {"worse"}
+    # Where one bound is missed by the one and another by the other, neither is better.
+    other = replace(
+        _goal({"keeping": "size is 200 bytes, above 150"}, "missing", "worse"), subject_to={"size": "<=150"}
+    )
+    assert set(_verdicts(missing, worse, keeping, goals=[both, other])) == {"worse"}
+
+
+def test_of_two_that_are_alike_the_one_that_keeps_the_bounds_is_better() -> None:
+    rows = _row("missing", 100, 1.0, 0.99), _row("keeping", 100, 1.0, 0.99)
+    goal = _goal({"missing": "sqnr_db is 19 dB, below 20"}, "keeping")
+    assert _verdicts(*rows, goals=[goal]) == {
+        "missing": ("keeping", "within the bounds at equal size, latency and cosine")
+    }
 
 
 def test_builds_that_failed_dominate_nothing() -> None:
