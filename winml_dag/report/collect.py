@@ -15,6 +15,7 @@ from winml_dag.pipeline.sweep.result import SharedGraph, SweepResult
 from winml_dag.report.built import Built, built_of
 from winml_dag.report.cellrow import folder_of, row_of_build, row_of_cell, target_of
 from winml_dag.report.found import Found, FoundBuild, find
+from winml_dag.report.modelnames import with_short_names
 from winml_dag.report.pareto import judged
 from winml_dag.report.row import Report, Row
 from winml_dag.report.shards import Joined, joined
@@ -48,6 +49,7 @@ def collect(folders: Sequence[Path]) -> Report:
     notices += _unnamed(left)
     plain = [_row_of(build) for build in others if build not in left]
     rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
+    rows = with_short_names(rows)
     if not rows:
         raise InputError(_nothing(folders, notices), advice="Give the output folder of a build or of a sweep.")
     results = [sweep.result for sweep in sweeps]

@@ -273,6 +273,23 @@ def test_a_composite_model_is_one_row_of_its_worst_quality_and_all_its_bytes(tmp
     assert (row.size and row.size.model, row.quality and row.quality.cosine, row.nodes_quantized) == (150, 0.9, 10)
 
 
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["/home/me/models/bert"], ["bert"]),
+        (["/home/me/bert.onnx", "C:\\models\\vit.ONNX"], ["bert", "vit"]),
+        (["/a/first/model.onnx", "/a/second/model.onnx"], ["first/model", "second/model"]),
+        (["/a/bert", "bert", "org/bert"], ["a/bert", "bert", "org/bert"]),
+        (["/a/bert layers.0", "org/bert layers.0"], ["bert layers.0", "org/bert layers.0"]),
+    ],
+    ids=["one", "files", "alike", "hub", "modules"],
+)
+def test_a_model_that_is_a_path_is_called_by_its_end(tmp_path: Path, models: list[str], expected: list[str]) -> None:
+    for place, model in enumerate(models):
+        put_build(tmp_path / f"{place}", manifest(model=model))
+    assert [row.model for row in collect([tmp_path]).rows] == expected
+
+
 def test_modules_of_one_model_are_models_of_their_own(tmp_path: Path) -> None:
     for at in range(2):
         exported = stage("export", config={"loader": {"module_path": f"encoder.layer.{at}"}})
