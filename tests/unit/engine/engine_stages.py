@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -92,6 +93,10 @@ def tell_environment(config: Config, workspace: Workspace) -> JsonObject:
 def tell_modules(config: Config, workspace: Workspace) -> JsonObject:
     write(config, workspace)
     return {"modules": json.dumps(sorted(name.partition(".")[0] for name in sys.modules))}
+
+
+def tell_whether_garbage_is_collected(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
+    return {"collected": gc.isenabled(), "imported_is_left_alone": gc.get_freeze_count() > 0}
 
 
 def wait_to_be_ended(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001

@@ -71,6 +71,12 @@ def test_the_peak_of_a_stage_is_its_own_and_not_that_of_who_started_it(run_work:
     assert 1_000_000 < peak < len(ballast)
 
 
+def test_garbage_of_the_work_is_collected_and_not_looked_for_in_what_was_imported(run_work: RunWork) -> None:
+    outcome, _ = run_work("tell_whether_garbage_is_collected")
+    assert outcome.metrics["collected"] is True
+    assert outcome.metrics["imported_is_left_alone"] is True
+
+
 def test_a_stage_says_in_its_own_words_why_it_cannot(run_work: RunWork) -> None:
     outcome, _ = run_work("refuse")
     assert (outcome.error, outcome.advice) == ("The model is too large.", "Take a smaller one.")
