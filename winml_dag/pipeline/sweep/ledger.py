@@ -59,6 +59,7 @@ class Ledger:
         self._goals: tuple[GoalResult, ...] | None = None
         self._longest = CriticalPath((), 0.0)
         self._next_write = self._began + _SECONDS_BETWEEN
+        self._has_written = False
 
     @property
     def elapsed_seconds(self) -> float:
@@ -78,9 +79,9 @@ class Ledger:
                 yield cell.folder
 
     def take(self, result: CellResult) -> None:
-        """Note what became of a cell of the sweep; now and then that is written."""
+        """Note what became of a cell of the sweep; now and then that is written, if it is news."""
         self._results[result.name] = result
-        if time.monotonic() >= self._next_write:
+        if time.monotonic() >= self._next_write and self._is_news(result):
             # A run of hours does not end because of this; at its end it is told.
             with suppress(StoreError, InputError):
                 self.write(interrupted=True)
@@ -105,6 +106,7 @@ class Ledger:
         with self._store.claim(folder_key(self._folder / SWEEP)):
             told = self.result(read_sweep(self._folder), interrupted=interrupted)
             write_sweep(self._folder, told)
+        self._has_written = True
         ended = time.monotonic()
         self._next_write = ended + max(_SECONDS_BETWEEN, _TIMES_ITS_COST * (ended - began))
         return told
@@ -136,7 +138,8 @@ class Ledger:
     def is_as_before(self) -> bool:
         """Whether the file says already what there is to say: a run with nothing to do leaves it as it is."""
         before = self.before
-        if before is None or before.interrupted or not self._asked <= self._results.keys():
+        # What was written on the way says of itself that the run is not through.
+        if before is None or before.interrupted or self._has_written or not self._asked <= self._results.keys():
             return False
         now = self.result(before)
         return (before.axes, before.name, before.recipe, before.goals) == (
@@ -145,6 +148,10 @@ class Ledger:
             now.recipe,
             now.goals,
         ) and [_essence(cell) for cell in before.cells] == [_essence(cell) for cell in now.cells]
+
+    def _is_news(self, result: CellResult) -> bool:
+        last = _by_name(self.before).get((result.name, result.folder))
+        return last is None or _essence(last) != _essence(result)
 
     def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
         if cell.name in self._results:

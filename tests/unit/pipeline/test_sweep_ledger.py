@@ -1,0 +1,50 @@
+"""What is written of a sweep while it runs says that it is not through, and what is written last says that it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from winml_dag.pipeline.sweep import ledger as module
+from winml_dag.pipeline.sweep.ledger import Ledger
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
+from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
+from winml_dag.recipe.sweep import Cell, Sweep
+from winml_dag.store.local import LocalStore
+
+NAMES = ("fp32", "w8a8")
+AXES = {"precision": NAMES}
+HEAD = SweepResult("small", "sweep.yaml", "2026-11-22T10:00:00Z", 1.5, AXES, ())
+FAILED = tuple(CellResult(name, {"precision": name}, name, CellStatus.FAILED, why="no room") for name in NAMES)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """Of a run after one in which both cells had failed, which writes as often as it may."""
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN", -1.0)
+    monkeypatch.setattr(module, "_TIMES_ITS_COST", 0)
+    write_sweep(tmp_path, replace(HEAD, cells=FAILED))
+    cells = tuple(Cell(name, {"precision": name}, name, tmp_path / "sweep.yaml") for name in NAMES)
+    sweep = Sweep("small", tmp_path / "sweep.yaml", AXES, cells)
+    return Ledger(sweep, tmp_path, NAMES, LocalStore(tmp_path / "cache"), HEAD)
+
+
+def test_what_fails_as_before_is_no_reason_to_write(ledger: Ledger, tmp_path: Path) -> None:
+    before = (tmp_path / "sweep.json").stat().st_mtime_ns
+    for cell in FAILED:
+        ledger.take(cell)
+    assert ledger.is_as_before()
+    assert (tmp_path / "sweep.json").stat().st_mtime_ns == before
+
+
+def test_a_run_that_has_written_on_its_way_writes_at_its_end(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.take(replace(FAILED[0], why="no room at all"))
+    written = read_sweep(tmp_path)
+    assert written is not None
+    assert written.interrupted
+    for cell in FAILED:
+        ledger.take(cell)
+    # All is as it had been, and the file says that the run is not through.
+    assert not ledger.is_as_before()
