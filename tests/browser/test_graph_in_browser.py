@@ -88,7 +88,7 @@ def test_pointing_at_a_stage_tells_all_of_it(opened) -> None:
     page = opened("small")
     box(page, "export", "model1").hover()
     told = page.inner_text("#details")
-    for text in ("export", "reused, shared by 2 builds", "up to date", "1:11 min", "ab" * 32, "model1/w0\nmodel1/w1"):
+    for text in ("export", "reused, shared by 2 builds", "up to date", "1 min 11 s", "ab" * 32, "model1/w0\nmodel1/w1"):
         assert text in told
     box(page, "quantize", "model2/w1").hover()
     told = page.inner_text("#details")

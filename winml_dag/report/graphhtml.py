@@ -17,7 +17,7 @@ from winml_dag.report.onefile import as_data, escaped, page_of
 
 _FOLDER = Path(__file__).parent / "graphpage"
 _STYLES = ("graph.css",)
-_SCRIPTS = ("dom.js", "drawing.js", "camera.js", "details.js", "search.js", "main.js")
+_SCRIPTS = ("drawing.js", "camera.js", "details.js", "search.js", "main.js")
 _SEPARATOR = re.compile(r"(?<=[-_/. ])")
 _LONGEST = 400
 _WORDS = {"ran": "would run", "reused": "reused", "failed": "failed"}

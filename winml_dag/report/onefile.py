@@ -17,13 +17,17 @@ from string import Template
 
 from winml_dag.canonical import JsonValue
 
+_SHARED = Path(__file__).parent / "shared"
+_SHARED_SCRIPTS = ("elements.js", "format.js", "theme.js")
+
 
 def page_of(folder: Path, styles: Sequence[str], scripts: Sequence[str], **fields: str) -> str:
-    """The template ``page.html`` of *folder*, filled with its *styles*, its *scripts* (what is used stands before what
-    uses it) and *fields*, which are HTML already. All files are ASCII.
+    """The template ``page.html`` of *folder*, filled with its *styles*, what all pages share and its *scripts* (what is
+    used stands before what uses it), and *fields*, which are HTML already. All files are ASCII.
     """
     style = "\n".join(_text(folder / name) for name in styles)
-    script = '"use strict";\n(() => {\n' + "\n".join(_text(folder / name) for name in scripts) + "})();\n"
+    parts = [*(_SHARED / name for name in _SHARED_SCRIPTS), *(folder / name for name in scripts)]
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_text, parts)) + "})();\n"
     template = Template(_text(folder / "page.html"))
     return template.substitute(policy=policy(style, script), style=style, script=script, **fields)
 

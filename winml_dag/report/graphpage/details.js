@@ -4,7 +4,7 @@ const MOST_NAMES = 24;
 
 const showHint = () => {
   byId("details").replaceChildren(
-    element("p", { class: "hint" }, "Point at a stage, or go from one to the next with the arrow keys, to read why it " +
+    el("p", { class: "hint" }, "Point at a stage, or go from one to the next with the arrow keys, to read why it " +
       "runs or not. A click or Enter highlights what it depends on and what depends on it."),
   );
 };
@@ -12,9 +12,9 @@ const showHint = () => {
 /** @param {Drawing} drawing @param {number} place @param {(members: number[]) => void} unfold */
 const showDetails = (drawing, place, unfold) => {
   const box = drawing.view.boxes[place];
-  const terms = element("dl");
+  const terms = el("dl");
   const term = (name, value, kind = "") => {
-    if (value) terms.append(element("dt", {}, name), element("dd", kind ? { class: kind } : { dir: "auto" }, value));
+    if (value) terms.append(el("dt", {}, name), el("dd", kind ? { class: kind } : { dir: "auto" }, value));
   };
   const isStage = box.status !== "source" && !isGroup(box);
   term("Now", isStage && `${box.planned === "ran" ? "would run" : box.planned}: ${box.reason}`);
@@ -24,18 +24,18 @@ const showDetails = (drawing, place, unfold) => {
   term("Config, where others differ", box.apart);
   term("Reads", names(drawing, place, drawing.before));
   term("Is read by", names(drawing, place, drawing.after));
-  term(plural((box.cells || []).length, "build"), list((box.cells || []).map((cell) => CONTENT.cells[cell])));
+  term(counted((box.cells || []).length, "build"), list((box.cells || []).map((cell) => CONTENT.cells[cell])));
   term("Key", box.key, "code");
-  const children = [element("h2", { dir: "auto" }, box.step), element("p", {}, status(box)), terms];
+  const children = [el("h2", { dir: "auto" }, box.step), el("p", {}, status(box)), terms];
   if (isGroup(box)) {
-    const button = element("button", { type: "button" }, `Show its ${box.members.length} stages`);
+    const button = el("button", { type: "button" }, `Show its ${box.members.length} stages`);
     button.addEventListener("click", () => unfold(box.members));
     children.splice(2, 0, button);
   }
   byId("details").replaceChildren(...children);
 };
 
-const told = (box) => (box.seconds === undefined ? (box.planned === "ran" ? "never timed" : "") : duration(box.seconds));
+const told = (box) => (box.seconds === undefined ? (box.planned === "ran" ? "never timed" : "") : seconds(box.seconds));
 
 const status = (box) => {
   const mark = MARKS[box.status];
@@ -55,7 +55,7 @@ const names = (drawing, place, neighbours) => {
 
 const list = (texts) => {
   if (!texts.length) return "";
-  const shown = texts.slice(0, MOST_NAMES).map((text) => element("li", { dir: "auto" }, text));
-  if (texts.length > MOST_NAMES) shown.push(element("li", {}, `and ${texts.length - MOST_NAMES} more`));
-  return element("ul", {}, ...shown);
+  const shown = texts.slice(0, MOST_NAMES).map((text) => el("li", { dir: "auto" }, text));
+  if (texts.length > MOST_NAMES) shown.push(el("li", {}, `and ${texts.length - MOST_NAMES} more`));
+  return el("ul", {}, ...shown);
 };

@@ -10,6 +10,14 @@ const top = (box) => box.row * BOX.row;
 const isShared = (box) => box.cells && box.cells.length > 1 && box.status !== "source";
 const isGroup = (box) => Boolean(box.members) && box.members.length > 1;
 
+/** As long as fits, with the middle left out. */
+const shortened = (text, most) => {
+  const letters = [...text];
+  if (letters.length <= most) return text;
+  const end = Math.floor((most - 1) / 2);
+  return `${letters.slice(0, most - 1 - end).join("")}\u2026${letters.slice(letters.length - end).join("")}`;
+};
+
 /** What is drawn of a view, ready to be put into the picture. */
 class Drawing {
   constructor(view) {
@@ -22,11 +30,11 @@ class Drawing {
     }
     this.boxes = view.boxes.map((box, place) => this.#box(box, place));
     const isOfSource = ([maker]) => view.boxes[maker].status === "source";
-    this.all = drawn("g", { class: "all" },
-      drawn("path", { class: "lines sources", d: this.#path(view.lines.filter(isOfSource)) }),
-      drawn("path", { class: "lines", d: this.#path(view.lines.filter((line) => !isOfSource(line))) }));
-    this.near = drawn("path", { class: "lines near", d: "" });
-    this.moved = drawn("g", {}, this.all, this.near, ...this.#heads(), drawn("g", {}, ...this.boxes));
+    this.all = svg("g", { class: "all" },
+      svg("path", { class: "lines sources", d: this.#path(view.lines.filter(isOfSource)) }),
+      svg("path", { class: "lines", d: this.#path(view.lines.filter((line) => !isOfSource(line))) }));
+    this.near = svg("path", { class: "lines near", d: "" });
+    this.moved = svg("g", {}, this.all, this.near, ...this.#heads(), svg("g", {}, ...this.boxes));
   }
 
   get size() {
@@ -78,25 +86,25 @@ class Drawing {
     }
     return columns.map((steps, column) => {
       const told = [...steps].slice(0, 3).map(([step, count]) => `${step} ${count}`).join(", ");
-      return drawn("text", { class: "head", x: column * BOX.column, y: -14 }, shortened(told, 34));
+      return svg("text", { class: "head", x: column * BOX.column, y: -14 }, shortened(told, 34));
     });
   }
 
   #box(box, place) {
-    const group = drawn("g", {
+    const group = svg("g", {
       class: `box ${box.status}`, role: "button", tabindex: -1, "data-place": place, "aria-label": this.#said(box),
       transform: `translate(${left(box)} ${top(box)})`,
     });
     const rect = (name, offset) =>
-      drawn("rect", { class: name, x: offset, y: offset, width: BOX.width, height: BOX.height, rx: 6 });
+      svg("rect", { class: name, x: offset, y: offset, width: BOX.width, height: BOX.height, rx: 6 });
     if (isShared(box) || isGroup(box)) group.append(rect("behind", 4));
     group.append(rect("front", 0), ...this.#shares(box));
     const count = isGroup(box) ? box.members.length : isShared(box) ? box.cells.length : 0;
     const mark = MARKS[box.status];
-    if (mark) group.append(drawn("text", { class: "mark", x: 9, y: 16 }, mark));
-    group.append(drawn("text", { x: mark ? 24 : 12, y: 16 }, shortened(box.step, count ? 16 : 20)));
-    if (count) group.append(drawn("text", { class: "times", x: BOX.width - 9, y: 16 }, `\u00d7${count}`));
-    group.append(drawn("text", { class: "label", x: mark ? 9 : 12, y: 31 }, this.#below(box)));
+    if (mark) group.append(svg("text", { class: "mark", x: 9, y: 16 }, mark));
+    group.append(svg("text", { x: mark ? 24 : 12, y: 16 }, shortened(box.step, count ? 16 : 20)));
+    if (count) group.append(svg("text", { class: "times", x: BOX.width - 9, y: 16 }, `\u00d7${count}`));
+    group.append(svg("text", { class: "label", x: mark ? 9 : 12, y: 31 }, this.#below(box)));
     return group;
   }
 
@@ -117,7 +125,7 @@ class Drawing {
     let x = 1;
     return [...counts].map(([status, count]) => {
       const width = ((BOX.width - 2) * count) / box.members.length;
-      const share = drawn("rect", { class: `share ${status}`, x, y: BOX.height - 4, width, height: 3 });
+      const share = svg("rect", { class: `share ${status}`, x, y: BOX.height - 4, width, height: 3 });
       x += width;
       return share;
     });

@@ -64,8 +64,8 @@ const search = () => {
   }
   highlight(result.path, result.places);
   const stages = result.places.filter((place) => drawing.view.boxes[place].status !== "source").length;
-  const what = drawing === drawings.folded ? plural(stages, "box").replace("boxs", "boxes") : plural(stages, "stage");
-  byId("found").textContent = stages ? `${what} in ${plural(result.cells.size, "build")}` : "nothing";
+  const what = drawing === drawings.folded ? counted(stages, "box").replace("boxs", "boxes") : counted(stages, "stage");
+  byId("found").textContent = stages ? `${what} in ${counted(result.cells.size, "build")}` : "nothing";
   const isStage = (place) => drawing.view.boxes[place].status !== "source";
   if (stages) camera.fit([...result.path].filter(isStage));
 };
@@ -192,22 +192,12 @@ byId("fit").addEventListener("click", () => camera.fit());
 byId("fold").hidden = !CONTENT.folds;
 byId("fold").addEventListener("click", () => show(viewName() === "folded" ? "full" : "folded"));
 
-const isDark = () => {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-};
-byId("theme").setAttribute("aria-pressed", isDark());
-byId("theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  byId("theme").setAttribute("aria-pressed", isDark());
-});
-
 const drawLegend = () => {
   const buttons = KINDS.map(([name, is]) => {
     const count = CONTENT.views.full.boxes.filter(is).length;
-    const mark = element("span", { class: `mark ${name}`, "aria-hidden": "true" }, MARKS[name] || "\u00d7");
+    const mark = el("span", { class: `mark ${name}`, "aria-hidden": "true" }, MARKS[name] || "\u00d7");
     const text = name === "shared" ? `${count} shared by several builds` : `${count} ${STATUS[name]}`;
-    const button = element("button", { type: "button", "aria-pressed": "false", "data-kind": name }, mark, text);
+    const button = el("button", { type: "button", "aria-pressed": "false", "data-kind": name }, mark, text);
     button.addEventListener("click", () => (button.getAttribute("aria-pressed") === "true" ? clear() : byKind(name, is)));
     return count ? button : null;
   });
@@ -233,5 +223,6 @@ byId("last").addEventListener("click", () => {
   show(viewName());
 });
 
+themeSwitch();
 colour(false);
 show(CONTENT.folded_first ? "folded" : "full");

@@ -15,7 +15,6 @@ _STYLES = ("base.css", "parts.css", "views.css", "print.css")
 # What is used stands before what uses it.
 _SCRIPTS = (
     "dom.js",
-    "format.js",
     "rows.js",
     "columns.js",
     "tooltip.js",

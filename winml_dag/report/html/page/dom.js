@@ -1,63 +1,4 @@
-// Making elements. Text goes in as text and nothing is ever parsed as HTML: names and logs are anybody's.
-
-/**
- * @typedef {Node | string | number | null | undefined | false} Child
- * @param {string} tag
- * @param {Object<string, any>} properties attributes; `on` maps events to listeners, `text` is the text
- * @param {...Child} children
- * @returns {any}
- */
-function el(tag, properties = {}, ...children) {
-  return furnish(document.createElement(tag), properties, children);
-}
-
-/**
- * @param {string} tag
- * @param {Object<string, any>} properties
- * @param {...Child} children
- * @returns {any}
- */
-function svg(tag, properties = {}, ...children) {
-  return furnish(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
-}
-
-/**
- * @param {Element} element
- * @param {Object<string, any>} properties
- * @param {Child[]} children
- */
-function furnish(element, properties, children) {
-  for (const [name, value] of Object.entries(properties)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name === "on") {
-      for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
-    } else if (name === "text") {
-      element.textContent = visible(String(value));
-    } else {
-      element.setAttribute(name, value === true ? "" : String(value));
-    }
-  }
-  element.append(.../** @type {(Node | string)[]} */ (children.flat(2).filter(isShown).map(asNode)));
-  return element;
-}
-
-/** @param {Child} child */
-function isShown(child) {
-  return child !== null && child !== undefined && child !== false && child !== "";
-}
-
-/** @param {any} child */
-function asNode(child) {
-  return child instanceof Node ? child : visible(String(child));
-}
-
-/** What would be obeyed or not be seen: controls, and marks that turn a line around. Lines and tabs may stay. */
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
-
-/** @param {string} text */
-function visible(text) {
-  return text.replace(UNSEEN, (letter) => `\\u${letter.charCodeAt(0).toString(16).padStart(4, "0")}`);
-}
+// What the page is made of, from elements: texts of others, parts with a heading, lists, choosers, one stop for the tab key.
 
 /** Somebody's own text: its direction is its own, and it cannot turn its neighbours around.
  * @param {string} text
@@ -84,11 +25,6 @@ function unseen(text) {
 /** For those who look. @param {string} text */
 function glyph(text) {
   return el("span", { "aria-hidden": "true", text });
-}
-
-/** @param {string} id @returns {any} */
-function byId(id) {
-  return document.getElementById(id);
 }
 
 /**
