@@ -224,8 +224,11 @@ def print_sweep(done: SweepDone) -> None:
 
 
 def _is_settled(done: SweepDone) -> bool:
-    """Whether there is nothing left to try again."""
-    return not any(each is not None and each.error for cell in done.cells for each in (cell.perf, cell.eval))
+    """Whether there is nothing left to try again, and nothing that could change unseen: data that cells are measured on
+    is looked at where measuring is planned, and nowhere else.
+    """
+    failed = any(each is not None and each.error for cell in done.cells for each in (cell.perf, cell.eval))
+    return not failed and not done.has_data
 
 
 def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> str | None:

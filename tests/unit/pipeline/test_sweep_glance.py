@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from winml_dag.cli.main import run
 from winml_dag.store import changetime
@@ -119,3 +122,32 @@ def test_a_damaged_note_counts_as_none(recipes: Recipes) -> None:
         note.write_bytes(note.read_bytes()[:-7])
     assert recipes.build().startswith("2 cells in 0.0 s: 2 up to date; 0 stages run")
     assert recipes.build() == AT_A_GLANCE
+
+
+def test_an_edit_of_what_cells_are_measured_on_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), "model.onnx")
+    sweep = {
+        "optim": None,
+        "measure": ["perf"],
+        "perf": {"iterations": 2, "warmup": 0, "loads": 1, "input_data": "inputs.npz"},
+        "matrix": {"model": ["model.onnx"]},
+    }
+    Path("sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
+
+    def kept(value: float) -> bytes:
+        """What is known of the sweep after a build."""
+        np.savez("inputs.npz", x=np.full((1, 4), value, np.float32))
+        few = ("--no-validate", "--no-analyze", "--no-optimize")
+        assert run(["build", "-c", "sweep.json", "-o", "out", "--cache-dir", "cache", *few]) == 0
+        assert "no perf" not in capsys.readouterr().out
+        return Path("out/sweep.json").read_bytes()
+
+    before = kept(1)
+    assert kept(1) == before
+    assert kept(2) != before

@@ -18,7 +18,7 @@ from winml_dag.engine.criticalpath import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.outputs import folder_key, refuse_file
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
-from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SweepResult
+from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, Measured, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Ledger:
         self, sweep: Sweep, folder: Path, asked: Collection[str], store: LocalStore, head: SweepResult
     ) -> None:
         self._cells: Mapping[str, Cell] = {cell.name: cell for cell in sweep.cells}
+        self._has_goals = bool(sweep.goals)
         self._folder = folder
         self._asked = frozenset(asked)
         self._store = store
@@ -74,7 +75,7 @@ class Ledger:
         """Folders of cells that the sweep has no more, and that are still there."""
         now = {cell.folder for cell in self._cells.values()}
         for cell in () if self.before is None else self.before.cells:
-            is_trial = cell.trial_of is not None and cell.trial_of in self._cells
+            is_trial = self._has_goals and cell.trial_of in self._cells
             if cell.folder not in now and not is_trial and (self._folder / cell.folder).is_dir():
                 yield cell.folder
 
@@ -115,13 +116,10 @@ class Ledger:
         """All that is known: of this run, and for the rest what is *written* in the file now."""
         now = _by_name(written)
         cells = [self._of(cell, now) for cell in self._cells.values()]
-        trials = self._trials
-        if trials is None:
-            kept = () if written is None else written.cells
-            trials = {each.name: each for each in kept if each.trial_of in self._cells and each.name not in self._cells}
-        goals = self._goals if self._goals is not None else () if written is None else written.goals
+        trials, goals = self._pursued(written)
         every = with_sharing([*cells, *trials.values()])
-        own = [each for each in every if each.name in self._asked or each.name in trials]
+        # What stands in the file of others, an earlier run has done.
+        own = [each for each in every if each.name in self._results or each.name in (self._trials or ())]
         return replace(
             self._head,
             elapsed_seconds=round(self.elapsed_seconds, 3),
@@ -135,11 +133,25 @@ class Ledger:
             interrupted=interrupted,
         )
 
+    def _pursued(self, written: SweepResult | None) -> tuple[Mapping[str, CellResult], tuple[GoalResult, ...]]:
+        """Trials by name, and what goals came to: in this run, else as is *written*, unless the sweep has none now."""
+        if self._trials is not None and self._goals is not None:
+            return self._trials, self._goals
+        if written is None or not self._has_goals:
+            return {}, ()
+        kept = (each for each in written.cells if each.trial_of in self._cells and each.name not in self._cells)
+        return {each.name: each for each in kept}, written.goals
+
     def is_as_before(self) -> bool:
         """Whether the file says already what there is to say: a run with nothing to do leaves it as it is."""
         before = self.before
         # What was written on the way says of itself that the run is not through.
         if before is None or before.interrupted or self._has_written or not self._asked <= self._results.keys():
+            return False
+        # What was measured now, the file cannot know, though times are told in seconds.
+        if any(
+            each is not None and each.measured == "live" for one in self._results.values() for each in _measured(one)
+        ):
             return False
         now = self.result(before)
         return (before.axes, before.name, before.recipe, before.goals) == (
@@ -193,5 +205,9 @@ def _by_name(sweep: SweepResult | None) -> dict[tuple[str, str], CellResult]:
 def _essence(cell: CellResult) -> tuple[object, ...]:
     """What of a cell is the same in two runs of which the second had nothing to do."""
     status = CellStatus.UP_TO_DATE if cell.is_there else cell.status
-    measured = [(None if each is None else (bool(each.error), each.made_at)) for each in (cell.perf, cell.eval)]
+    measured = [None if each is None else (bool(each.error), each.made_at) for each in _measured(cell)]
     return cell.name, cell.folder, dict(cell.values), status, cell.why, keys_of(cell), measured, cell.trial_of
+
+
+def _measured(cell: CellResult) -> tuple[Measured | None, ...]:
+    return cell.perf, cell.eval

@@ -45,6 +45,15 @@ class Finished:
     folder: Path
     recipe: LoadedRecipe
 
+    @property
+    def has_data(self) -> bool:
+        """Whether its recipe names anything to measure it on, or against: what builds make does not depend on that."""
+        recipe = self.recipe.recipe
+        given = [recipe.perf.input_data]
+        if recipe.eval is not None:
+            given += [recipe.eval.dataset.path, recipe.eval.input_data, recipe.eval.reference_path]
+        return any(each is not None for each in given)
+
 
 @dataclass(frozen=True)
 class CellMeasured:

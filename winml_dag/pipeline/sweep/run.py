@@ -91,7 +91,8 @@ class SweepRun:
 class SweepDone:
     """``cells``: what became of those that the run was for, and of trials. ``gone``: folders of cells that are no more.
     ``words``: of all requests that stand for what there is now. ``refusals``: exit codes of cells that were refused.
-    ``notes``: what is to be known of cells that were built, and of the cache, each sentence once.
+    ``notes``: what is to be known of cells that were built, and of the cache, each sentence once. ``has_data``: some
+    cell is measured on data of its own, of which the note of no build tells.
     """
 
     result: SweepResult
@@ -100,6 +101,7 @@ class SweepDone:
     words: tuple[str, ...]
     refusals: Mapping[str, int]
     notes: tuple[str, ...]
+    has_data: bool = False
 
 
 def run_sweep(
@@ -156,6 +158,7 @@ class _Run:
         self._put_words: list[str] = []
         self._refusals: dict[str, int] = {}
         self._notes: dict[str, None] = {}
+        self._has_data = False
 
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
@@ -175,7 +178,7 @@ class _Run:
         cells = tuple(cell for cell in result.cells if cell.name in names)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
-        return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes))
+        return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
 
     def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], options: BuildOptions) -> None:
         """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
@@ -243,11 +246,9 @@ class _Run:
         if not measure or not there:
             return
         self._watcher.phase("measuring", [cell.name for cell in there])
-        found = measure_cells(
-            [Finished(cell.name, self._asked.folder / cell.folder, recipe_of(cell)) for cell in there],
-            measure,
-            self._running,
-        )
+        finished = [Finished(cell.name, self._asked.folder / cell.folder, recipe_of(cell)) for cell in there]
+        self._has_data |= any(cell.has_data for cell in finished)
+        found = measure_cells(finished, measure, self._running)
         for name, measured in found.items():
             result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
             self._results[name] = result
