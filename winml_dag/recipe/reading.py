@@ -21,6 +21,13 @@ _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "
 _MAX_BYTES = 64 * 1024 * 1024
 # The key that makes a sweep of a recipe.
 MATRIX = "matrix"
+# What builds and sweeps leave in their folders. Both files of a build: that no folder of recipes has them by chance.
+_OF_BUILDS = ("build_manifest.json", "winml_build_config.json")
+_OF_SWEEPS = ("sweep.json", "report.json")
+# A key of these, and none of a recipe.
+_BEGAN = b'"began_at"'
+# Enough to find it in: before it stands what the sweep is called, and its recipes.
+_HEAD_BYTES = 64 * 1024
 # What the first thing that a list has to say can begin with; after the last two anything may follow.
 _LIST_BEGINS = {"json": "[", "yaml": "-[&!"}
 
@@ -107,7 +114,8 @@ def is_sweep(path: Path) -> bool:
 
 
 def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
-    """The files of recipes that are *named*: each itself, all in a folder, or all that match a pattern.
+    """The files of recipes that are *named*: each itself, all in a folder but what builds have left there, or all that
+    match a pattern.
 
     Raises:
         InputError: for a folder or pattern without any.
@@ -116,13 +124,36 @@ def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
     for path in named:
         inside = [path]
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.casefold() in _FORMATS and file.is_file())
+            inside = _recipes_in(path)
         elif any(letter in str(path) for letter in "*?[") and not path.exists():
             inside = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))  # left to us on Windows
         if not inside:
             raise InputError(f"There is no recipe in {path}.", advice="The name of a recipe ends with .json or .yaml.")
         found += inside
     return tuple(dict.fromkeys(found))
+
+
+def _recipes_in(folder: Path) -> list[Path]:
+    """Outputs may lie in a folder of recipes, and some are JSON: a second run would take them for further recipes."""
+    found = [file for file in folder.rglob("*") if file.suffix.casefold() in _FORMATS and file.is_file()]
+    every = set(found)
+    built = {file.parent for file in found if all(file.with_name(name) in every for name in _OF_BUILDS)}
+    swept = {file.parent for file in found if file.name == _OF_SWEEPS[0] and _is_of_a_run(file)}
+    return sorted(
+        file
+        for file in found
+        if not (file.parent in built and file.suffix == ".json")
+        and not (file.parent in swept and file.name in _OF_SWEEPS)
+    )
+
+
+def _is_of_a_run(file: Path) -> bool:
+    """Whether *file* tells what became of a sweep, and is no recipe of that name. It may be larger than any recipe."""
+    try:
+        with file.open("rb") as opened:
+            return _BEGAN in opened.read(_HEAD_BYTES)
+    except OSError:
+        return False  # to be told of as a recipe
 
 
 def labels_of(files: Sequence[Path]) -> tuple[str, ...]:

@@ -68,6 +68,17 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
     assert [cell.name for cell in sweep_of_files([tmp_path]).cells] == ["bert/w8a8", "vit/w8a16", "vit/w8a8"]
 
 
+def test_what_builds_have_left_in_a_folder_of_recipes_is_no_recipe(tmp_path: Path) -> None:
+    for name in ("one.yaml", "report.json", "other/sweep.json", "other/build_manifest.json"):
+        write(tmp_path, name, "{}")
+    for name in ("build_manifest.json", "winml_build_config.json", "analyze_result.json"):
+        write(tmp_path, f"out/one/{name}", "{}")
+    write(tmp_path, "out/sweep.json", '{\n"began_at": "2026-11-22T10:00:00+00:00"\n}')
+    write(tmp_path, "out/report.json", "{}")
+    names = [cell.name for cell in sweep_of_files([tmp_path]).cells]
+    assert names == ["one", "build_manifest", "sweep", "report"]
+
+
 def test_a_goal_of_one_among_several_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", "matrix: {precision: [fp32]}\ngoal: {minimize: size}")
     write(tmp_path, "b.yaml", "model: b.onnx")
