@@ -26,7 +26,7 @@ from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.pieces import Piece, TextFile, merged, positions_in
 from winml_dag.recipe.problems import placed_problems, problem_line, problems
 from winml_dag.recipe.reading import RecipeFormat, read_recipe
-from winml_dag.recipe.schema import Recipe
+from winml_dag.recipe.schema import Component, Quant, Recipe
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.recipe.sweep import Cell, Sweep
 from winml_dag.recipe.sweephead import ManyGoals, OneGoal
@@ -338,5 +338,16 @@ def _written_beside(recipe: Recipe) -> Iterator[Location]:
     for name, stage in recipe.stages.items():
         if stage.outputs:
             yield ("stages", name)
-    if recipe.quant is not None and recipe.quant.calibration_save_path is not None:
-        yield ("quant", "calibration_save_path")
+    for at, quant in _quants(recipe):
+        if quant is not None and quant.calibration_save_path is not None:
+            yield (*at, "calibration_save_path")
+
+
+def _quants(recipe: Recipe) -> Iterator[tuple[Location, Quant | None]]:
+    """Wherever quantization can be written."""
+    parts: list[tuple[Location, Recipe | Component]] = [((), recipe)]
+    parts += [(("components", name), component) for name, component in recipe.components.items()]
+    for at, part in parts:
+        yield (*at, "quant"), part.quant
+        if part.compile is not None:
+            yield (*at, "compile", "quant_config"), part.compile.quant_config

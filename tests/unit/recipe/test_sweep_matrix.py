@@ -359,6 +359,14 @@ WRONG = {
         "stages: {s: {command: [x], outputs: {o: o.txt}}}\nmatrix: {x: [{name: a}, {name: b}]}",
         "stages.s: would be put into this folder by 2 cells",
     ),
+    "saved ranges of many cells": (
+        "compile: {quant_config: {calibration_save_path: r.json}}\nmatrix: {x: [{name: a}, {name: b}]}",
+        "compile.quant_config.calibration_save_path: would be put into this folder by 2 cells",
+    ),
+    "saved ranges of a component of many cells": (
+        "components: {c: {quant: {calibration_save_path: r.json}}}\nmatrix: {x: [{name: a}, {name: b}]}",
+        "components.c.quant.calibration_save_path: would be put into this folder by 2 cells",
+    ),
 }
 
 
