@@ -157,16 +157,22 @@ def _is_of_a_run(file: Path) -> bool:
 
 
 def labels_of(files: Sequence[Path]) -> tuple[str, ...]:
-    """A name for each of *files* that no other has: its own, or with folders where that is not enough."""
+    """A name for each of *files* that no other has: its own, or with folders where that is not enough. Upper and lower
+    case are one: folders are named by it, and there are systems to which they are.
+    """
     names = [file.stem for file in files]
-    if len(set(names)) == len(names):
+    if _differ(names):
         return tuple(names)
     whole = [file.resolve().with_suffix("") for file in files]
     shared = next(folder for folder in whole[0].parents if all(path.is_relative_to(folder) for path in whole))
     names = [path.relative_to(shared).as_posix() for path in whole]
-    if len(set(names)) == len(names):
+    if _differ(names):
         return tuple(names)
     return tuple(f"{name}{file.suffix}" for name, file in zip(names, files, strict=True))
+
+
+def _differ(names: Sequence[str]) -> bool:
+    return len({name.casefold() for name in names}) == len(names)
 
 
 def _item(value: object) -> ModuleItem | None:

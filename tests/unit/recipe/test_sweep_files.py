@@ -68,6 +68,12 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> No
     assert [cell.name for cell in sweep_of_files([tmp_path]).cells] == ["bert/w8a8", "vit/w8a16", "vit/w8a8"]
 
 
+def test_names_differ_on_every_system(tmp_path: Path) -> None:
+    for name in ("Bert.yaml", "bert.json"):
+        write(tmp_path, name, "{}")
+    assert [cell.folder for cell in sweep_of_files([tmp_path]).cells] == ["Bert.yaml", "bert.json"]
+
+
 def test_what_builds_have_left_in_a_folder_of_recipes_is_no_recipe(tmp_path: Path) -> None:
     for name in ("one.yaml", "report.json", "other/sweep.json", "other/build_manifest.json"):
         write(tmp_path, name, "{}")
