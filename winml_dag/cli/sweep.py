@@ -19,6 +19,7 @@ from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
@@ -45,7 +46,9 @@ def say_sweep_up_to_date(
         click.echo(line)
     seconds = time.monotonic() - started
     left_out = f", {found.left_out} left out" if found.left_out else ""
-    click.echo(f"{counted(found.cells + found.left_out)} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
+    click.echo(
+        f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}."
+    )
     return True
 
 
@@ -111,10 +114,6 @@ def exit_code(done: SweepDone) -> int:
         return StageError.exit_code if any(goal.failed for goal in done.result.goals) else 0
     codes = {done.refusals.get(cell.name, StageError.exit_code) for cell in missing}
     return codes.pop() if len(codes) == 1 else StageError.exit_code
-
-
-def counted(cells: int) -> str:
-    return "1 cell" if cells == 1 else f"{cells} cells"
 
 
 @dataclass(frozen=True)
@@ -200,9 +199,8 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     ran = graph.by_status.get("ran", 0)
     found = graph.stages_apart - ran - graph.by_status.get("failed", 0)
     saved = f"; saved about {time_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
-    stages = "1 stage" if ran == 1 else f"{ran} stages"
-    cells = f"{counted(len(of_sweep) + left_out)} in {time_text(seconds)}: {told or 'nothing to do'}"
-    return f"{cells}; {stages} run, {found} shared or found{saved}."
+    cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {time_text(seconds)}: {told or 'nothing to do'}"
+    return f"{cells}; {counted(ran, 'stage')} run, {found} shared or found{saved}."
 
 
 def time_text(seconds: float) -> str:

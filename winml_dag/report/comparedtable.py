@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from winml_dag.report.compare import Change, Compared, Comparison, Fate, Verdict
 from winml_dag.report.measures import MEASURES
-from winml_dag.report.table import Line, Style, wrapped
+from winml_dag.report.table import Line, Style, printable, wrapped
 from winml_dag.store.quantities import counted
 
 # Of builds that only one of the reports has.
@@ -19,7 +19,7 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
     """Every build that is not as it was, and what was held against what."""
     for line in _lines(comparison):
         for part in wrapped(line.text, width) if line.style is not Style.HEADING else [line.text]:
-            yield Line("".join(each if each.isprintable() else "?" for each in part), line.style)
+            yield Line(printable(part), line.style)
 
 
 def _lines(comparison: Comparison) -> Iterator[Line]:

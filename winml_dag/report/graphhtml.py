@@ -14,6 +14,7 @@ from winml_dag.report.graphfold import MOST_BOXES, folded_view
 from winml_dag.report.graphview import SOURCE, Box, GraphView
 from winml_dag.report.layers import lay_out
 from winml_dag.report.onefile import as_data, escaped, page_of
+from winml_dag.store.quantities import counted
 
 _FOLDER = Path(__file__).parent / "graphpage"
 _STYLES = ("graph.css",)
@@ -53,12 +54,8 @@ def summary(view: GraphView) -> str:
     counts = ", ".join(f"{statuses[status]} {word}" for status, word in _WORDS.items() if statuses[status])
     several = f" ({sum(len(box.cells) for box in stages)} one by one), {shared} shared by several builds"
     return (
-        f"{_plural(len(view.cells), 'build')} = {_plural(len(stages), 'stage')}{several if shared else ''}: {counts}."
+        f"{counted(len(view.cells), 'build')} = {counted(len(stages), 'stage')}{several if shared else ''}: {counts}."
     )
-
-
-def _plural(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _drawn(view: GraphView) -> JsonObject:
@@ -99,7 +96,7 @@ def _label(box: Box, cells: Sequence[str]) -> str:
     """What the names of a box's builds have in common; how many it has where that is nothing."""
     names = [cells[place] for place in box.cells]
     if len(box.members) > 1:
-        return f"{len(box.members)} stages of {_plural(len(names), 'build')}"
+        return f"{len(box.members)} stages of {counted(len(names), 'build')}"
     if len(names) == 1:
         return names[0] if len(cells) > 1 else ""
     parts = [name.split("/") for name in names]
@@ -109,4 +106,4 @@ def _label(box: Box, cells: Sequence[str]) -> str:
             return "/".join(common)
     words = [_SEPARATOR.split(name) for name in (min(names), max(names))]
     begin = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
-    return f"{begin}\u2026" if begin else _plural(len(names), "build")
+    return f"{begin}\u2026" if begin else counted(len(names), "build")

@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class GraphView:
-    """``cells``: the labels of the builds. ``steps``: the order in which a build goes through them."""
+    """``cells``: the labels of the builds, which boxes name by place. ``notices``: what is not drawn, and why."""
 
     cells: tuple[str, ...]
     boxes: tuple[Box, ...]

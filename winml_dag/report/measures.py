@@ -29,9 +29,11 @@ class Measure:
 
 def digits(value: float) -> str:
     """Three of them, and no power of ten for what is larger; what tables, and so Pareto fronts, tell apart."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= _ROUNDED_TO_1000 else f"{value:.3g}"
 
 
+# Three digits of it are 1e+03.
+_ROUNDED_TO_1000 = 999.5
 # Below, milliseconds begin with zeros.
 _MICRO = 0.1
 

@@ -11,6 +11,7 @@ from winml_dag.pipeline.sweep.result import SharedGraph
 from winml_dag.recipe.choice import matches
 from winml_dag.report.measures import MEASURES
 from winml_dag.report.row import Report, Row
+from winml_dag.report.table import printable
 
 # What rows have besides measures.
 _WORDS: Mapping[str, Callable[[Row], str]] = {
@@ -22,6 +23,8 @@ _WORDS: Mapping[str, Callable[[Row], str]] = {
     "status": lambda row: str(row.status),
     "task": lambda row: row.task or "",
 }
+# As many as say how builds are called here.
+_MOST_NAMES = 5
 SORTED_BY = (*_WORDS, *MEASURES)
 
 
@@ -40,12 +43,17 @@ def chosen(report: Report, filters: Sequence[str], *, of_another: bool = False) 
     if not rows and not of_another:
         raise UsageError(
             f"No build is left by --filter {' --filter '.join(filters)}.",
-            advice=f"There are: {', '.join(row.name for row in report.rows[:5])}.",
+            advice=printable(f"There are: {_some_names(report.rows)}."),
         )
     names = {row.name for row in rows}
     goals = tuple(goal for goal in report.goals if any(each.cell in names for each in goal.candidates))
     # What all builds came to as one graph says nothing of some of them.
     return replace(report, rows=rows, goals=goals, graph=SharedGraph(builds=len(rows)))
+
+
+def _some_names(rows: Sequence[Row]) -> str:
+    names = ", ".join(row.name for row in rows[:_MOST_NAMES])
+    return f"{names} and {len(rows) - _MOST_NAMES} more" if len(rows) > _MOST_NAMES else names
 
 
 def sorted_by(report: Report, name: str | None) -> Report:
@@ -73,7 +81,8 @@ def _test(text: str, axes: set[str] | None) -> Callable[[Row], bool]:
     is_not = axis.endswith("!")
     axis = axis.removesuffix("!").strip()
     if axes is not None and axis not in axes:
-        raise UsageError(f"--filter: there is no axis {axis!r}.", advice=f"There are: {', '.join(sorted(axes))}.")
+        advice = printable(f"There are: {', '.join(sorted(axes))}.")
+        raise UsageError(f"--filter: there is no axis {axis!r}.", advice=advice)
     patterns = _each(labels)
     return lambda row: matches(_label(row, axis), patterns) is not is_not
 

@@ -16,8 +16,8 @@ CSV = "report.csv"
 
 _Value: TypeAlias = str | int | float | bool | None
 
-# What a spreadsheet takes for a formula; the last two it drops before it looks.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# What a spreadsheet takes for a formula, also in its wide form; the last three it drops before it looks.
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r", "\n")
 
 
 def _of(part: str, name: str) -> Callable[[Row], _Value]:

@@ -58,7 +58,12 @@ def table_lines(report: Report, width: int) -> Iterator[Line]:
     cursor of a terminal is shown as a question mark.
     """
     for line in _lines(report, width):
-        yield Line("".join(each if each.isprintable() else "?" for each in line.text), line.style)
+        yield Line(printable(line.text), line.style)
+
+
+def printable(text: str) -> str:
+    """*text* without what a terminal would obey."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _lines(report: Report, width: int) -> Iterator[Line]:

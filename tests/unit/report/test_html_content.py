@@ -106,6 +106,18 @@ def test_with_goals_the_winners_are_the_answer() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "text"), [(1234.6, "1235 ms"), (999.7, "1000 ms"), (7.891, "7.89 ms"), (0.0782, "78.2 \u00b5s")]
+)
+def test_latencies_in_the_answer_are_written_as_in_tables(milliseconds: float, text: str) -> None:
+    row = measured("w8a8", milliseconds, 1000)
+    goal = GoalResult({"model": "bert"}, "latency", {}, row.name, ())
+    assert answers(replace(report_of(row), goals=(goal,))) == (f"Best for bert: {row.name}, {text}.",)
+    assert row.latency is not None
+    emulated = replace(row, latency=replace(row.latency, emulated=True))
+    assert f", {text} on an emulator." in answers(replace(report_of(emulated), goals=(goal,)))[0]
+
+
 def test_many_goals_are_not_all_told_at_the_top() -> None:
     many = tuple(GoalResult({"model": f"m{place}"}, "size", {}, None, ()) for place in range(9))
     told = answers(replace(SMALL, goals=many))

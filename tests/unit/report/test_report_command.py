@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,16 @@ def test_a_mistake_is_a_sentence(
     assert run(["report", str(out), *options]) in (2, 3)
     assert expected in capsys.readouterr().err
     assert not list(out.glob("report.*"))
+
+
+@pytest.mark.parametrize("words", [["--filter", "nothing"], ["--filter", "no=1"]], ids=["name", "axis"])
+def test_no_name_of_others_reaches_the_terminal_as_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    evil = replace(cell("evil"), name="\x1b]0;evil\x07", values={"\x1b[31m": "red"})
+    put_sweep(tmp_path / "out", sweep([evil]), {})
+    assert run(["report", str(tmp_path / "out"), *words]) == 2
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_the_folder_of_a_single_build_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

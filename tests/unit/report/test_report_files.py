@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from report_folders import cell, evaluated, failed, manifest, perf, put_sweep, sweep
 
@@ -64,11 +64,13 @@ def test_a_spreadsheet_has_a_line_for_each_build_and_columns_that_stay(report: R
 
 
 @given(st.text())
+@example("\n=1+1")
+@example("\uff1d1+1")
 def test_no_text_of_a_user_is_a_formula_or_breaks_a_line(name: str) -> None:
     row = Row(name, {}, name, "w8a8", "cpu", "cpu", CellStatus.BUILT, why=name)
     (read,) = _rows(csv_of(Report("x", (), "", (row,))))
     for column in ("name", "model", "why"):
-        assert not read[column].startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert not read[column].startswith(("=", "+", "-", "@", "\uff1d", "\t", "\r", "\n"))
         assert read[column] in (name, f"'{name}")
 
 

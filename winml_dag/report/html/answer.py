@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult
 from winml_dag.report.compare import Comparison
+from winml_dag.report.measures import MEASURES
 from winml_dag.report.row import Report, Row
 from winml_dag.store.quantities import size_text
 
 _MOST = 4
+# Two digits of it are 1e+02.
+_WHOLE_PERCENT = 99.5
 _THERE = (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 
 
@@ -60,9 +63,9 @@ def _figures(row: Row, minimized: str, chosen: Candidate | None) -> Iterator[str
     if minimized == "size" and row.size:
         yield size_text(row.size.model)
     elif row.latency:
-        yield _ms(row.latency.p50)
-    elif chosen is not None and (value := chosen.values.get(minimized)) is not None:
-        yield f"{minimized} {value:.4g}"
+        yield _ms(row.latency.p50) + (" on an emulator" if row.latency.emulated else "")
+    elif chosen is not None and (value := chosen.values.get(minimized)) is not None and minimized in MEASURES:
+        yield f"{MEASURES[minimized].label} {MEASURES[minimized].text(value)}"
     yield from _worse(row)
 
 
@@ -71,7 +74,8 @@ def _worse(row: Row) -> Iterator[str]:
     told = row.accuracy
     if told is not None and told.drop is not None and told.reference:
         share = 100 * told.drop / abs(told.reference)
-        difference = f"{abs(share):.2g} % {'worse' if share > 0 else 'better'}" if abs(share) >= 0.005 else "no worse"
+        percent = f"{abs(share):.2g}" if abs(share) < _WHOLE_PERCENT else f"{abs(share):.0f}"
+        difference = f"{percent} % {'worse' if share > 0 else 'better'}" if abs(share) >= 0.005 else "no worse"
         yield f"{difference} in {told.metric}"
     elif row.quality is not None and row.quality.cosine is not None:
         yield f"cosine {row.quality.cosine:.4f}"
@@ -118,7 +122,7 @@ def _group(labels: Iterable[str]) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value:.3g} ms"
+    return MEASURES["latency"].text(value)
 
 
 def _sentence(text: str) -> str:
