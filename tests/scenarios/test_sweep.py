@@ -304,6 +304,20 @@ def test_a_filter_leaves_what_is_known_of_other_cells(sweeps: Sweeps) -> None:
     assert sweeps.told("--filter", "two/w8a8")["asked"] == ["two/w8a8"]
 
 
+def test_nothing_wins_by_what_it_was_under_another_recipe(sweeps: Sweeps) -> None:
+    goal = {"minimize": "size"}
+    sweeps.write(goal=goal)
+    told = sweeps.told("--filter", "precision=fp32")
+    assert [one["winner"] for one in told["goals"]] == ["one/w8a8", "two/w8a8"]
+    before = (sweeps.out / "best" / "one" / "model.onnx").read_bytes()
+    sweeps.write(goal=goal, quant__per_channel=True)
+    one, _ = sweeps.told("--filter", "precision=fp32")["goals"]
+    assert (one["winner"], one["pending"]) == (None, True)
+    assert (sweeps.out / "best" / "one" / "model.onnx").read_bytes() == before
+    assert one["candidates"][0]["why"] == ""  # nothing is quantized in it
+    assert "this run was not for it" in one["candidates"][1]["why"]
+
+
 def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:
     shutil.rmtree(sweeps.out)
     asked = [sweeps.told("--shard", f"{number}/2")["asked"] for number in (1, 2)]
@@ -315,7 +329,8 @@ def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:
 def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> None:
     sweeps.write(matrix__model=["one.onnx"], matrix__exclude=[])
     said = sweeps.said()
-    assert f"note: {Path('out', 'two', 'w8a8')} is of a cell that is no more." in said.splitlines()
+    gone = f"{Path('out', 'two', 'fp32')}, {Path('out', 'two', 'w8a8')}"
+    assert f"note: {gone} are of cells that are no more." in said.splitlines()
     assert (sweeps.out / "two" / "w8a8" / "model.onnx").is_file()
     assert list(cells(sweeps.kept())) == ["one/fp32", "one/w8a8", "one/w8a16"]
 

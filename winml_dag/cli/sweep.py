@@ -129,10 +129,16 @@ def _lines(done: SweepDone, left_out: Sequence[Cell], folder: Path, *, quiet: bo
         yield from _left_out(left_out)
         yield from _measured(done.cells)
         yield from (_Line(f"note: {text}") for text in done.notes)
-        for name in done.gone:
-            yield _Line(f"note: {folder / name} is of a cell that is no more.")
+        yield from _gone([str(folder / name) for name in done.gone])
     for goal in done.result.goals:
         yield from _goal(goal)
+
+
+def _gone(folders: Sequence[str]) -> Iterator[_Line]:
+    if len(folders) == 1:
+        yield _Line(f"note: {folders[0]} is of a cell that is no more.")
+    elif folders:
+        yield _Line(f"note: {_first(folders)} are of cells that are no more.")
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -182,7 +188,10 @@ def _goal(goal: GoalResult) -> Iterator[_Line]:
 
 
 def _names(cells: Sequence[Cell | CellResult]) -> str:
-    names = [cell.name for cell in cells]
+    return _first([cell.name for cell in cells])
+
+
+def _first(names: Sequence[str]) -> str:
     if len(names) <= _MOST_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"

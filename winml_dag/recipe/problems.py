@@ -92,9 +92,10 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     word = str(location[-1])
     if word in fields:
         return f"is another name of {fields[word]!r}, which is there too; keep one of them"
-    if len(location) == 1 and word in _OF_SWEEPS:
+    is_at_top = len(location) == 1
+    if is_at_top and word in _OF_SWEEPS:
         return "is a key of a sweep, which has a matrix besides"
-    return f"unknown key{did_you_mean(word, fields)}"
+    return f"unknown key{did_you_mean(word, (*fields, 'matrix', *_OF_SWEEPS) if is_at_top else fields)}"
 
 
 def _choices(location: Location, root: type[BaseModel], *, keys: bool) -> list[str]:

@@ -44,7 +44,7 @@ def bounds_of(texts: Sequence[str]) -> tuple[Bound, ...]:
 def _bound(text: str) -> Bound:
     name, equals, value = (part.strip() for part in text.partition("="))
     if name not in MEASURES:
-        raise UsageError(f"--bound {text}: there is no measure {name!r}{known_instead(name, MEASURES)}.")
+        raise UsageError(f"--bound {text}: there is no measure {name!r}{known_instead(name, MEASURES)}")
     measure = MEASURES[name]
     worse = "-" if measure.higher_is_better else "+"
     read = _NUMBER.fullmatch(value)

@@ -110,9 +110,11 @@ def _row_line(row: Row, columns: Sequence[_Column], widths: Sequence[int], width
         cells = [column.of(row) for column in columns[:first]]
         is_bad = row.status in _BAD
         start = _aligned(cells, columns[:first], widths[:first], "! " if is_bad else "- ")
+        # Of a failure the stage is told once: what a cell says why begins with it.
         at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
+        why = row.why if row.failure is None else row.failure.error
         return Line(
-            _cut(f"{start}{_GAP}{row.status}{at}{f': {row.why}' if row.why else ''}", width),
+            _cut(f"{start}{_GAP}{row.status}{at}{f': {why}' if why else ''}", width),
             Style.BAD if is_bad else Style.DOMINATED,
         )
     mark = "* " if row.winner_of else "~ " if row.dominated_by else "  "

@@ -248,6 +248,7 @@ def test_a_recipe_cannot_be_changed() -> None:
         ("validate: {max_abs_error: -1}", "validate.max_abs_error: must be greater than or equal to 0, got -1"),
         ("validate: {min_top1_agreement: 90}", "validate.min_top1_agreement: must be less than or equal to 1, got 90"),
         ("optimm: {}", "optimm: unknown key; did you mean 'optim'?"),
+        ("matrx: {}", "matrx: unknown key; did you mean 'matrix'?"),
         ("auto: yes", "auto: expected true or false, got 'yes'"),
     ],
 )

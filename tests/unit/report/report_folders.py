@@ -127,7 +127,8 @@ def failed(name: str) -> CellResult:
         StageRun("export", "export", "ran", "never built before"),
         StageRun("quantize", "quantize", "failed", "new"),
     )
-    return cell(name, CellStatus.FAILED, reached="export", failure=failure, stages=stages)
+    why = f"quantize failed: {failure.error}"
+    return cell(name, CellStatus.FAILED, why=why, reached="export", failure=failure, stages=stages)
 
 
 def sweep(cells: Sequence[CellResult], name: str = "small", **fields: Any) -> SweepResult:

@@ -171,7 +171,7 @@ def test_regressions_come_first_the_worst_before_the_others() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("latencey=+5%", "did you mean 'latency'"),
+        ("latencey=+5%", r"did you mean 'latency'\?$"),
         ("latency", "no bound"),
         ("latency=5x", "no bound"),
         ("latency=-5%", "would be an improvement"),

@@ -88,6 +88,7 @@ def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Repor
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     for expected in (
+        " npu failed in quantize: It did not fit.",
         "! bert/w4a16/npu failed in quantize: It did not fit. Try another. The whole log: failures/x.log",
         "refused: int8 needs data",
         "- latency of 1 build: perf was not asked for (measure: [perf])",
