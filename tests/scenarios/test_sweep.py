@@ -304,18 +304,18 @@ def test_a_filter_leaves_what_is_known_of_other_cells(sweeps: Sweeps) -> None:
     assert sweeps.told("--filter", "two/w8a8")["asked"] == ["two/w8a8"]
 
 
-def test_nothing_wins_by_what_it_was_under_another_recipe(sweeps: Sweeps) -> None:
-    goal = {"minimize": "size"}
-    sweeps.write(goal=goal)
-    told = sweeps.told("--filter", "precision=fp32")
-    assert [one["winner"] for one in told["goals"]] == ["one/w8a8", "two/w8a8"]
+def test_nothing_wins_by_what_it_was_before_an_edit(sweeps: Sweeps) -> None:
+    sweeps.write(goal={"minimize": "size"})
+    told = sweeps.told("--filter", "precision=w8a8")
+    assert [one["winner"] for one in told["goals"]] == ["one/fp32", "two/fp32"]
     before = (sweeps.out / "best" / "one" / "model.onnx").read_bytes()
-    sweeps.write(goal=goal, quant__per_channel=True)
-    one, _ = sweeps.told("--filter", "precision=fp32")["goals"]
-    assert (one["winner"], one["pending"]) == (None, True)
+    perceptron(sweeps.folder / "one.onnx", width=8, classes=4, seed=7)
+    one, two = sweeps.told("--filter", "precision=w8a8")["goals"]
+    assert (one["winner"], one["pending"], two["winner"]) == (None, True, "two/fp32")
+    whys = {candidate["cell"]: candidate["why"] for candidate in one["candidates"]}
+    assert "this run was not for it" in whys["one/fp32"]
+    assert whys["one/w8a8"] == ""
     assert (sweeps.out / "best" / "one" / "model.onnx").read_bytes() == before
-    assert one["candidates"][0]["why"] == ""  # nothing is quantized in it
-    assert "this run was not for it" in one["candidates"][1]["why"]
 
 
 def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.build import BuildOptions, build, plan
 from winml_dag.pipeline.builds import Outcome, Planned, build_all
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
@@ -26,7 +26,7 @@ from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chai
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
-from winml_dag.pipeline.sweep.result import CellResult, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
 from winml_dag.pipeline.sweep.watching import Timed, Watcher
 from winml_dag.recipe.sweepfiles import sweep_of_files
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.local import LocalStore
+
+_OUTDATED = "it was built as the sweep was then, and this run was not for it"
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ class _Run:
     def _pursue(self) -> Pursued:
         """The winners among all cells that are there, whichever run has built them."""
         known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
+        known |= {cell.name: cell for cell in self._outdated(known)}
         means = Means(
             folder=self._asked.folder,
             request=lambda cell: request_of(cell, self._asked.request, self._asked.folder),
@@ -266,6 +269,22 @@ class _Run:
             running=self._running,
         )
         return pursue_goals(self._asked.sweep, [known[cell.name] for cell in self._asked.sweep.cells], means)
+
+    def _outdated(self, known: Mapping[str, CellResult]) -> Iterator[CellResult]:
+        """Of cells that another run has built, those that would be built otherwise now: what is known of them says
+        nothing of what would be put in place.
+        """
+        around = surroundings(time.time_ns())
+        for cell in self._asked.sweep.cells:
+            last = known[cell.name]
+            if cell.name in self._results or not last.is_there:
+                continue
+            planned = self._planned(request_of(cell, self._asked.request, self._asked.folder), around)
+            now = frozenset[str | None]()
+            if not isinstance(planned, WinmlDagError):
+                now = frozenset(view.cache_key for view in plan(planned, self._store).stages)
+            if not keys_of(last) <= now:
+                yield replace(last, status=CellStatus.NOT_REACHED, why=_OUTDATED)
 
     def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
         """Build and measure further *cells* as those of the sweep."""
