@@ -18,6 +18,7 @@ from winml_dag.report.row import Row
 _PARTS = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
 # Axes whose labels say more to their user than what they came to.
 _MODEL, _PRECISION, _AUTO = "model", "precision", "auto"
+_TARGETS = ("ep", "device", "target")
 
 
 def row_of_build(name: str, folder: Path, built: Built) -> Row:
@@ -44,12 +45,12 @@ def row_of_build(name: str, folder: Path, built: Built) -> Row:
 
 
 def row_of_cell(
-    cell: CellResult, folder: Path, built: Built | None, sweep: SweepResult, target: tuple[str, str]
+    cell: CellResult, folder: Path, built: Built | None, sweep: SweepResult, model: str, target: tuple[str, str]
 ) -> Row:
     """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, and None
     without one.
 
-    *target*: what is known of the provider and device of a cell that has none.
+    *model*, *target*: what is known of the model, and of the provider and device, of a cell that has none.
     """
     told = built if cell.is_there else None
     is_through = not sweep.interrupted
@@ -66,7 +67,7 @@ def row_of_cell(
     row = Row(
         name=cell.name,
         values=cell.values,
-        model=_label(cell, _MODEL) or (cell.name if built is None else built.model),
+        model=_label(cell, _MODEL) or (model if built is None else built.model),
         precision=_label(cell, _PRECISION) or ("" if built is None else built.precision),
         ep=ep,
         device=device,
@@ -144,6 +145,34 @@ def _goal_name(goal: GoalResult) -> str:
     """``latency of bert, npu``."""
     group = ", ".join(goal.group.values())
     return f"{goal.minimize} of {group}" if group else goal.minimize
+
+
+def models_known(sweep: SweepResult, models: Mapping[str, str]) -> dict[tuple[tuple[str, str], ...], str | None]:
+    """The model of those cells of *sweep* that differ only in what is made of it; None where they have several.
+    *models*: by cell that has a manifest.
+    """
+    known: dict[tuple[tuple[str, str], ...], str | None] = {}
+    for cell in sweep.cells:
+        if (model := models.get(cell.name)) is not None:
+            key = _of_which(cell)
+            known[key] = model if known.get(key, model) == model else None
+    return known
+
+
+def model_of(cell: CellResult, known: Mapping[tuple[tuple[str, str], ...], str | None]) -> str:
+    """The model of a cell that has no manifest, by what is *known*; its own name where that is nothing, as of recipes
+    that are built together without a matrix.
+    """
+    return (known.get(_of_which(cell)) if cell.values else None) or cell.name
+
+
+def _of_which(cell: CellResult) -> tuple[tuple[str, str], ...]:
+    """The labels of *cell* that may say which model it is of: no precision, no target, no field of a section."""
+    return tuple(
+        (axis, label)
+        for axis, label in cell.values.items()
+        if axis not in (_PRECISION, *_TARGETS) and ("." not in axis or axis.startswith("loader."))
+    )
 
 
 def target_of(cell: CellResult, known: Mapping[tuple[str, str], tuple[str, str] | None]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from winml_dag.errors import InputError
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.sweep.result import SharedGraph, SweepResult
 from winml_dag.report.built import Built, built_of
-from winml_dag.report.cellrow import folder_of, row_of_build, row_of_cell, target_of
+from winml_dag.report.cellrow import folder_of, model_of, models_known, row_of_build, row_of_cell, target_of
 from winml_dag.report.found import Found, FoundBuild, find
 from winml_dag.report.modelnames import with_short_names
 from winml_dag.report.pareto import judged
@@ -67,9 +67,17 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
         for name, folder in folders.items()
         if (build := builds.get(_place(folder)) or _outside(folder)) is not None
     }
-    known = _targets(sweep.result, built)
+    targets = _targets(sweep.result, built)
+    models = models_known(sweep.result, {name: its.model for name, its in built.items()})
     return [
-        row_of_cell(cell, folders[cell.name], built.get(cell.name), sweep.result, target_of(cell, known))
+        row_of_cell(
+            cell,
+            folders[cell.name],
+            built.get(cell.name),
+            sweep.result,
+            model_of(cell, models),
+            target_of(cell, targets),
+        )
         for cell in sweep.result.cells
     ]
 

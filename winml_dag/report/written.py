@@ -16,7 +16,7 @@ from winml_dag.report.spreadsheet import COLUMNS, CSV, csv_of
 HTML = "report.html"
 
 # What files of ours have near their beginning, by suffix.
-_MARKS = {".html": 'content="winml-dag report"', ".json": '"subjects": ', ".csv": ",".join(list(COLUMNS)[:6])}
+_MARKS = {".html": 'content="winml-dag report"', ".json": '",\n"subjects": [', ".csv": ",".join(list(COLUMNS)[:6])}
 _BEGINNING = 4096
 
 

@@ -24,7 +24,15 @@ from report_folders import (
 )
 
 from winml_dag.errors import InputError
-from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult, Measured, SharedGraph
+from winml_dag.pipeline.sweep.result import (
+    Candidate,
+    CellResult,
+    CellStatus,
+    Failure,
+    GoalResult,
+    Measured,
+    SharedGraph,
+)
 from winml_dag.report.collect import collect
 from winml_dag.report.row import Report, Row, Size
 
@@ -122,6 +130,26 @@ def test_a_cell_without_a_build_has_the_target_of_its_neighbours(folder: Path) -
     assert (row.ep, row.device, row.reached) == ("qnn", "npu", "export")
     assert row.failure is not None
     assert row.failure.tail == ("line 1", "line 2")
+
+
+def test_a_cell_without_a_build_is_of_the_model_of_its_neighbours(tmp_path: Path) -> None:
+    def of(name: str, values: dict[str, str], **fields: Any) -> CellResult:
+        return replace(cell(name, **fields), values=values)
+
+    failure = Failure("quantize", "It did not fit.")
+    cells = [
+        of("fp32/2", {"precision": "fp32", "quant.samples": "2"}),
+        of("w8a8/4", {"precision": "w8a8", "quant.samples": "4"}, status=CellStatus.FAILED, failure=failure),
+    ]
+    one = put_sweep(tmp_path / "one", sweep(cells), {"fp32/2": manifest(model="/a/tiny.onnx")})
+    assert {row.model for row in collect([one]).rows} == {"tiny"}
+    # What an axis of its own changes may be the model, and so may one recipe of several.
+    other = [replace(each, values={"variant": each.name}) for each in cells]
+    two = put_sweep(tmp_path / "two", sweep(other), {"fp32/2": manifest(model="/a/tiny.onnx")})
+    assert {row.model for row in collect([two]).rows} == {"tiny", "w8a8/4"}
+    several = [replace(each, values={}) for each in cells]
+    three = put_sweep(tmp_path / "three", sweep(several), {"fp32/2": manifest(model="/a/tiny.onnx")})
+    assert {row.model for row in collect([three]).rows} == {"tiny", "w8a8/4"}
 
 
 def test_the_copy_of_a_winner_is_no_further_build(folder: Path) -> None:

@@ -125,11 +125,12 @@ def test_wide_terminals_have_all_columns(report: Report) -> None:
 
 def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
     files = default_files(tmp_path)
+    theirs = '{"subjects": ["somebody else\'s"]}'
     for path in files.values():
-        path.write_text("somebody else's", encoding="utf-8")
+        path.write_text(theirs, encoding="utf-8")
         with pytest.raises(UsageError, match="in the way"):
             write_files(files, report, None, overwrite=False)
-        assert {each.read_text(encoding="utf-8") for each in files.values() if each.exists()} == {"somebody else's"}
+        assert {each.read_text(encoding="utf-8") for each in files.values() if each.exists()} == {theirs}
         path.unlink()
     write_files(files, report, None, overwrite=False)
     write_files(files, report, None, overwrite=False)  # its own it replaces
