@@ -206,7 +206,7 @@ def _total(done: SweepDone, left_out: int, seconds: float) -> str:
     told = ", ".join(f"{number} {word}" for number, word in [*numbers, *further] if number)
     graph = done.result.graph
     ran = graph.by_status.get("ran", 0)
-    found = graph.stages_apart - ran - graph.by_status.get("failed", 0)
+    found = sum(stage.status == "reused" for cell in done.cells for stage in cell.stages)
     saved = f"; saved about {time_text(graph.seconds_saved)}" if graph.seconds_saved >= 1 else ""
     cells = f"{counted(len(of_sweep) + left_out, 'cell')} in {time_text(seconds)}: {told or 'nothing to do'}"
     return f"{cells}; {counted(ran, 'stage')} run, {found} shared or found{saved}."

@@ -327,8 +327,10 @@ class _Shared:
 
 def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageResult:
     """*result* as that of *node* of one build. What ran once for several is told of as run by the first: the others
-    found it, as they would have done one after the other.
+    found it, as they would have done one after the other; and its time is the first one's, also when it failed.
     """
+    if not made_here and result.status is Status.FAILED:
+        return replace(result, node=node, elapsed_seconds=0.0)
     if made_here or result.status is not Status.RAN or result.record is None:
         return replace(result, node=node)
     why = reason.found(result.record.made_at)
