@@ -290,6 +290,10 @@ def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
     text = page.inner_text("#goals")
     assert "ruled out: cosine 0.9697 is below 0.99" in text
     assert "none: no build meets cosine >=0.99" in text
+    assert "best/resnet-50-npu\nmeasured on an emulator, which says nothing about a real device" in text
+    # Of a search that was not begun there is nothing but why.
+    assert "no cell misses only a bound on quality" in text
+    assert text.count("Began with") == 1
     assert "0 \u2717, 4 \u2717, 5 \u2717, 6 \u2713, 8 \u2713 of 74 in 16 bits" in text
     page.get_by_text("6 nodes kept in 16 bits").click()
     assert "/encoder/layer.5/MatMul" in page.inner_text("#goals")

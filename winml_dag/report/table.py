@@ -247,7 +247,7 @@ def _told(report: Report) -> Iterator[tuple[str, Style]]:
             yield f"! {what}: none{f'; {goal.why}' if goal.why else ''}", Style.BAD
         else:
             where = f", in {goal.folder}" if goal.folder else ""
-            yield f"* {what}: {goal.winner}{where}", Style.WINNER
+            yield f"* {what}: {goal.winner}{where}{f'; {goal.why}' if goal.why else ''}", Style.WINNER
     yield from _failures(report.rows)
     for notice in report.notices:
         yield f"note: {notice}", Style.PLAIN

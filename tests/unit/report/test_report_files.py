@@ -107,6 +107,12 @@ def test_a_goal_without_a_winner_says_whether_that_is_settled(report: Report) ->
         assert any(line.text.startswith(expected) and "nothing is that good" in line.text for line in lines)
 
 
+def test_what_is_to_be_known_of_a_winner_is_told_with_it(report: Report) -> None:
+    goal = GoalResult({}, "latency", {}, "bert/w8a8/npu", (), folder="best", why="measured on an emulator: latency")
+    lines = [line.text for line in table_lines(replace(report, goals=(goal,)), 200)]
+    assert "* fastest: bert/w8a8/npu, in best; measured on an emulator: latency" in lines
+
+
 def test_builds_of_other_shards_take_one_line(report: Report) -> None:
     others = tuple(
         Row(f"bert/w8a8/{at}", {}, "bert", "w8a8", "cpu", "cpu", CellStatus.NOT_REACHED, why="of another shard")

@@ -16,7 +16,7 @@ function goalLine(goal) {
   const winner = (goal.candidates || []).find((/** @type {any} */ one) => one.cell === goal.winner);
   return el("tr", {}, el("th", { scope: "row" }, own(groupOf(goal))), el("td", { class: "text" }, own(wanted(goal))),
     goal.winner ? el("td", { class: goal.winner.length < SHORT ? "short" : null }, glyph("\u2605 "), linkTo(goal.winner)) : el("td", { class: goal.pending ? "text" : "missed text" }, glyph(goal.pending ? "\u2026 " : "\u2717 "), goal.pending ? "not yet: " : "none: ", own(goal.why || (goal.pending ? "some builds have no result" : "no build meets the bounds"))),
-    el("td", { class: "text", text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", {}, path(goal.folder)) : NONE));
+    el("td", { class: "text", text: winner ? figuresOf(winner) : NONE }), el("td", {}, goal.folder ? el("code", {}, path(goal.folder)) : NONE, goal.winner && goal.why && el("div", { class: "small" }, own(goal.why))));
 }
 
 /** @param {any} goal */
@@ -41,7 +41,7 @@ function measureText(measure, value) {
   if (told === null) return "not measured";
   if (measure === "latency") return milliseconds(told);
   if (measure === "size" || measure === "peak_memory") return size(told, 3);
-  return digits(told, 4);
+  return measure.startsWith("cosine") ? cosine(told) : digits(told, 4);
 }
 
 /** @param {any} goal */
@@ -62,7 +62,7 @@ function searched(search) {
   const tried = Object.entries(search.tried || {}).map(([count, holds]) => `${count} ${holds ? "\u2713" : "\u2717"}`).join(", ");
   return [
     definitions([
-      ["Search", search.why && own(search.why)], ["Began with", linkTo(search.cell)],
+      ["Search", search.why && own(search.why)], ["Began with", search.cell && linkTo(search.cell)],
       ["Nodes tried", tried && [tried, ` of ${whole(search.ranked || 0)} in ${search.kept}; \u2713: the bounds hold`]],
       ["Fewest that do", search.fewest === undefined ? null : [whole(search.fewest), search.trial ? ": " : "", search.trial && linkTo(search.trial)]],
     ], "facts wide"),
