@@ -16,9 +16,9 @@ from winml_dag.engine.events import Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.builds import Outcome, Planned
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.planning import plan_or_refusal
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.standing.surroundings import Surroundings, surroundings
+from winml_dag.pipeline.standing.surroundings import surroundings
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
@@ -31,18 +31,9 @@ def planned_each(
     # Looked at once for all: it is the same for each, and a third of what planning one takes.
     around = surroundings(time.time_ns())
     return tuple(
-        Planned(label, _planned(request, store, around, download=download, needs_folder=needs_folder))
+        Planned(label, plan_or_refusal(request, store, around, download=download, needs_folder=needs_folder))
         for label, request in asked
     )
-
-
-def _planned(
-    request: Request, store: LocalStore, around: Surroundings, *, download: bool, needs_folder: bool
-) -> BuildGraph | WinmlDagError:
-    try:
-        return plan_request(request, store, download=download, needs_folder=needs_folder, around=around)
-    except WinmlDagError as error:
-        return error
 
 
 def refuse_if_all_the_same(planned: Sequence[Planned]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.errors import InputError
+from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.request import Request
 
 if TYPE_CHECKING:
@@ -75,3 +75,13 @@ def plan_request(
     planned = replace(planned, origin=Origin(words, recipe, began_ns, around))
     note(planned, store)
     return planned
+
+
+def plan_or_refusal(
+    request: Request, store: LocalStore, around: Surroundings, *, download: bool, needs_folder: bool = True
+) -> BuildGraph | WinmlDagError:
+    """As :func:`plan_request`, for one of several builds: that it cannot be planned says nothing of the others."""
+    try:
+        return plan_request(request, store, download=download, needs_folder=needs_folder, around=around)
+    except WinmlDagError as error:
+        return error

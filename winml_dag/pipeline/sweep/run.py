@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import BuildOptions, build, plan
 from winml_dag.pipeline.builds import Outcome, Planned, build_all
-from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.planning import plan_or_refusal, plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 from winml_dag.pipeline.standing.note import keys_of as keys_of_note
-from winml_dag.pipeline.standing.surroundings import Surroundings, look_around, surroundings
+from winml_dag.pipeline.standing.surroundings import look_around, surroundings
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
+from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
 from winml_dag.pipeline.sweep.watching import Timed, Watcher
@@ -33,7 +34,6 @@ from winml_dag.recipe.sweepfiles import sweep_of_files
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
-    from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.local import LocalStore
@@ -74,6 +74,7 @@ class SweepRun:
             UsageError: when there is no folder for it, and for a selection that means nothing.
         """
         sweep = sweep_of_files(named)
+        refuse_overruled(sweep, request.overrides)
         folder = folder_of(sweep, request)
         meant = selected(sweep, selection, folder)
         cells = tuple(cell for cell in meant if not cell.left_out)
@@ -200,7 +201,10 @@ class _Run:
         if not rest:
             return
         around = surroundings(time.time_ns())
-        planned = [Planned(cell.name, self._planned(self._requests[cell.name], around)) for cell in rest]
+        planned = [
+            Planned(cell.name, plan_or_refusal(self._requests[cell.name], self._store, around, download=True))
+            for cell in rest
+        ]
         made = Made(self._asked.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
@@ -234,12 +238,6 @@ class _Run:
             standing = check(folder, words, around)
             if standing is not None and standing.is_up_to_date and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (standing, replace(last, values=cell.values))
-
-    def _planned(self, request: Request, around: Surroundings) -> BuildGraph | WinmlDagError:
-        try:
-            return plan_request(request, self._store, download=True, around=around)
-        except WinmlDagError as error:
-            return error
 
     def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
         """Measure those of *cells* that are there, as the sweep says."""
@@ -279,7 +277,8 @@ class _Run:
             last = known[cell.name]
             if cell.name in self._results or not last.is_there:
                 continue
-            planned = self._planned(request_of(cell, self._asked.request, self._asked.folder), around)
+            request = request_of(cell, self._asked.request, self._asked.folder)
+            planned = plan_or_refusal(request, self._store, around, download=True)
             now = frozenset[str | None]()
             if not isinstance(planned, WinmlDagError):
                 now = frozenset(view.cache_key for view in plan(planned, self._store).stages)
