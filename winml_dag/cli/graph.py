@@ -13,6 +13,7 @@ from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.options import request_from, several_request_options
 from winml_dag.cli.parameters import FILE
 from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.selection import Selection, selected
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _foreseen(
         from winml_dag.recipe.sweepfiles import sweep_of_files
 
         sweep = sweep_of_files(recipes)
+        refuse_overruled(sweep, request.overrides)
         return _of_cells(sweep, selected(sweep, selection), request, store)
     if selection != Selection():
         raise UsageError(

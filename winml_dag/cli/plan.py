@@ -15,6 +15,7 @@ from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.commandline import given_words
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.selection import Selection, selected
 
 if TYPE_CHECKING:
@@ -128,4 +129,5 @@ def _look_at_cells(
     from winml_dag.store.local import LocalStore
 
     sweep = sweep_of_files(recipes)
+    refuse_overruled(sweep, request.overrides)
     return look_at_sweep(sweep, selected(sweep, selection), request, LocalStore(cache_dir), options)

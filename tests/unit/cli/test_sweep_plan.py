@@ -108,10 +108,15 @@ def test_json_has_values_and_reasons(says: Any) -> None:
     assert (told["graph"]["builds"], told["graph"]["by_status"]) == (2, {"ran": told["graph"]["stages"]})
 
 
+def test_an_option_is_refused_that_would_make_cells_of_other_names_alike(says: Any) -> None:
+    code, _, err = says("--precision", "w8a8")
+    assert code == 2
+    assert err.startswith("error: --precision would be one precision for all cells, and the matrix has several: fp16, ")
+    assert says("--device", "cpu", "--filter", "one/fp32")[0] == 0
+
+
 def test_jobs_of_a_ci_are_all_cells_once_and_are_built_by_their_arguments(says: Any) -> None:
-    code, out, _ = says(
-        "--matrix", "--shards", "2", "--precision", "fp16", "--filter", "model=one,two", "-o", "out dir"
-    )
+    code, out, _ = says("--matrix", "--shards", "2", "--device", "cpu", "--filter", "model=one,two", "-o", "out dir")
     jobs = json.loads(out)["include"]
     assert code == 0
     assert [(job["shard"], job["cells"]) for job in jobs] == [("1/2", 3), ("2/2", 3)]
