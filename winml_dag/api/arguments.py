@@ -14,15 +14,13 @@ from winml_dag.store.location import default_cache_dir
 Config: TypeAlias = str | Path | Mapping[str, Any]
 
 
-class OnnxArguments(TypedDict, total=False):
-    """What every build takes. None, or leaving one out, lets the recipe decide.
+class CommonArguments(TypedDict, total=False):
+    """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
 
-    ``config`` is a recipe: its file, or the same as a mapping, whose paths are then relative to the current folder.
     ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
-    folder, not copies; ``observer`` is told of every stage that starts or ends.
+    folder, not copies.
     """
 
-    config: Config | None
     task: str | None
     ep: str | None
     device: str | None
@@ -37,6 +35,16 @@ class OnnxArguments(TypedDict, total=False):
     link: bool
     jobs: int
     cache_dir: str | Path | None
+
+
+class OnnxArguments(CommonArguments, total=False):
+    """What every build takes.
+
+    ``config`` is a recipe: its file, or the same as a mapping, whose paths are then relative to the current folder.
+    ``observer`` is told of every stage that starts or ends.
+    """
+
+    config: Config | None
     observer: Observer | None
 
 

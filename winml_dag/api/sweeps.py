@@ -6,9 +6,9 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
-from winml_dag.api.arguments import store_at
+from winml_dag.api.arguments import CommonArguments, store_at
 from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.result import SweepResult
@@ -17,33 +17,19 @@ from winml_dag.pipeline.sweep.selection import Selection
 from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
 
 
-class SweepArguments(TypedDict, total=False):
+class SweepArguments(CommonArguments, total=False):
     """What :func:`build_sweep` takes besides, all as on the command line.
 
     ``filters``, ``shard`` and ``retry_failed`` choose cells; ``keep_going`` is true unless it is given. ``watcher`` is
-    told of every stage and cell. All from ``task`` on hold for every cell.
+    told of every stage and cell. All else holds for every cell.
     """
 
     filters: Sequence[str]
     shard: str | None
     retry_failed: bool
     keep_going: bool
-    force_rebuild: bool
-    link: bool
-    jobs: int
-    cache_dir: str | Path | None
     watcher: Watcher | None
-    task: str | None
-    ep: str | None
-    device: str | None
-    precision: str | None
-    quant: bool | None
-    compile: bool | None
-    optimize: bool | None
-    analyze: bool | None
     validate: bool | None
-    max_optim_iterations: int | None
-    allow_unsupported_nodes: bool
     random_weights: bool
     trust_remote_code: bool
 
