@@ -140,7 +140,7 @@ def _written(
     except StoreError as error:
         if any(options[name] is not None for name in ("html", "json_", "csv")):
             raise
-        click.echo(f"note: no files were written: {error.message}", err=True)
+        click.echo(f"note: not all files were written: {error.message}", err=True)
         return {}
     return files
 

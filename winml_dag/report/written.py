@@ -35,6 +35,8 @@ def write_files(files: dict[str, Path], report: Report, comparison: Comparison |
         StoreError: when a file cannot be written.
     """
     for kind, path in files.items():
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder.", advice="Choose a file.")
         if path.is_file() and not (overwrite or _is_ours(path, f".{kind}")):
             raise UsageError(
                 f"{path} is in the way, and no report of ours.", advice="Move it away, or give --overwrite."

@@ -115,7 +115,7 @@ def test_where_no_file_can_be_written_the_table_is_told_all_the_same(
     assert run(["report", str(out)]) == 0
     told = capsys.readouterr()
     assert "3 builds: 2 built, 1 failed." in told.out
-    assert "note: no files were written: " in told.err
+    assert "note: not all files were written: " in told.err
     assert run(["report", str(out), "--csv", str(out / "x.csv")]) == 1
     assert "cannot be written: Permission denied" in capsys.readouterr().err
 

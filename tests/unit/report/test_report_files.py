@@ -138,6 +138,11 @@ def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
             write_files(files, report, None, overwrite=False)
         assert {each.read_text(encoding="utf-8") for each in files.values() if each.exists()} == {theirs}
         path.unlink()
+    files["csv"].mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        write_files(files, report, None, overwrite=False)
+    assert not files["html"].exists()
+    files["csv"].rmdir()
     write_files(files, report, None, overwrite=False)
     write_files(files, report, None, overwrite=False)  # its own it replaces
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.html", "report.json"]
