@@ -68,7 +68,11 @@ class Expectations:
             return False
         usual = self._usual(node)
         before = max((each.memory_bytes for each in usual.peaks), default=0)
-        self._stages[node.stage.name] = replace(usual, peaks=(*usual.peaks, peak))
+        same = [each for each in usual.peaks if each.input_bytes == peak.input_bytes]
+        # Of runs that read equally much only the largest says anything: thousands of them must not all be looked at.
+        if all(each.memory_bytes < peak.memory_bytes for each in same):
+            others = (each for each in usual.peaks if each.input_bytes != peak.input_bytes)
+            self._stages[node.stage.name] = replace(usual, peaks=(*others, peak))
         return peak.memory_bytes > before * _MARGIN
 
     def has_seen(self, node: Node) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from engine_samples import TEXT, Bench, join, node
+from hypothesis import given
+from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.admission import Capacity
@@ -150,6 +152,20 @@ def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_
     known = Expectations(stored(*records, record("quantize", 90.0, 9, 9, 10)), SHARED)
     assert known.need(OPTIMIZE, None, 200).memory_bytes == 3300, "the largest of those with about as much to read"
     assert known.seconds(OPTIMIZE, None) == 2.5
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=20), st.integers(1, 20))
+def test_what_a_run_has_shown_is_the_largest_of_those_with_about_as_much_to_read(
+    shown: list[tuple[int, int]], read: int
+) -> None:
+    """Whatever came in between, and however often: *shown* are peaks, and what was read."""
+    found = Expectations(stored(), SHARED)
+    for place, (peak, size) in enumerate(shown):
+        known = max((each for each, _ in shown[:place]), default=0)
+        assert found.learn(OPTIMIZE, record("optimize", 1.0, 1000 * peak, size)) is (peak > known * 1.1)
+    like_it = [peak for peak, size in shown if max(size, read) <= 2 * min(size, read)]
+    expected = 1100 * max(like_it) if like_it else 100 + 3 * read
+    assert found.need(OPTIMIZE, None, read).memory_bytes == expected
 
 
 def test_where_memory_does_not_matter_nobody_looks_at_records() -> None:
