@@ -290,6 +290,7 @@ def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
     text = page.inner_text("#goals")
     assert "ruled out: cosine 0.9697 is below 0.99" in text
     assert "none: no build meets cosine >=0.99" in text
+    assert "meets the bounds, but its latency is no less than the winner's" in text
     assert "best/resnet-50-npu\nmeasured on an emulator, which says nothing about a real device" in text
     # Of a search that was not begun there is nothing but why.
     assert "no cell misses only a bound on quality" in text

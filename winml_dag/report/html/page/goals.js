@@ -75,7 +75,7 @@ function searched(search) {
 function verdictOn(candidate, goal) {
   if (candidate.cell === goal.winner) return el("strong", {}, glyph("\u2605 "), "winner");
   if (candidate.why) return el("span", {}, "ruled out: ", own(candidate.why));
-  return el("span", { text: `meets the bounds, but its ${goal.minimize} is not the least` });
+  return el("span", { text: goal.winner ? `meets the bounds, but its ${goal.minimize} is no less than the winner's` : "meets the bounds" });
 }
 
 /** @param {Row} row @returns {HTMLElement[]} */
