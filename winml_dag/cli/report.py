@@ -68,7 +68,7 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
         from winml_dag.report.document import comparison_json, report_json
 
         told = {} if comparison is None else {"comparison": comparison_json(comparison)}
-        click.echo(json.dumps({**report_json(report), **told}, ensure_ascii=False))
+        click.echo(json.dumps({**report_json(report), **told}))
     else:
         _print(report, comparison)
     if files:
@@ -178,5 +178,5 @@ def _errors_as_json(format_: str) -> Iterator[None]:
         yield
     except WinmlDagError as error:
         if format_ == "json":
-            click.echo(json.dumps({"success": False, "errors": [str(error)]}, ensure_ascii=False))
+            click.echo(json.dumps({"success": False, "errors": [str(error)]}))
         raise

@@ -39,7 +39,8 @@ def put_text(path: Path, text: str) -> Path:
     beside = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8", newline="\n")
+        # A lone surrogate stands for a byte in a name that is no text; as an escape JSON reads it back.
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
         beside.replace(path)
     except OSError as error:
         with suppress(OSError):  # where a file is in place of a folder, this fails as well

@@ -56,7 +56,7 @@ def read_report(path: Path) -> Report:
         value: Any = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
         found = value.get("format") if isinstance(value, dict) else None
         if not isinstance(found, int) or found > FORMAT:
-            raise Misshapen(f"its format is {found}, and this version knows up to {FORMAT}")
+            raise Misshapen(f"its format is {found!r}, and this version knows up to {FORMAT}")
         return read(Report, value)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None

@@ -46,11 +46,22 @@ def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -
     assert json.loads(path.read_text(encoding="utf-8"))["format"] == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 9}', '{"format": 1, "rows": 3}', '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 9}', '{"format": "\\u001b[31m"}', '{"format": 1, "rows": 3}', '{"a": NaN}']
+)
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "old.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"old.json is no report"):
+    with pytest.raises(InputError, match=r"old.json is no report") as refused:
         read_report(tmp_path / "old.json")
+    assert str(refused.value).isprintable()
+
+
+def test_a_byte_that_is_no_text_breaks_no_file(report: Report, tmp_path: Path) -> None:
+    odd = replace(report, rows=(replace(report.rows[0], why="file \udcff is odd"), *report.rows[1:]))
+    files = default_files(tmp_path)
+    write_files(files, odd, None, overwrite=False)
+    assert read_report(files["json"]) == odd
+    assert "\\udcff" in files["csv"].read_text(encoding="utf-8")
 
 
 def test_a_spreadsheet_has_a_line_for_each_build_and_columns_that_stay(report: Report) -> None:
