@@ -12,7 +12,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
 from winml_dag.cli.commandline import as_typed
-from winml_dag.cli.several import planned_each, refuse_if_all_the_same
+from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
 from winml_dag.engine.machine import memory_for_runs
@@ -46,7 +46,6 @@ def look_at_sweep(
     """Tell what `build` would do with *cells* of *sweep* under the options of *request*; returns the exit code."""
     asked = tuple(requests_of(sweep, cells, request))
     planned = planned_each(asked, store, download=False, needs_folder=False)
-    refuse_if_all_the_same(planned)
     capacity = Capacity(options.jobs, memory_for_runs())
     foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
     if options.as_json:
@@ -56,7 +55,7 @@ def look_at_sweep(
             click.echo(line)
     for line in _error_lines(foreseen):
         click.echo(line, err=True)
-    return StageError.exit_code if foreseen.errors else 0
+    return _exit_code(foreseen)
 
 
 def requests_of(sweep: Sweep, cells: Sequence[Cell], request: Request) -> Iterator[tuple[str, Request]]:
@@ -92,6 +91,14 @@ def _error_lines(foreseen: Foreseen) -> Iterator[str]:
     for why, labels in cells.items():
         more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
         yield f"error: {', '.join(labels[:_MOST_NAMES])}{more}: {why}"
+
+
+def _exit_code(foreseen: Foreseen) -> int:
+    """0 when all can be built; that of the refusals where there is nothing else and they are of one kind; else 1."""
+    if not foreseen.errors:
+        return 0
+    codes = {error.exit_code for error in foreseen.errors.values()}
+    return codes.pop() if len(codes) == 1 and not foreseen.results else StageError.exit_code
 
 
 def _graph_lines(foreseen: Foreseen) -> Iterator[str]:

@@ -108,6 +108,16 @@ def test_json_has_values_and_reasons(says: Any) -> None:
     assert (told["graph"]["builds"], told["graph"]["by_status"]) == (2, {"ran": told["graph"]["stages"]})
 
 
+def test_where_every_cell_is_refused_each_is_named(says: Any) -> None:
+    code, out, err = says("--filter", "model=nowhere")
+    assert (code, err) == (3, "error: nowhere/w8a8: The model nowhere.onnx does not exist. Check the path.\n")
+    assert [line.partition(":")[0].split() for line in out.splitlines()] == [
+        ["nowhere/fp32", "left", "out"],
+        ["nowhere/fp16", "left", "out"],
+        ["nowhere/w8a8", "refused"],
+    ]
+
+
 def test_an_option_is_refused_that_would_make_cells_of_other_names_alike(says: Any) -> None:
     code, _, err = says("--precision", "w8a8")
     assert code == 2
