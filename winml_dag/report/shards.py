@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,11 +79,13 @@ def _join(parts: Sequence[FoundSweep]) -> Joined:
     latest = parts[0].result
     names = dict.fromkeys(cell.name for part in parts for cell in part.result.cells)
     results = [part.result for part in parts]
+    goals = _goals([goal for result in results for goal in result.goals])
+    missing = {name for name, (cell, _) in chosen.items() if cell.status is CellStatus.NOT_REACHED}
     whole = replace(
         latest,
         cells=tuple(chosen[name][0] for name in names),
         graph=_graph([result.graph for result in results]),
-        goals=_goals([goal for result in results for goal in result.goals]),
+        goals=tuple(_waiting(goal, missing) for goal in goals),
         began_at=min(result.began_at for result in results),
         # They ran beside each other.
         elapsed_seconds=max(result.elapsed_seconds for result in results),
@@ -140,6 +142,13 @@ def _goal(goals: Sequence[GoalResult]) -> GoalResult:
             if known is None or _measured(candidate) > _measured(known):
                 candidates[candidate.cell] = candidate
     return replace(best, candidates=tuple(candidates.values()))
+
+
+def _waiting(goal: GoalResult, missing: Container[str]) -> GoalResult:
+    """*goal*, which may have waited in each part for cells that another one has: then nothing is *missing* any more."""
+    if not goal.pending or any(each.cell in missing for each in goal.candidates):
+        return goal
+    return replace(goal, why="its cells are there in several parts; a build of the whole sweep chooses among them")
 
 
 def _achieved(goal: GoalResult) -> tuple[bool, float]:

@@ -223,6 +223,25 @@ def test_shards_of_one_sweep_are_joined(tmp_path: Path) -> None:
     assert (report.graph.seconds_ran, report.elapsed_seconds) == (4.0, 50.0)
 
 
+def test_a_goal_that_waited_in_each_part_says_what_it_waits_for_now(tmp_path: Path) -> None:
+    names = ("bert/w8a8/npu", "bert/w8a16/npu")
+    whole = sweep([cell(name) for name in names])
+
+    def part(has: str, lacks: str) -> Path:
+        candidates = Candidate(has, {"size": 1000.0}), Candidate(lacks, {"size": None}, "not reached")
+        goal = GoalResult({}, "size", {}, None, candidates, why="1 of 2 cells has no result yet", pending=True)
+        return put_sweep(
+            tmp_path / has.replace("/", "-"), replace(without(whole, lacks), goals=(goal,)), {has: manifest()}
+        )
+
+    parts = [part(*names), part(*reversed(names))]
+    assert collect(parts[:1]).goals[0].why == "1 of 2 cells has no result yet"
+    (goal,) = collect(parts).goals
+    assert (goal.winner, goal.pending) == (None, True)
+    assert goal.why == "its cells are there in several parts; a build of the whole sweep chooses among them"
+    assert [each.why for each in goal.candidates] == ["", ""]
+
+
 def test_what_two_shards_both_have_is_told_once_as_the_later_one_has_it(tmp_path: Path) -> None:
     early = sweep([cell("bert/w8a8/npu", perf=perf(3.0))], began_at="2026-11-22T10:00:00+00:00")
     late = sweep([cell("bert/w8a8/npu", perf=perf(4.0))], began_at="2026-11-22T12:00:00+00:00")
