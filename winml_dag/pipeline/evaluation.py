@@ -152,7 +152,8 @@ def _require_data(section: Eval) -> None:
     if section.mode == "onnx" and section.dataset.path is None:
         raise UsageError(
             "There is no labelled data to evaluate on.",
-            advice="Give a file, a folder or a data set (--dataset), or --mode compare, which needs none.",
+            advice="Give a file, a folder or a data set: --dataset, or eval.dataset.path in the recipe. The mode "
+            "compare (--mode, eval.mode) needs none.",
         )
 
 
