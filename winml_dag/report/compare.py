@@ -11,12 +11,16 @@ from enum import StrEnum
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.report.measures import MEASURES, Measure
 from winml_dag.report.row import Latency, Report, Row
+from winml_dag.store.quantities import counted
 
 # Of measured latencies the bound leaves room for what another run of the same model differs by.
 _LATENCIES = ("latency", "latency_p90", "latency_p99", "load", "peak_memory")
 # Where 90 of 100 values of a normal distribution lie below, in standard deviations.
 _P90_OF_NORMAL = 1.2816
 _ROUNDING = 1e-12
+# Of fewer, one that was disturbed decides on the 90th percentile, and so on the spread. Of three inferences each, a
+# model that had only been calibrated anew was told to be 67 % slower.
+_FEWEST = 20
 # Nobody asked for these cells, so nothing is wrong when they have no result.
 _NOT_WANTED = (CellStatus.LEFT_OUT, CellStatus.NOT_REACHED)
 
@@ -254,6 +258,9 @@ def _doubt(measure: str, slower: Latency | None, faster: Latency | None, differe
     waited = slower.waited_share or 0.0
     if difference <= allowed + waited * slower.p50:
         return f"a thread waited for a processor for {waited:.0%} of the time, so it may be no slower"
+    inferences = min(slower.inferences, faster.inferences)
+    if inferences < _FEWEST:
+        return f"{counted(inferences, 'inference')}: too few to compare latencies by, it takes {_FEWEST}"
     # In 95 of 100 cases two medians of one model differ by less, since they are of few inferences.
     by_chance = 1.96 * math.hypot(_error_of_median(slower), _error_of_median(faster))
     return f"medians of so few inferences differ by {by_chance:.2g} ms" if difference <= by_chance else ""

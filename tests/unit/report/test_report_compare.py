@@ -82,12 +82,21 @@ def test_what_is_worse_one_way_is_better_the_other_way(before: float, after: flo
 
 
 def test_a_median_of_few_scattered_inferences_is_not_trusted() -> None:
-    few = {"inferences": 5, "p90": 20.0}
+    few = {"inferences": 30, "p90": 20.0}
     noisy = _change("latency", _compared([_row(latency=_latency(12.0, **few))], [_row(latency=_latency(10.0, **few))]))
     assert (noisy.verdict, noisy.why[:26]) == (Verdict.WITHIN, "medians of so few inferenc")
     many = {"inferences": 5000, "p90": 20.0}
     sure = _change("latency", _compared([_row(latency=_latency(12.0, **many))], [_row(latency=_latency(10.0, **many))]))
     assert sure.verdict is Verdict.REGRESSION
+
+
+def test_of_a_few_inferences_nothing_is_told_however_alike_they_were() -> None:
+    """Three that happened to be alike have no spread: a model that is as fast as before was called 67 % slower."""
+    few = {"inferences": 3, "p90": 16.7}
+    before = _row(latency=_latency(10.0, inferences=100))
+    slower = _change("latency", _compared([_row(latency=_latency(16.7, **few))], [before]))
+    assert slower.verdict is Verdict.WITHIN
+    assert slower.why == "3 inferences: too few to compare latencies by, it takes 20"
 
 
 def test_a_machine_that_was_busy_has_slowed_nothing_that_time_alone_explains() -> None:
