@@ -41,6 +41,12 @@ CELLS = ("one/fp32", "one/fp16", "two/fp32", "two/fp16")
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages leave what they need for a while in the current folder, which elsewhere is a scratch folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
