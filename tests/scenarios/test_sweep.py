@@ -184,6 +184,17 @@ print([(cell.name, str(cell.status)) for cell in sweep.cells if cell.name.endswi
     assert finished.stdout.strip() == f"{told} {command}"
 
 
+def test_python_ends_stages_of_a_sweep_that_take_too_long(sweeps: Sweeps) -> None:
+    finished = sweeps.python("""
+from winml_dag import build_sweep
+how = {"force_rebuild": True, "stage_timeout_seconds": 0.01, "memory_bytes": 1 << 30}
+sweep = build_sweep("sweep.yaml", "timed", filters=["one/fp32"], validate=False, analyze=False, **how)
+print(*(cell.failure.error for cell in sweep.cells if cell.failure))
+""")
+    assert finished.returncode == 0, finished.stderr
+    assert "0.01 s" in finished.stdout
+
+
 def test_each_cell_is_up_to_date_by_the_command_that_is_told_of_it(sweeps: Sweeps) -> None:
     command = cells(sweeps.kept())["one/w8a8"]["command"]
     assert command == "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/w8a8"

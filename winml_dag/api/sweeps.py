@@ -20,14 +20,17 @@ from winml_dag.pipeline.sweep.watching import SilentWatcher, Watcher
 class SweepArguments(CommonArguments, total=False):
     """What :func:`build_sweep` takes besides, all as on the command line.
 
-    ``filters``, ``shard`` and ``retry_failed`` choose cells; ``keep_going`` is true unless it is given. ``watcher`` is
-    told of every stage and cell. All else holds for every cell.
+    ``filters``, ``shard`` and ``retry_failed`` choose cells; ``keep_going`` is true unless it is given. No stage takes
+    longer than ``stage_timeout_seconds``, and all that run at once no more than ``memory_bytes``. ``watcher`` is told
+    of every stage and cell. All else holds for every cell.
     """
 
     filters: Sequence[str]
     shard: str | None
     retry_failed: bool
     keep_going: bool
+    stage_timeout_seconds: float | None
+    memory_bytes: int | None
     watcher: Watcher | None
     validate: bool | None
     random_weights: bool
@@ -40,6 +43,8 @@ _HOW = (
     "shard",
     "retry_failed",
     "keep_going",
+    "stage_timeout_seconds",
+    "memory_bytes",
     "force_rebuild",
     "link",
     "jobs",
@@ -72,6 +77,8 @@ def build_sweep(
         arguments.get("jobs", 1),
         keep_going=arguments.get("keep_going", True),
         rebuild=arguments.get("force_rebuild", False),
+        stage_timeout_seconds=arguments.get("stage_timeout_seconds"),
+        memory_bytes=arguments.get("memory_bytes"),
         link=arguments.get("link", False),
     )
     watcher = arguments.get("watcher") or SilentWatcher()
