@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.pipeline.layout import BUILD_CONFIG
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, Measured, SweepResult
 from winml_dag.report.assessed import accuracy_of, held_to, latency_of, quality_of
 from winml_dag.report.built import Built
 from winml_dag.report.row import Row
@@ -86,8 +86,13 @@ def row_of_cell(
         trial_of=cell.trial_of,
         winner_of=tuple(_goal_name(goal) for goal in own if goal.winner == cell.name),
         missing={part: reason for part, reason in missing.items() if reason and found.get(part) is None},
+        unmeasured=tuple(part for part, tried in (("latency", cell.perf), ("accuracy", cell.eval)) if _failed(tried)),
     )
     return row if told is None else _with_build(row, told)
+
+
+def _failed(tried: Measured | None) -> bool:
+    return tried is not None and bool(tried.error)
 
 
 def folder_of(cell: CellResult, sweep: Path) -> Path:

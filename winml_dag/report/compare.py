@@ -35,7 +35,9 @@ class Verdict(StrEnum):
 
 
 class Fate(StrEnum):
-    """What became of a build between two reports. ``now failing``: it was there, and is not; that is a regression."""
+    """What became of a build between two reports. ``now failing``: it was there, and is not, or was
+    measured, and could not be; that is a regression.
+    """
 
     SAME = "in both"
     NEW = "new"
@@ -192,11 +194,18 @@ def _fate(now: Row, then: Row | None) -> Fate:
     if then is None:
         return Fate.NEW
     if _is_there(now):
-        return Fate.SAME if _is_there(then) else Fate.NOW_THERE
+        if _is_there(then):
+            return Fate.NOW_FAILING if _lost(now, then) else Fate.SAME
+        return Fate.NOW_THERE
     if not _is_there(then):
         return Fate.MISSING
     # Of what the recipe leaves out, or this run did not come to, nothing can be said.
     return Fate.GONE if now.status in _NOT_WANTED else Fate.NOW_FAILING
+
+
+def _lost(now: Row, then: Row) -> tuple[str, ...]:
+    """The parts that were measured then, and could not be now: who holds a build to a bound must hear of that."""
+    return tuple(part for part in now.unmeasured if getattr(then, part) is not None)
 
 
 def _is_there(row: Row) -> bool:
@@ -208,6 +217,8 @@ def _gone(then: Row) -> Compared:
 
 
 def _why(row: Row) -> str:
+    if _is_there(row):
+        return "; ".join(f"no {part}: {row.missing.get(part, 'not measured')}" for part in row.unmeasured)
     if row.failure is None:
         return f"{row.status}: {row.why}" if row.why else str(row.status)
     return f"failed{f' in {row.failure.stage}' if row.failure.stage else ''}: {row.failure.error}"

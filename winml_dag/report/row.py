@@ -90,7 +90,7 @@ class Placement:
 @dataclass(frozen=True)
 class Row:
     """One build: of which model, for what, what became of it, and what it is like. A part that is None was not
-    measured; ``missing`` says why, by the name of the part.
+    measured; ``missing`` says why, by the name of the part; ``unmeasured`` are those that were to be and could not.
 
     Attributes:
         name: unique in the report.
@@ -138,6 +138,7 @@ class Row:
     command: str = ""
     trial_of: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
+    unmeasured: tuple[str, ...] = ()
     dominated_by: str | None = None
     dominated_why: str = ""
     components: tuple[str, ...] = ()

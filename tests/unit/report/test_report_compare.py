@@ -90,6 +90,18 @@ def test_a_median_of_few_scattered_inferences_is_not_trusted() -> None:
     assert sure.verdict is Verdict.REGRESSION
 
 
+def test_what_was_measured_and_cannot_be_any_more_is_worse() -> None:
+    """A bound on latencies would hold for ever, if perf did not run any more."""
+    broken = _row(latency=None, missing={"latency": "perf failed: no device"}, unmeasured=("latency",))
+    comparison = _compared([broken], [_row()])
+    assert [(row.fate, row.why) for row in comparison.regressions] == [
+        (Fate.NOW_FAILING, "no latency: perf failed: no device")
+    ]
+    # Not asked for any more, or never measured, is another matter.
+    assert _compared([replace(broken, unmeasured=())], [_row()]).regressions == ()
+    assert _compared([broken], [_row(latency=None)]).regressions == ()
+
+
 def test_of_a_few_inferences_nothing_is_told_however_alike_they_were() -> None:
     """Three that happened to be alike have no spread: a model that is as fast as before was called 67 % slower."""
     few = {"inferences": 3, "p90": 16.7}
