@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from winml_dag.engine.events import Observer, StageResult
-from winml_dag.engine.merge import Part, merge
+from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import remembered_name
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.accounts import settle_accounts
@@ -27,6 +27,9 @@ from winml_dag.store.local import LocalStore
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.engine.forecast import Forecast
+    from winml_dag.engine.progress import Progress
+    from winml_dag.engine.reason import Reason
+    from winml_dag.engine.stage import Node
     from winml_dag.pipeline.evaluation import EvaluationPlan
     from winml_dag.pipeline.host import Host
     from winml_dag.pipeline.perf import PerfPlan
@@ -79,11 +82,18 @@ class Running:
     foretold: Callable[[Forecast], None] | None = None
 
 
-def measure_cells(cells: Sequence[Finished], measure: Collection[str], running: Running) -> Mapping[str, CellMeasured]:
+def _nobody(_: str) -> None:
+    """Who is told of nothing."""
+
+
+def measure_cells(
+    cells: Sequence[Finished], measure: Collection[str], running: Running, done: Callable[[str], None] = _nobody
+) -> Mapping[str, CellMeasured]:
     """What perf and eval, those of them that *measure* names, tell of *cells*, by the name of the cell.
 
     perf has the machine for itself, one model at a time; of eval there are as many at once as *running* has jobs. Cells
-    with equal models are measured once. What cannot be measured is told with its error.
+    with equal models are measured once. What cannot be measured is told with its error. *done* is told of each cell of
+    which nothing more is to be measured.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
@@ -93,18 +103,20 @@ def measure_cells(cells: Sequence[Finished], measure: Collection[str], running: 
     speeds: Mapping[str, Measured] = {}
     if PERF in measure:
         host = this_host()
-        speeds = _measured({cell.name: _planned_perf(cell, host, running.store) for cell in cells}, running, jobs=1)
+        planned = {cell.name: _planned_perf(cell, host, running.store) for cell in cells}
+        speeds = _measured(planned, running, jobs=1, done=_nobody if EVAL in measure else done)
     qualities: Mapping[str, Measured] = {}
     if EVAL in measure:
         plans = {cell.name: _planned_eval(cell, running.store) for cell in cells}
-        qualities = _measured(plans, running, jobs=running.jobs)
+        qualities = _measured(plans, running, jobs=running.jobs, done=done)
     return {cell.name: CellMeasured(speeds.get(cell.name), qualities.get(cell.name)) for cell in cells}
 
 
 def run_together(
-    graphs: Mapping[str, MeasurementGraph], running: Running, *, jobs: int
+    graphs: Mapping[str, MeasurementGraph], running: Running, *, jobs: int, done: Callable[[str], None] = _nobody
 ) -> Mapping[str, tuple[StageResult, ...]]:
-    """All *graphs* carried out as one, which runs what they share once; by the name of each, its results.
+    """All *graphs* carried out as one, which runs what they share once; by the name of each, its results. *done* is
+    told of each that has all of them.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
@@ -128,7 +140,7 @@ def run_together(
             store,
             scratch,
             RunOptions("", jobs, True, running.rebuild, remembered, common.order, running.memory_bytes),
-            observer=running.observer,
+            observer=_Ends(running.observer or Silent(), common, list(graphs), done),
             executor=running.executor,
             timeout_seconds=running.timeout_seconds,
             foretold=running.foretold,
@@ -141,10 +153,38 @@ def run_together(
     }
 
 
-def _measured(plans: Mapping[str, _Plan | WinmlDagError], running: Running, *, jobs: int) -> Mapping[str, Measured]:
+class _Ends:
+    """Tells *observer* of the common graph, and *done* the name of each graph in it when all its nodes have results."""
+
+    def __init__(self, observer: Observer, common: Merged, names: Sequence[str], done: Callable[[str], None]) -> None:
+        self._observer = observer
+        self._waits = {name: set(ids.values()) for name, ids in zip(names, common.ids, strict=True)}
+        self._readers = {
+            node_id: [names[at] for at in {at for at, _ in readers}] for node_id, readers in common.readers().items()
+        }
+        self._done = done
+
+    def started(
+        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
+    ) -> None:
+        self._observer.started(node, reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        self._observer.finished(result)
+        for name in self._readers[result.node.id]:
+            self._waits[name].discard(result.node.id)
+            if not self._waits[name]:
+                self._done(name)
+
+
+def _measured(
+    plans: Mapping[str, _Plan | WinmlDagError], running: Running, *, jobs: int, done: Callable[[str], None]
+) -> Mapping[str, Measured]:
     planned = {name: plan for name, plan in plans.items() if not isinstance(plan, WinmlDagError)}
+    for name in plans.keys() - planned.keys():
+        done(name)
     began = time.monotonic()
-    results = run_together({name: plan.measurement for name, plan in planned.items()}, running, jobs=jobs)
+    results = run_together({name: plan.measurement for name, plan in planned.items()}, running, jobs=jobs, done=done)
     elapsed = time.monotonic() - began
     return {
         name: Measured(error=str(plan))

@@ -248,11 +248,13 @@ class _Run:
         self._watcher.phase("measuring", [cell.name for cell in there])
         finished = [Finished(cell.name, self._asked.folder / cell.folder, recipe_of(cell)) for cell in there]
         self._has_data |= any(cell.has_data for cell in finished)
-        found = measure_cells(finished, measure, self._running)
-        for name, measured in found.items():
+
+        def done(name: str) -> None:
+            self._watcher.cell(name, self._results[name].status)
+
+        for name, measured in measure_cells(finished, measure, self._running, done).items():
             result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
             self._results[name] = result
-            self._watcher.cell(name, result.status)
             take(result)
 
     def _pursue(self) -> Pursued:
