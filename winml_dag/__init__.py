@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         validate_onnx,
     )
     from winml_dag.pipeline.commandresult import CommandResult
-    from winml_dag.pipeline.measured import EvalResult, PerfResult
+    from winml_dag.pipeline.finished.measured import EvalResult, PerfResult
     from winml_dag.pipeline.quantized import QuantizeResult
     from winml_dag.pipeline.sweep.result import SweepResult
     from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig

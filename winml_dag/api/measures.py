@@ -10,9 +10,9 @@ from typing import Any, Unpack
 from winml_dag.api.arguments import FileArguments, store_at
 from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
-from winml_dag.pipeline.measured import EvalResult, PerfResult, eval_result, perf_result
-from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, carry_out
-from winml_dag.pipeline.subject import find_subject
+from winml_dag.pipeline.finished.measured import EvalResult, PerfResult, eval_result, perf_result
+from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, carry_out
+from winml_dag.pipeline.finished.subject import find_subject
 from winml_dag.recipe.assessment import Eval, Perf, Validate
 from winml_dag.recipe.schema import section_of
 from winml_dag.store.local import LocalStore
@@ -33,7 +33,7 @@ def validate_onnx(
     *reference*, by default the float model that its build left. *precision*: whose bounds count, by default the
     model's own. *config*: fields of ``validate``. Raises as :func:`export_model` does.
     """
-    from winml_dag.pipeline.validationplan import ValidationRequest, plan_validation
+    from winml_dag.pipeline.finished.validationplan import ValidationRequest, plan_validation
 
     request = ValidationRequest(
         section_of(Validate, config or {}, "validate"),
@@ -67,8 +67,8 @@ def measure_onnx(
     load is measured beside, by default what a compiled one was made from. *output_dir*: where reports go. Raises as
     :func:`export_model` does.
     """
-    from winml_dag.pipeline.host import this_host
-    from winml_dag.pipeline.perf import PerfRequest, plan_perf
+    from winml_dag.pipeline.finished.host import this_host
+    from winml_dag.pipeline.finished.perf import PerfRequest, plan_perf
 
     perf = section_of(Perf, config or {}, "perf")
     request = PerfRequest(
@@ -100,7 +100,7 @@ def evaluate_onnx(
     hub id. *task*: by default what it was built for. *reference*: evaluated beside it, by default the float model that
     its build left. *config*: fields of ``eval``. *output_dir*: where the report goes. Raises as :func:`export_model`.
     """
-    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section, plan_evaluation
+    from winml_dag.pipeline.finished.evaluation import EvaluationRequest, eval_section, plan_evaluation
 
     said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}

@@ -10,8 +10,8 @@ from winml_dag.canonical import JsonObject
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.analysis import AnalysisPlan, TargetAnalysis
-    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.finished.analysis import AnalysisPlan, TargetAnalysis
+    from winml_dag.pipeline.finished.measurement import Measurement
 
 _VERDICTS = ("supported", "partial", "unsupported", "unknown")
 _MEANING = {

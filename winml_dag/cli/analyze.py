@@ -16,9 +16,9 @@ from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
-    from winml_dag.pipeline.measurement import Measurement
-    from winml_dag.pipeline.subject import Subject
+    from winml_dag.pipeline.finished.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
+    from winml_dag.pipeline.finished.measurement import Measurement
+    from winml_dag.pipeline.finished.subject import Subject
     from winml_dag.store.local import LocalStore
 
 _NOT_SUPPORTED = 1
@@ -63,7 +63,7 @@ def command(**options: Any) -> int:
 
 
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
-    from winml_dag.pipeline.analysis import AnalysisRequest
+    from winml_dag.pipeline.finished.analysis import AnalysisRequest
 
     lint_only = options["no_information"]
     for name in ("run_unknown_op", "save_node", "optim_config", "precision"):
@@ -81,7 +81,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
 
 def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How, cache_dir: Path) -> int:
     from winml_dag.cli.analysis import analysis_json, analysis_lines
-    from winml_dag.pipeline.analysis import merged, optimizations
+    from winml_dag.pipeline.finished.analysis import merged, optimizations
     from winml_dag.pipeline.jsonfile import put_json
     from winml_dag.store.local import LocalStore
 
@@ -134,7 +134,7 @@ def _look(
     subject: Subject, request: AnalysisRequest, store: LocalStore, how: How, timeout: float | None
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
     from winml_dag.errors import StoreError
-    from winml_dag.pipeline.analysis import plan_analysis, read_analyses
+    from winml_dag.pipeline.finished.analysis import plan_analysis, read_analyses
     from winml_dag.store.store import BlobDamaged
 
     plan = plan_analysis(subject, request, store.fingerprints)
@@ -160,7 +160,7 @@ def _look_again(
 ) -> tuple[AnalysisPlan, Measurement, list[TargetAnalysis]]:
     """Once more, with what the target does with all that was unknown."""
     from winml_dag.cli.progress import progress
-    from winml_dag.pipeline.analysis import try_unknown
+    from winml_dag.pipeline.finished.analysis import try_unknown
 
     with progress(quiet=not how.verbose, to_stderr=True, stages=0) as observer:
         learned = try_unknown(found, store, observer)
@@ -168,7 +168,7 @@ def _look_again(
 
 
 def _save_nodes(subject: Subject, found: list[TargetAnalysis], options: Mapping[str, Any]) -> list[Path]:
-    from winml_dag.pipeline.savednodes import nodes_to_save, save_nodes
+    from winml_dag.pipeline.finished.savednodes import nodes_to_save, save_nodes
 
     if not options["save_node"]:
         return []

@@ -68,8 +68,8 @@ def _long(entry: Capability) -> str:
 
 
 def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
-    """Raises what ``winml_dag.pipeline.optimcheck.checked`` does."""
-    from winml_dag.pipeline.optimcheck import checked
+    """Raises what ``winml_dag.pipeline.finished.optimcheck.checked`` does."""
+    from winml_dag.pipeline.finished.optimcheck import checked
 
     with checked(request, names) as found:
         if format_ == "json":

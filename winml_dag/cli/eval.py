@@ -19,8 +19,8 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.evaluation import EvaluationPlan, EvaluationRequest
-    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.finished.evaluation import EvaluationPlan, EvaluationRequest
+    from winml_dag.pipeline.finished.measurement import Measurement
 
 _COUNT = click.IntRange(min=1)
 
@@ -125,7 +125,7 @@ def command(**options: Any) -> int:
         bounds = _numbers(options["bounds"] or {})
         plan, done = _evaluate(options, how, cache_dir)
         from winml_dag.cli.evaluated import require_known
-        from winml_dag.pipeline.evaluated import kept
+        from winml_dag.pipeline.finished.evaluated import kept
 
         require_known(bounds, done)
     _tell(plan, done, how, options["output_dir"], bounds)
@@ -133,7 +133,7 @@ def command(**options: Any) -> int:
 
 
 def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[EvaluationPlan, Measurement]:
-    from winml_dag.pipeline.evaluation import plan_evaluation, refuse_unbuilt
+    from winml_dag.pipeline.finished.evaluation import plan_evaluation, refuse_unbuilt
     from winml_dag.store.local import LocalStore
 
     request = request_of(options)
@@ -149,7 +149,7 @@ def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Ev
 
 def request_of(options: Mapping[str, Any]) -> EvaluationRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
-    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section
+    from winml_dag.pipeline.finished.evaluation import EvaluationRequest, eval_section
     from winml_dag.recipe.load import load_recipe
 
     if options["no_reference"] and options["reference"] is not None:
@@ -204,7 +204,7 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
 
 def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
     from winml_dag.cli.evaluated import evaluated_lines, shortfalls
-    from winml_dag.pipeline.evaluated import evaluated_json
+    from winml_dag.pipeline.finished.evaluated import evaluated_json
 
     for line in shortfalls(bounds, done):
         click.echo(line, err=True)

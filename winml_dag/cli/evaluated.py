@@ -1,4 +1,4 @@
-"""What ``eval`` prints for people; for programs, see :mod:`winml_dag.pipeline.evaluated`."""
+"""What ``eval`` prints for people; for programs, see :mod:`winml_dag.pipeline.finished.evaluated`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.evaluated import AGREEMENTS, figures, kept, notices_of, report_of
+from winml_dag.pipeline.finished.evaluated import AGREEMENTS, figures, kept, notices_of, report_of
 from winml_dag.stages.evaluate import REPORT_FILE
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.evaluation import EvaluationPlan
-    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
+    from winml_dag.pipeline.finished.measurement import Measurement
 
 
 def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:

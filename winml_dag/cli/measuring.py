@@ -14,8 +14,8 @@ from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
     from winml_dag.cli.onestage import How
-    from winml_dag.pipeline.measurement import Measurement, MeasurementGraph
-    from winml_dag.pipeline.subject import Subject
+    from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph
+    from winml_dag.pipeline.finished.subject import Subject
     from winml_dag.store.local import LocalStore
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject
         InputError: when it is not there.
         StageError: when the recipe cannot be built; why has been said by then.
     """
-    from winml_dag.pipeline.subject import find_subject
+    from winml_dag.pipeline.finished.subject import find_subject
 
     recipe: Path | None = options["recipe"]
     given = [one for one in dict.fromkeys((options["path"], options["model"], recipe)) if one is not None]
@@ -64,9 +64,9 @@ def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Pa
     """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.finished.subject import refuse_component, request_for
     from winml_dag.pipeline.resolve import output_dir_of
     from winml_dag.pipeline.standing.check import note_use
-    from winml_dag.pipeline.subject import refuse_component, request_for
 
     request = request_for(recipe)
     standing = look(request, cache_dir)
@@ -105,7 +105,7 @@ def measured(
     from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress
     from winml_dag.engine.measurederror import MeasuredError
-    from winml_dag.pipeline.measurement import carry_out
+    from winml_dag.pipeline.finished.measurement import carry_out
 
     with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
         done = carry_out(

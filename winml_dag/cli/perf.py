@@ -16,8 +16,8 @@ from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.measurement import Measurement
-    from winml_dag.pipeline.perf import PerfPlan, PerfRequest
+    from winml_dag.pipeline.finished.measurement import Measurement
+    from winml_dag.pipeline.finished.perf import PerfPlan, PerfRequest
 
 _COUNT = click.IntRange(min=1)
 
@@ -95,8 +95,8 @@ def command(**options: Any) -> int:
 
 
 def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[PerfPlan, Measurement]:
-    from winml_dag.pipeline.host import this_host
-    from winml_dag.pipeline.perf import plan_perf
+    from winml_dag.pipeline.finished.host import this_host
+    from winml_dag.pipeline.finished.perf import plan_perf
     from winml_dag.store.local import LocalStore
 
     request = request_of(options)
@@ -110,7 +110,7 @@ def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Per
 
 def request_of(options: Mapping[str, Any]) -> PerfRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
-    from winml_dag.pipeline.perf import PerfRequest
+    from winml_dag.pipeline.finished.perf import PerfRequest
     from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
@@ -142,7 +142,7 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
 
 def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> None:
     from winml_dag.cli.speed import speed_lines
-    from winml_dag.pipeline.perf import perf_json
+    from winml_dag.pipeline.finished.perf import perf_json
 
     if how.as_json:
         print_object(perf_json(plan, done, folder))

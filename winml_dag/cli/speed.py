@@ -1,4 +1,4 @@
-"""What ``perf`` prints for people; for programs, see :func:`winml_dag.pipeline.perf.perf_json`."""
+"""What ``perf`` prints for people; for programs, see :func:`winml_dag.pipeline.finished.perf.perf_json`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from winml_dag.stages.perf.notices import EMULATED
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.measurement import Measurement
-    from winml_dag.pipeline.perf import PerfPlan
+    from winml_dag.pipeline.finished.measurement import Measurement
+    from winml_dag.pipeline.finished.perf import PerfPlan
 
 _FIGURES = ("mean", "p50", "p90", "p99", "min", "max", "std")
 _LABEL = 12

@@ -19,8 +19,8 @@ from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.measurement import Measurement
-    from winml_dag.pipeline.validationplan import ValidationPlan, ValidationRequest
+    from winml_dag.pipeline.finished.measurement import Measurement
+    from winml_dag.pipeline.finished.validationplan import ValidationPlan, ValidationRequest
 
 
 @click.command(name="validate")
@@ -59,7 +59,7 @@ def command(**options: Any) -> int:
 
 
 def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[ValidationPlan, Measurement]:
-    from winml_dag.pipeline.validationplan import plan_validation
+    from winml_dag.pipeline.finished.validationplan import plan_validation
     from winml_dag.store.local import LocalStore
 
     request = request_of(options)
@@ -71,7 +71,7 @@ def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Va
 
 def request_of(options: Mapping[str, Any]) -> ValidationRequest:
     """What the *options* of a call, by the names of the command's parameters, ask for, with what its recipe says."""
-    from winml_dag.pipeline.validationplan import ValidationRequest
+    from winml_dag.pipeline.finished.validationplan import ValidationRequest
     from winml_dag.recipe.assessment import Validate
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.schema import section_of

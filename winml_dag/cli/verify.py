@@ -15,7 +15,7 @@ from winml_dag.cli.parameters import FILE
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.verification import Verification
+    from winml_dag.pipeline.finished.verification import Verification
 
 _MOST_EXTRA = 10
 
@@ -34,7 +34,7 @@ def command(*, path: Path, format_: str) -> int:
     winml-dag verify out
     winml-dag verify out/model.onnx
     """
-    from winml_dag.pipeline.verification import verify
+    from winml_dag.pipeline.finished.verification import verify
 
     try:
         found = verify(path)
@@ -53,7 +53,7 @@ def command(*, path: Path, format_: str) -> int:
 
 
 def _lines(found: Sequence[Verification]) -> Iterator[str]:
-    from winml_dag.pipeline.verification import Found
+    from winml_dag.pipeline.finished.verification import Found
     from winml_dag.store.quantities import counted, size_text
 
     for verification in found:

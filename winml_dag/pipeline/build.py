@@ -25,7 +25,7 @@ from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
-    from winml_dag.pipeline.userfolder import UserFolder
+    from winml_dag.pipeline.userstages.folder import UserFolder
 
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
 _TRIES = 3

@@ -18,7 +18,7 @@ from winml_dag.pipeline.commit import finish_change
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.outputs import folder_key
-from winml_dag.pipeline.userpaths import KEPT
+from winml_dag.pipeline.userstages.paths import KEPT
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.files import in_words, remove_file
 from winml_dag.store.fingerprints import Fingerprints

@@ -12,7 +12,7 @@ from winml_dag.stages.quality import Quality
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult, StageView
-    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.finished.measurement import Measurement
 
 _NO_METRICS: JsonObject = {}
 

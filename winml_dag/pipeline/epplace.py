@@ -15,7 +15,7 @@ from winml_dag.ep.configuration import config_file
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.fingerprint import libraries_of
 from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of, package_of
-from winml_dag.pipeline.host import this_host
+from winml_dag.pipeline.finished.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 
 

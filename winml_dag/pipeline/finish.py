@@ -14,7 +14,7 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, reserved
 from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
-from winml_dag.pipeline.userfolder import UserFolder
+from winml_dag.pipeline.userstages.folder import UserFolder
 from winml_dag.pipeline.visible import outdated_reports, visible_files, wanted_reports
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file

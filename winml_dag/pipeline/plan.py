@@ -1,7 +1,7 @@
 """From builds to one graph of stages, whose sources are digested: the line of our stages
 (:mod:`winml_dag.pipeline.line`), or one for each component behind one export.
 
-Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userplan`.
+Stages that a recipe declares itself are nodes of the same graph; see :mod:`winml_dag.pipeline.userstages.plan`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed
 from winml_dag.pipeline.line import OURS, Line, Start, id_of
-from winml_dag.pipeline.userplan import UserPlan, plan_stages
-from winml_dag.pipeline.userstages import Declared, Ours
+from winml_dag.pipeline.userstages.declared import Declared, Ours
+from winml_dag.pipeline.userstages.plan import UserPlan, plan_stages
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.recipe.findings import Findings
 from winml_dag.stages.export import export_stage

@@ -12,7 +12,7 @@ from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import Target, require_installed
 from winml_dag.ep.support.case import Case, case_json
 from winml_dag.ep.support.verdict import Level, Verdict
-from winml_dag.pipeline.measurement import carry_out, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.measurement import carry_out, measuring_node, plan_measurement
 from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
 from winml_dag.stages.target import RunTarget
 from winml_dag.store.local import LocalStore

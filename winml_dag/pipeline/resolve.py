@@ -29,8 +29,8 @@ from winml_dag.pipeline.precisions import precision_for, with_precision, with_ty
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.userpaths import KEPT
-from winml_dag.pipeline.userstages import Declared, is_ours
+from winml_dag.pipeline.userstages.declared import Declared, is_ours
+from winml_dag.pipeline.userstages.paths import KEPT
 from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.dump import to_json

@@ -15,7 +15,7 @@ from winml_dag.ep.qairt import QairtSdk
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.search import Search
-from winml_dag.pipeline.userstages import Declared
+from winml_dag.pipeline.userstages.declared import Declared
 from winml_dag.stages.analyze import AnalyzeConfig
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig

@@ -19,8 +19,8 @@ from winml_dag.engine.reason import found
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
+from winml_dag.pipeline.finished.modelfile import component_file, model_file
 from winml_dag.pipeline.manifest import component_in, final_artifacts, told_of
-from winml_dag.pipeline.modelfile import component_file, model_file
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of

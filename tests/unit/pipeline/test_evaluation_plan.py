@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from winml_dag.errors import InputError, RecipeError, UsageError
-from winml_dag.pipeline.evaluation import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
-from winml_dag.pipeline.subject import find_subject
+from winml_dag.pipeline.finished.evaluation import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
+from winml_dag.pipeline.finished.subject import find_subject
 from winml_dag.recipe.assessment import Eval
 from winml_dag.store.local import LocalStore
 

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.host import Host, this_host
-from winml_dag.pipeline.measurement import Measurement, carry_out
-from winml_dag.pipeline.perf import PerfPlan, PerfRequest, plan_perf
-from winml_dag.pipeline.subject import find_subject
+from winml_dag.pipeline.finished.host import Host, this_host
+from winml_dag.pipeline.finished.measurement import Measurement, carry_out
+from winml_dag.pipeline.finished.perf import PerfPlan, PerfRequest, plan_perf
+from winml_dag.pipeline.finished.subject import find_subject
 from winml_dag.recipe.assessment import Perf
 from winml_dag.store.local import LocalStore
 

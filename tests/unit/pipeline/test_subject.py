@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.subject import find_subject, measured_on, request_for
+from winml_dag.pipeline.finished.subject import find_subject, measured_on, request_for
 
 
 def _save(path: Path, *nodes: onnx.NodeProto) -> Path:

@@ -8,7 +8,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Stage, Workspace
-from winml_dag.pipeline.measurement import MeasurementGraph
+from winml_dag.pipeline.finished.measurement import MeasurementGraph
 from winml_dag.pipeline.sweep.measuring import Running, run_together
 from winml_dag.store.local import LocalStore
 

@@ -182,8 +182,8 @@ class Ledger:
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
     """What is told of a run before it has begun."""
+    from winml_dag.pipeline.finished.host import this_host
     from winml_dag.pipeline.graphrun import MADE_BY
-    from winml_dag.pipeline.host import this_host
 
     return SweepResult(
         name=sweep.name,

@@ -17,8 +17,8 @@ from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import remembered_name
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.accounts import settle_accounts
+from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph
 from winml_dag.pipeline.graphrun import run_graph
-from winml_dag.pipeline.measurement import Measurement, MeasurementGraph
 from winml_dag.pipeline.sweep.result import Measured
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import resolve_path
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from winml_dag.engine.progress import Progress
     from winml_dag.engine.reason import Reason
     from winml_dag.engine.stage import Node
-    from winml_dag.pipeline.evaluation import EvaluationPlan
-    from winml_dag.pipeline.host import Host
-    from winml_dag.pipeline.perf import PerfPlan
+    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
+    from winml_dag.pipeline.finished.host import Host
+    from winml_dag.pipeline.finished.perf import PerfPlan
 
 PERF = "perf"
 EVAL = "eval"
@@ -98,7 +98,7 @@ def measure_cells(
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
-    from winml_dag.pipeline.host import this_host
+    from winml_dag.pipeline.finished.host import this_host
 
     speeds: Mapping[str, Measured] = {}
     if PERF in measure:
@@ -195,9 +195,9 @@ def _measured(
 
 
 def _told(plan: _Plan, done: Measurement) -> Measured:
-    from winml_dag.pipeline.evaluated import evaluated_json
-    from winml_dag.pipeline.evaluation import EvaluationPlan
-    from winml_dag.pipeline.perf import perf_json
+    from winml_dag.pipeline.finished.evaluated import evaluated_json
+    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
+    from winml_dag.pipeline.finished.perf import perf_json
 
     if done.failed is not None:
         failed = done.failed
@@ -208,8 +208,8 @@ def _told(plan: _Plan, done: Measurement) -> Measured:
 
 
 def _planned_perf(cell: Finished, host: Host, store: LocalStore) -> PerfPlan | WinmlDagError:
-    from winml_dag.pipeline.perf import PerfRequest, plan_perf
-    from winml_dag.pipeline.subject import find_subject
+    from winml_dag.pipeline.finished.perf import PerfRequest, plan_perf
+    from winml_dag.pipeline.finished.subject import find_subject
 
     perf = cell.recipe.recipe.perf
     try:
@@ -220,8 +220,8 @@ def _planned_perf(cell: Finished, host: Host, store: LocalStore) -> PerfPlan | W
 
 
 def _planned_eval(cell: Finished, store: LocalStore) -> EvaluationPlan | WinmlDagError:
-    from winml_dag.pipeline.evaluation import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
-    from winml_dag.pipeline.subject import find_subject
+    from winml_dag.pipeline.finished.evaluation import EvaluationRequest, eval_section, plan_evaluation, refuse_unbuilt
+    from winml_dag.pipeline.finished.subject import find_subject
 
     try:
         section = eval_section(cell.recipe.recipe.eval, {}, {})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.pipeline.measurement import MeasurementGraph
+from winml_dag.pipeline.finished.measurement import MeasurementGraph
 from winml_dag.pipeline.sweep.counts import between, next_counts
 from winml_dag.pipeline.sweep.kept import Keeping, keepings_of, with_kept
 from winml_dag.pipeline.sweep.measuring import Running, run_together

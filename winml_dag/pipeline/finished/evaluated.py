@@ -12,8 +12,8 @@ from winml_dag.stages.evaluate import METRICS, REPORT_FILE
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.evaluation import EvaluationPlan
-    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
+    from winml_dag.pipeline.finished.measurement import Measurement
 
 # Of the outputs' figures, those that are better when they are larger.
 _OF_OUTPUTS = ("cosine", "cosine_min", "sqnr_db")

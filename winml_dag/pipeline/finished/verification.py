@@ -94,7 +94,7 @@ def verify(path: Path) -> list[Verification]:
 
 def _kept(folder: Path) -> list[Path]:
     """Where the manifests of builds without an output folder lie, whose recipes are in *folder*."""
-    from winml_dag.pipeline.userpaths import KEPT  # it imports what reads recipes
+    from winml_dag.pipeline.userstages.paths import KEPT  # it imports what reads recipes
 
     return sorted(path.parent for path in (folder / KEPT).glob(f"*/{MANIFEST}"))
 

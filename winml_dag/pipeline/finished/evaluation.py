@@ -15,9 +15,9 @@ from winml_dag.ep.registry import Target, require_installed
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
-from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
-from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.recipe.schema import section_of

@@ -16,9 +16,9 @@ from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
-from winml_dag.pipeline.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
-from winml_dag.pipeline.subject import Subject, measured_on, options_on, processor_of, reference_at
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision

@@ -19,9 +19,9 @@ from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resol
 from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.finished.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED, prefixed
 from winml_dag.pipeline.manifest import Manifest, component_in, read_manifest, told_of
-from winml_dag.pipeline.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.load import load_recipe

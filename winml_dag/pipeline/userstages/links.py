@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from winml_dag.engine.stage import Stage
-from winml_dag.pipeline.userfiles import UserFiles
-from winml_dag.pipeline.userpaths import OutputPaths
-from winml_dag.pipeline.userstages import NAME, Declared, Ours, is_ours
+from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, is_ours
+from winml_dag.pipeline.userstages.files import UserFiles
+from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
 from winml_dag.recipe.schema import StageEntry

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.userstages import NAME, Declared, is_ours
+from winml_dag.pipeline.userstages.declared import NAME, Declared, is_ours
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
 

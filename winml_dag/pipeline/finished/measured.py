@@ -11,8 +11,8 @@ from winml_dag.stages.evaluate import METRICS
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.top1 import Agreement
-    from winml_dag.pipeline.evaluation import EvaluationPlan
-    from winml_dag.pipeline.measurement import Measurement
+    from winml_dag.pipeline.finished.evaluation import EvaluationPlan
+    from winml_dag.pipeline.finished.measurement import Measurement
     from winml_dag.stages.evaluate.certainty import Difference, Estimate
 
 # Of a report on one output, how often something is the same.

@@ -22,10 +22,10 @@ from winml_dag.ep.support.tables import table_files
 from winml_dag.ep.support.verdict import Level
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.autoconf import support_of
-from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, plan_measurement
+from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, plan_measurement
+from winml_dag.pipeline.finished.subject import Subject
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.probing import probe
-from winml_dag.pipeline.subject import Subject
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
 from winml_dag.store.fingerprints import Fingerprints

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.userpaths import OutputPaths, inside
-from winml_dag.pipeline.userstages import Declared
+from winml_dag.pipeline.userstages.declared import Declared
+from winml_dag.pipeline.userstages.paths import OutputPaths, inside
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
 from winml_dag.recipe.spelling import did_you_mean

@@ -15,10 +15,10 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.onnxmodel.precision import precision_of
-from winml_dag.pipeline.host import Host
-from winml_dag.pipeline.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.host import Host
+from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, measuring_node, plan_measurement
+from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on
 from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.subject import Subject, measured_on, options_on
 from winml_dag.recipe.assessment import Perf
 from winml_dag.stages import kinds
 from winml_dag.stages.perf import (

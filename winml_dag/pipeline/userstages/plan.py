@@ -12,13 +12,13 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
 from winml_dag.engine.toolchain import versions
-from winml_dag.pipeline.plugins import PluginProblem, load_plugin, plugin_config
-from winml_dag.pipeline.userfiles import KIND, UserFiles
-from winml_dag.pipeline.userlinks import Links, taken_files
-from winml_dag.pipeline.userpaths import OutputPaths
-from winml_dag.pipeline.userstages import NAME, Declared, Ours, Tools, is_ours
-from winml_dag.pipeline.usertools import Functions, Programs
-from winml_dag.pipeline.userwords import placeholders, plain_words
+from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, Tools, is_ours
+from winml_dag.pipeline.userstages.files import KIND, UserFiles
+from winml_dag.pipeline.userstages.links import Links, taken_files
+from winml_dag.pipeline.userstages.paths import OutputPaths
+from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
+from winml_dag.pipeline.userstages.tools import Functions, Programs
+from winml_dag.pipeline.userstages.words import placeholders, plain_words
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
 from winml_dag.recipe.schema import StageEntry
