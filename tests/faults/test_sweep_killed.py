@@ -154,12 +154,11 @@ def digests(out: Path) -> Mapping[str, str]:
 
 # Says that it runs, then hangs if it is to; each time that it is through, it leaves a line.
 PROGRAM = """
-import sys
+import sys, threading
 out, pipe, ends, then = sys.argv[1:]
 if then == "hang":
     open(pipe, "w").close()
-    while True:
-        input()
+    threading.Event().wait()
 open(ends, "a").write(out + chr(10))
 open(out, "w").write("done")
 """
