@@ -52,7 +52,8 @@ browser:
 		if [ -n "$$name" ] && command -v "$$name"; then exit 0; fi; \
 	done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; \
+		apt-get update -qq -o Acquire::Retries=3 && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 chromium; \
 	else \
 		echo 'There is no Chromium here. Install it (Debian: apt-get install chromium), or name a browser' >&2; \
 		echo 'of that family in WINML_DAG_TEST_BROWSER.' >&2; \
