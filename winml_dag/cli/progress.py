@@ -12,15 +12,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.cli.counts import count, counted, under_way
-from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.engine.events import Observer, ReadProgress, Silent, StageResult, Status
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
@@ -28,8 +28,6 @@ from winml_dag.engine.stage import Node
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
-
-ReadProgress: TypeAlias = Callable[[], Progress | None]
 
 # As many as a terminal shows without scrolling.
 _FEW = 40

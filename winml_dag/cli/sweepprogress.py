@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.cli.counts import under_way
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.events import ReadProgress, StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.pipeline.sweep.result import CellStatus
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from winml_dag.cli.progress import ReadProgress
     from winml_dag.engine.forecast import Forecast
 
 # Between two lines that say how far it all is: few enough for the log of a night, often enough for who waits.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Progress
@@ -14,6 +14,9 @@ from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 from winml_dag.store.record import Record
+
+# How far a stage's work is; None while it tells nothing.
+ReadProgress: TypeAlias = Callable[[], Progress | None]
 
 
 class Status(StrEnum):
@@ -76,9 +79,7 @@ class Observer(Protocol):
     *progress* reads how far the work is, from any thread and as often as one likes; None while it tells nothing.
     """
 
-    def started(
-        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
-    ) -> None: ...
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None: ...
 
     def finished(self, result: StageResult) -> None: ...
 
@@ -86,8 +87,19 @@ class Observer(Protocol):
 class Silent:
     """An observer that says nothing."""
 
-    def started(
-        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
-    ) -> None: ...
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None: ...
 
     def finished(self, result: StageResult) -> None: ...
+
+
+class PassingOn:
+    """An observer that tells *observer* all that it is told itself, for those that add to that or leave out of it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
+        self._observer.started(node, reason, estimate_seconds, progress)
+
+    def finished(self, result: StageResult) -> None:
+        self._observer.finished(result)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.engine import reason
-from winml_dag.engine.events import Observer, Silent, StageResult, Status
+from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult, Status
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import foresee, remembered_name
 from winml_dag.engine.reason import Reason
@@ -31,7 +31,6 @@ from winml_dag.store.store import BlobDamaged
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.engine.forecast import Forecast
-    from winml_dag.engine.progress import Progress
     from winml_dag.pipeline.buildresult import BuildResult
 
 
@@ -286,33 +285,27 @@ def _own(running: _Running, node_id: str) -> Node:
     return running.graph.graph.node(node_id)
 
 
-class _Shared:
+class _Shared(PassingOn):
     """Tells *observer* of the common graph, and *finished* of each build when the last of its stages has a result."""
 
     def __init__(
         self, observer: Observer, common: Merged, running: Sequence[_Running], finished: Callable[[_Running], None]
     ) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._readers = common.readers()
         self._running = running
         self._build_finished = finished
         self._begun: set[int] = set()
 
-    def started(
-        self,
-        node: Node,
-        reason: Reason,
-        estimate_seconds: float | None,
-        progress: Callable[[], Progress | None],
-    ) -> None:
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
         for at, _ in self._readers[node.id]:
             if at not in self._begun:
                 self._begun.add(at)
                 self._running[at].began = time.monotonic()
-        self._observer.started(node, reason, estimate_seconds, progress)
+        super().started(node, reason, estimate_seconds, progress)
 
     def finished(self, result: StageResult) -> None:
-        self._observer.finished(result)
+        super().finished(result)
         node_id = result.node.id
         # One that has been put in place is not looked at again, when a stage is decided anew for another that reads it.
         waiting = [(self._running[at], own) for at, own in self._readers[node_id] if self._running[at].waits]
@@ -337,24 +330,18 @@ def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageR
     return StageResult(node, Status.REUSED, why, result.cache_key, result.record)
 
 
-class _Labelled:
+class _Labelled(PassingOn):
     """Tells *observer* of a build that is carried out alone, as one of several."""
 
     def __init__(self, observer: Observer, label: str) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._label = label
 
-    def started(
-        self,
-        node: Node,
-        reason: Reason,
-        estimate_seconds: float | None,
-        progress: Callable[[], Progress | None],
-    ) -> None:
-        self._observer.started(self._labelled(node), reason, estimate_seconds, progress)
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
+        super().started(self._labelled(node), reason, estimate_seconds, progress)
 
     def finished(self, result: StageResult) -> None:
-        self._observer.finished(replace(result, node=self._labelled(result.node)))
+        super().finished(replace(result, node=self._labelled(result.node)))
 
     def _labelled(self, node: Node) -> Node:
         return replace(node, id=f"{self._label}/{node.id}")

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from winml_dag.engine import reason
-from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.progress import Progress
+from winml_dag.engine.events import Observer, PassingOn, StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
 
@@ -97,18 +96,13 @@ def folded(results: Iterable[StageResult]) -> Folded:
     )
 
 
-class WithoutRounds:
+class WithoutRounds(PassingOn):
     """An observer that hands on to another what is no round like the one before."""
 
     def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._rounds = Rounds()
-
-    def started(
-        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
-    ) -> None:
-        self._observer.started(node, reason, estimate_seconds, progress)
 
     def finished(self, result: StageResult) -> None:
         if not self._rounds.is_like_before(result):
-            self._observer.finished(replace(result, reason=self._rounds.told(result.reason)))
+            super().finished(replace(result, reason=self._rounds.told(result.reason)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.events import Observer, PassingOn, Silent, StageResult
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import remembered_name
 from winml_dag.errors import WinmlDagError
@@ -27,9 +27,6 @@ from winml_dag.store.local import LocalStore
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.engine.forecast import Forecast
-    from winml_dag.engine.progress import Progress
-    from winml_dag.engine.reason import Reason
-    from winml_dag.engine.stage import Node
     from winml_dag.pipeline.finished.evaluation import EvaluationPlan
     from winml_dag.pipeline.finished.host import Host
     from winml_dag.pipeline.finished.perf import PerfPlan
@@ -153,24 +150,19 @@ def run_together(
     }
 
 
-class _Ends:
+class _Ends(PassingOn):
     """Tells *observer* of the common graph, and *done* the name of each graph in it when all its nodes have results."""
 
     def __init__(self, observer: Observer, common: Merged, names: Sequence[str], done: Callable[[str], None]) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._waits = {name: set(ids.values()) for name, ids in zip(names, common.ids, strict=True)}
         self._readers = {
             node_id: [names[at] for at in {at for at, _ in readers}] for node_id, readers in common.readers().items()
         }
         self._done = done
 
-    def started(
-        self, node: Node, reason: Reason, estimate_seconds: float | None, progress: Callable[[], Progress | None]
-    ) -> None:
-        self._observer.started(node, reason, estimate_seconds, progress)
-
     def finished(self, result: StageResult) -> None:
-        self._observer.finished(result)
+        super().finished(result)
         for name in self._readers[result.node.id]:
             self._waits[name].discard(result.node.id)
             if not self._waits[name]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from winml_dag.engine.events import Observer, Silent, StageResult
+from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult
 from winml_dag.pipeline.sweep.result import CellStatus
 
 if TYPE_CHECKING:
     from winml_dag.engine.forecast import Forecast
-    from winml_dag.engine.progress import Progress
     from winml_dag.engine.reason import Reason
     from winml_dag.engine.stage import Node
 
@@ -39,32 +38,26 @@ class SilentWatcher(Silent):
     def foretold(self, forecast: Forecast) -> None: ...
 
 
-class Timed:
+class Timed(PassingOn):
     """Tells *observer*, and remembers when each stage began and how long it took, by its key.
 
     ``started_at`` is in seconds since this was made.
     """
 
     def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._zero = time.monotonic()
         self._began: dict[str, float] = {}
         self.started_at: dict[str, float] = {}
         self.seconds: dict[str, float] = {}
 
-    def started(
-        self,
-        node: Node,
-        reason: Reason,
-        estimate_seconds: float | None,
-        progress: Callable[[], Progress | None],
-    ) -> None:
+    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
         self._began[node.id] = round(time.monotonic() - self._zero, 3)
-        self._observer.started(node, reason, estimate_seconds, progress)
+        super().started(node, reason, estimate_seconds, progress)
 
     def finished(self, result: StageResult) -> None:
         began = self._began.pop(result.node.id, None)
         if began is not None and result.cache_key is not None:
             self.started_at[result.cache_key] = began
             self.seconds[result.cache_key] = result.elapsed_seconds or 0.0
-        self._observer.finished(result)
+        super().finished(result)
