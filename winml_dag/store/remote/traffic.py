@@ -1,0 +1,36 @@
+"""What went between this machine and its remotes: counted by who moves it, told at the end of a build and by ``cache
+info``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one run, or of many added up.
+
+    Attributes:
+        requests: attempts of any kind, repeated ones too.
+        records_found, records_missed: answers to questions for records.
+        records_put: records that were put there, of ours.
+        blobs_fetched, bytes_fetched: blobs that came whole and right.
+        blobs_put, bytes_put: those that went.
+        refused: records and blobs that were not believed.
+        left_alone: how often a remote was left alone for the rest of a run.
+    """
+
+    requests: int = 0
+    records_found: int = 0
+    records_missed: int = 0
+    records_put: int = 0
+    blobs_fetched: int = 0
+    bytes_fetched: int = 0
+    blobs_put: int = 0
+    bytes_put: int = 0
+    refused: int = 0
+    left_alone: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
