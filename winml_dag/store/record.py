@@ -44,6 +44,8 @@ class Record:
 
     ``input_files`` lists the files of each input slot, so that a later miss can name the one that differs. It is in no
     key, may be missing, and is checked by who asks for it: it can be long, and only reasons need it.
+
+    ``origin`` is what the remote that the record came from told of it (``Trust.open``); empty for runs of this store.
     """
 
     cache_key: str
@@ -56,6 +58,7 @@ class Record:
     made_at: str = ""
     made_by: str = ""
     input_files: JsonObject = field(default_factory=dict)
+    origin: JsonObject = field(default_factory=dict)
 
     def input_artifact(self, slot: str) -> Artifact | None:
         """What was read from *slot*, file by file; None when that was not noted, or not soundly."""
@@ -87,6 +90,7 @@ class Record:
             "log": None if self.log is None else self.log.to_json(),
             "made_at": self.made_at,
             "made_by": self.made_by,
+            **({"origin": self.origin} if self.origin else {}),
         }
 
     @classmethod
@@ -117,6 +121,7 @@ class Record:
             made_at=_text(value, "made_at"),
             made_by=_text(value, "made_by"),
             input_files=_object(value, "input_files") if "input_files" in value else {},
+            origin=_object(value, "origin") if "origin" in value else {},
         )
 
 

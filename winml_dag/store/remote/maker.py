@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.errors import StoreError
+
+_TEXTS = ("builder", "run", "revision", "host")
+_MOST_CHARACTERS = 500
+_MOST_TOOLS = 50
 
 
 @dataclass(frozen=True)
@@ -23,3 +31,25 @@ class Maker:
     revision: str = ""
     host: str = ""
     tools: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> JsonObject:
+        return {**{name: cast(str, getattr(self, name)) for name in _TEXTS}, "tools": self.tools}
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Maker:
+        """Rebuild from :meth:`to_json`.
+
+        Raises:
+            StoreError: for anything else, and for texts that would do something to a terminal they are shown on.
+        """
+        if isinstance(value, Mapping) and value.keys() == {*_TEXTS, "tools"}:
+            tools = value["tools"]
+            if isinstance(tools, Mapping) and len(tools) <= _MOST_TOOLS:
+                texts = {name: value[name] for name in _TEXTS}
+                if all(map(_is_showable, [*texts.values(), *tools, *tools.values()])):
+                    return cls(**cast(dict[str, str], texts), tools=cast(Mapping[str, str], tools))
+        raise StoreError("Who made a record is not told as it should be.")
+
+
+def _is_showable(text: object) -> bool:
+    return isinstance(text, str) and text.isprintable() and len(text) <= _MOST_CHARACTERS

@@ -1,0 +1,248 @@
+"""What lies in a remote: only what somebody we trust signed, for this key and namespace, becomes a record again."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.engine.keys import cache_key
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.remote.envelope import Refused, Trust
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.remote import MOST_RECORD_BYTES
+from winml_dag.store.remote.settings import SigningKey
+
+MAKER = Maker("winml_dag 1.0", run="https://ci/7", revision="abc", host="Linux x86_64", tools={"onnx": "1.19"})
+OURS, OLD = SigningKey("ours", b"o" * 32), SigningKey("old", b"l" * 32)
+TRUST = Trust((OURS,), MAKER, key_of=cache_key)
+SHA = digest_bytes(b"model", "sha256")
+
+
+def record_with(**changed: object) -> Record:
+    made = Ingredients("export", 1, {"export": {"opset": 21}}, {"source": "sha256:" + "0" * 64}, {"torch": "2.13"})
+    model = Artifact.of([FileEntry("model.onnx", SHA, 5), FileEntry("data/model.bin", SHA, 5)])
+    whole = Record(
+        cache_key(made), made.config_hash, made, {"model": model}, {"nodes": 37}, 1.5, made_by="winml_dag 0.9"
+    )
+    return replace(whole, **changed)  # type: ignore[arg-type]
+
+
+RECORD = record_with()
+KEY = RECORD.cache_key
+
+
+def forged(change: Callable[[dict[str, JsonValue]], object], trust: Trust = TRUST) -> bytes:
+    """An envelope whose signed value went through *change*, signed anew as its writer, who has the key, can."""
+    body = json.loads(trust.seal(RECORD, "main").split(b"\n")[1])
+    change(body)
+    return signed(canonical_json(body).encode(), trust)
+
+
+def signed(body: bytes, trust: Trust = TRUST) -> bytes:
+    head: dict[str, JsonValue] = {"format": 1}
+    if trust.keys:
+        # Spelled out once more: other versions of this program have to come to the same.
+        name = trust.keys[0].id
+        text = f"winml_dag record 1\n{len(name)} {name}\n".encode() + body
+        head |= {"signed_by": name, "hmac_sha256": hmac.digest(trust.keys[0].secret, text, "sha256").hex()}
+    return canonical_json(head).encode() + b"\n" + body + b"\n"
+
+
+def test_a_record_comes_back_with_who_made_it_where_and_who_signed_it() -> None:
+    opened = TRUST.open(TRUST.seal(RECORD, "main"), KEY, "main")
+
+    assert replace(opened, origin={}) == RECORD
+    assert opened.origin == {
+        # The program that ran the stage, not the one that put the record there.
+        "maker": replace(MAKER, builder="winml_dag 0.9").to_json(),
+        "namespace": "main",
+        "signed_by": "ours",
+    }
+
+
+def test_what_came_from_elsewhere_is_passed_on_with_its_first_maker() -> None:
+    other = Trust((OLD,), Maker("somebody else"), key_of=cache_key)
+    fetched = TRUST.open(TRUST.seal(RECORD, "main"), KEY, "main")
+
+    assert other.open(other.seal(fetched, "team"), KEY, "team").origin == {
+        **fetched.origin,
+        "namespace": "team",
+        "signed_by": "old",
+    }
+
+
+def test_keys_are_rotated_without_a_gap() -> None:
+    """First everybody accepts the new key, then it signs, then the old one goes."""
+    before, while_, after = (replace(TRUST, keys=keys) for keys in ((OLD,), (OURS, OLD), (OURS,)))
+
+    assert while_.open(before.seal(RECORD, "main"), KEY, "main").origin["signed_by"] == "old"
+    assert after.open(while_.seal(RECORD, "main"), KEY, "main").origin["signed_by"] == "ours"
+    with pytest.raises(Refused, match="the key 'old', which is not here"):
+        after.open(before.seal(RECORD, "main"), KEY, "main")
+
+
+def test_any_change_of_any_byte_is_refused() -> None:
+    data = TRUST.seal(RECORD, "main")
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(Refused):
+            TRUST.open(bytes(changed), KEY, "main")
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_of_a_stranger_do_more_than_be_refused(data: bytes) -> None:
+    for trust in (TRUST, Trust((), MAKER, accept_unsigned=True)):
+        for prefix in (b"", b'{"format":1}\n'):
+            with pytest.raises(Refused):
+                trust.open(prefix + data, KEY, "main")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (signed(b"{}", replace(TRUST, keys=())), "nobody has signed it"),
+        (TRUST.seal(RECORD, "main")[:-1], "not two lines"),
+        (b"x" * 300 + b"\n{}\n", "not two lines"),
+        (b'{"format":2}\n{}\n', "format is '2'"),
+        (b'{"format":1,"signed_by":"ours"}\n{}\n', "not readable"),
+        (b'{"format":1,"hmac_sha256":"00","signed_by":"ours"}\n{}\n', "signature is not one of"),
+        (b'{"format":1,"hmac_sha256":"\xc3\xa4","signed_by":"ours"}\n{}\n', "signature is not one of"),
+        (Trust((SigningKey("ours", b"x" * 32),), MAKER).seal(RECORD, "main"), "signature is not one of the key 'ours'"),
+        (Trust((OLD,), MAKER).seal(RECORD, "main"), "the key 'old', which is not here"),
+        (b"x" * (MOST_RECORD_BYTES + 1), "no record has more"),
+        (TRUST.seal(RECORD, "pull/12"), "made for the namespace 'pull/12', not for 'main'"),
+    ],
+    ids=str,
+)
+def test_what_is_not_signed_as_it_has_to_be_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        TRUST.open(data, KEY, "main")
+
+
+def test_a_record_is_worth_nothing_under_another_key() -> None:
+    with pytest.raises(Refused, match="another key"):
+        TRUST.open(TRUST.seal(RECORD, "main"), "f" * 64, "main")
+
+
+def test_a_key_of_ours_that_the_level_is_not_trusted_with_is_refused() -> None:
+    both = replace(TRUST, keys=(OLD, OURS))
+    data = TRUST.seal(RECORD, "main")
+
+    assert both.open(data, KEY, "main", frozenset({"ours"}))
+    with pytest.raises(Refused, match="'ours', which this remote is not trusted with"):
+        both.open(data, KEY, "main", frozenset({"old"}))
+
+
+def file(name: str = "model.onnx", digest: str = SHA, size: JsonValue = 5) -> JsonValue:
+    return {"name": name, "digest": digest, "size": size}
+
+
+def with_outputs(*files: JsonValue, slot: str = "model") -> Callable[[dict[str, JsonValue]], object]:
+    return lambda body: body["record"].update(outputs={slot: list(files)})  # type: ignore[union-attr]
+
+
+def nested(levels: int) -> JsonValue:
+    value: JsonValue = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+MALICE: dict[str, tuple[Callable[[dict[str, JsonValue]], object], str]] = {
+    "one folder up": (with_outputs(file("../../.ssh/authorized_keys")), "not a safe file name"),
+    "an absolute name": (with_outputs(file("/etc/passwd")), "not a safe file name"),
+    "a drive": (with_outputs(file("C:\\Windows\\win.ini")), "not a safe file name"),
+    "a device": (with_outputs(file("NUL")), "not a safe file name"),
+    "names that Windows takes for one": (with_outputs(file("a.onnx"), file("A.ONNX")), "one name twice"),
+    "a long name": (with_outputs(file("a" * 256)), "longer than"),
+    "a slot that is a path": (with_outputs(file(), slot="../x"), "no name of an output"),
+    "a weak digest": (with_outputs(file(digest="xxh3-128:" + "0" * 32)), "is not a sha256"),
+    "a digest that is a path": (with_outputs(file(digest="sha256:../../../../etc/passwd")), "malformed"),
+    "a negative size": (with_outputs(file(size=-1)), "malformed"),
+    "an absurd size": (with_outputs(file(size=1 << 60)), "more than .* TiB"),
+    "a size that is text": (with_outputs(file(size="5")), "malformed"),
+    "many files": (with_outputs(*(file(f"f{number}") for number in range(20_001))), "more than 20000 files"),
+    "a weak digest of the log": (lambda body: body["record"].update(log=file("log", "xxh3-128:" + "0" * 32)), "sha256"),  # type: ignore[union-attr]
+    "other ingredients": (lambda body: body["record"].update(config={"export": {"opset": 17}}), "not made from"),  # type: ignore[union-attr]
+    "another record": (lambda body: body["record"].update(cache_key="f" * 64), "another key"),  # type: ignore[union-attr]
+    "a made-up origin": (lambda body: body["record"].update(origin={"signed_by": "ours"}), "itself where"),  # type: ignore[union-attr]
+    "a pickle": (lambda body: body.update(record=base64.b64encode(b"\x80\x04cos\nsystem\n").decode()), "malformed"),
+    "one field more": (lambda body: body.update(more=1), "fields are not those"),
+    "a maker that clears the screen": (lambda body: body["maker"].update(run="\x1b[2J"), "Who made a record"),  # type: ignore[union-attr]
+    "a bomb of nesting": (lambda body: body["record"].update(metrics=nested(100)), "not JSON as we write it"),  # type: ignore[union-attr]
+    "time that runs backwards": (lambda body: body["record"].update(elapsed_seconds=-1.0), "less than no time"),  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.parametrize("attack", MALICE, ids=str)
+def test_what_a_signer_must_not_say_is_refused_although_it_is_signed(attack: str) -> None:
+    change, why = MALICE[attack]
+    with pytest.raises(Refused, match=why):
+        TRUST.open(forged(change), KEY, "main")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"key":NaN}',
+        b'{"key":1e999}',
+        b'{"key":"\\ud800"}',
+        b'{"key": 1}',
+        b'{"key":1,"key":2}',
+        b'{"key":' + b"9" * 5000 + b"}",
+        b"\x80\x04cos\nsystem"[:5],
+        b"[]",
+    ],
+    ids=lambda body: str(body[:12]),
+)
+def test_json_that_we_would_not_write_is_refused_also_where_nobody_signs(body: bytes) -> None:
+    unsigned = Trust((), MAKER, accept_unsigned=True)
+    with pytest.raises(Refused, match=r"not JSON|no JSON object"):
+        unsigned.open(signed(body, unsigned), KEY, "main")
+
+
+def test_unsigned_records_are_believed_only_where_that_was_asked_for_and_no_signer_is_named() -> None:
+    unsigned = Trust((), MAKER, accept_unsigned=True)
+    data = unsigned.seal(RECORD, "main")
+
+    assert unsigned.open(data, KEY, "main").origin["signed_by"] is None
+    with pytest.raises(Refused, match="nobody has signed it"):
+        unsigned.open(data, KEY, "main", frozenset({"ours"}))
+
+
+def test_who_has_no_key_may_be_told_to_believe_what_is_signed_but_changes_under_a_key_that_is_here_are_refused() -> (
+    None
+):
+    data = TRUST.seal(RECORD, "main")
+    changed = data.replace(b'"nodes":37', b'"nodes":38')
+
+    assert Trust((), MAKER, accept_unsigned=True).open(data, KEY, "main").origin["signed_by"] is None
+    with pytest.raises(Refused, match="signature is not one of"):
+        Trust((OURS,), MAKER, accept_unsigned=True).open(changed, KEY, "main")
+
+
+def test_a_record_that_only_a_local_store_could_have_is_not_sealed() -> None:
+    local = record_with(outputs={"model": Artifact.of([FileEntry("model.onnx", digest_bytes(b"model"), 5)])})
+    with pytest.raises(Refused, match="not a sha256"):
+        TRUST.seal(local, "main")
+
+
+def test_the_list_of_input_files_stays_at_home_when_a_record_would_be_too_long() -> None:
+    long = record_with(input_files={"source": [file(f"{number:0100}") for number in range(50_000)]})
+    data = TRUST.seal(long, "main")
+
+    assert len(data) < 10_000
+    assert TRUST.open(data, KEY, "main").input_files == {}
