@@ -90,6 +90,12 @@ class Witness:
                         file.path.unlink()
         return replace(record, outputs=outputs)
 
+    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:
+        return self._store.far(files)
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        self._store.bring(files)
+
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         self._store.fetch(artifact, folder)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry, check_name
@@ -20,6 +21,9 @@ from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.records import Records, check_key
 from winml_dag.store.scratch import Scratch
+
+if TYPE_CHECKING:
+    from winml_dag.store.remote.traffic import Traffic
 
 FORMAT = "1"
 
@@ -36,6 +40,8 @@ class LocalStore:
     Raises:
         StoreError: when the folder is something else than a store, of an unknown format, or cannot be written.
     """
+
+    asks_behind = False
 
     def __init__(self, folder: Path, *, function: DigestFunction = "xxh3-128") -> None:
         # Imported here, with SQLite and diskcache: 20 ms that nobody pays who only asks for the default folder.
@@ -82,6 +88,18 @@ class LocalStore:
             self.records.write(record)
         return record
 
+    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:  # noqa: ARG002 - nothing lies elsewhere
+        return {}
+
+    def came_from_behind(self, key: str) -> bool:  # noqa: ARG002
+        return False
+
+    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:  # noqa: ARG002
+        return ()
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        pass
+
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         for file in artifact.files:
             with in_words(f"Cannot put {file.name} into {folder}"):
@@ -104,8 +122,11 @@ class LocalStore:
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
         return self.locks.hold_key(check_key(key), gives_up)
 
+    def together(self, names: Sequence[str]) -> AbstractContextManager[None]:
+        return self._expecting(names)
+
     @contextmanager
-    def together(self, names: Sequence[str]) -> Iterator[None]:
+    def _expecting(self, names: Sequence[str]) -> Iterator[None]:
         before, self._expected = self._expected, Expected(names, self._latest)
         try:
             with self.index.holding_back():
@@ -126,6 +147,17 @@ class LocalStore:
     def remember(self, name: str, key: str) -> None:
         self._expected.forget(name)
         self.index.write("latest", {name: key})
+
+    def settle(self, told: Callable[[int, int], None] | None = None) -> None:
+        """Wait until all that is on its way to other machines is there or given up; *told* gets bytes that have gone
+        and all that have to.
+        """
+
+    def traffic(self) -> Traffic:
+        """What went between this machine and others, through this store."""
+        from winml_dag.store.remote.traffic import Traffic
+
+        return Traffic()
 
     def close(self) -> None:
         """Let go of the index; the store may be used again, which opens it anew."""

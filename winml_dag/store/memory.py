@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +51,8 @@ class MemoryStore:
         quarantine: digests of blobs found damaged.
     """
 
+    asks_behind = False
+
     def __init__(self, *, function: DigestFunction = "xxh3-128") -> None:
         self.calls: list[tuple[str, str]] = []
         self.blobs: dict[str, bytes] = {}
@@ -89,6 +91,18 @@ class MemoryStore:
         record = replace(record, outputs=outputs, log=kept)
         self._rows.write("record", {record.cache_key: record.to_json()})
         return record
+
+    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:  # noqa: ARG002 - nothing lies elsewhere
+        return {}
+
+    def came_from_behind(self, key: str) -> bool:  # noqa: ARG002
+        return False
+
+    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:  # noqa: ARG002
+        return ()
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        pass
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         self.calls.append(("fetch", artifact.digest))

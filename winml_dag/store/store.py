@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -31,8 +31,8 @@ class RunStore(Protocol):
         """The record of *key*; a record that cannot be read counts as absent."""
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
-        """Those of *files* whose blob is not here or visibly damaged (by its ``stat``; one that was written to since it
-        was stored is hashed again).
+        """Those of *files* whose blob can be had nowhere, or is visibly damaged (by its ``stat``; one that was written
+        to since it was stored is hashed again).
         """
 
     def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
@@ -43,6 +43,14 @@ class RunStore(Protocol):
 
         Raises:
             StoreError: for a link, a special file or an unsafe name among the outputs; for a full disk.
+        """
+
+    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:
+        """Those of *files* whose bytes would have to come from another machine first, or are nowhere."""
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        """Have the bytes of *files* on this machine, all side by side, as far as that is possible: they will be fetched
+        next.
         """
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
@@ -62,7 +70,22 @@ class RunStore(Protocol):
 
 
 class Store(RunStore, Protocol):
-    """Records by key, bytes by digest."""
+    """Records by key, bytes by digest.
+
+    ``asks_behind``: whether what is not here may come from elsewhere, which takes time. Where it is false,
+    :meth:`look_up` and :meth:`RunStore.bring` need not be called.
+    """
+
+    @property
+    def asks_behind(self) -> bool: ...
+
+    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
+        """The records of *keys*, which will be asked for next: those that are not here are looked for elsewhere side by
+        side, and whether their blobs can be had with them. What is not found is not looked for again in this run.
+        """
+
+    def came_from_behind(self, key: str) -> bool:
+        """Whether the record of *key* came from elsewhere during this run."""
 
     def records_of(self, stage: str, most: int) -> list[Record]:
         """Up to *most* records of *stage*, those that came last first. For explanations: a store may know of fewer than
