@@ -101,6 +101,21 @@ class Blobs:
                 remove_file(partial)
             raise
 
+    def receive(self, path: Path | str, file: FileEntry) -> None:
+        """Move the file at *path*, whose bytes were hashed while they were written and are those of *file*, into the
+        store. Nobody else knows of *path*, and it is on the device of the store. Nothing is read, unless a blob of that
+        digest is here.
+
+        Raises:
+            OSError: as moving does.
+            StoreError: when the file is of another size than *file* says.
+        """
+        path = str(path)
+        _stamp(path)
+        if os.lstat(path).st_size != file.size:
+            raise StoreError(f"{path} was written to while it was being stored.")
+        self._move_in(path, file.digest)
+
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Those of *files* that are not here, or not what they should be as far as one stat each can tell."""
         return [file for file in files if not self._is_here(file)]

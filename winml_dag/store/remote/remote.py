@@ -54,14 +54,15 @@ class Remote(Protocol):
         """Those of *digests* whose blob is there, asked for side by side."""
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of a blob from *offset* on, in pieces of at most 1 MiB, unchecked; closing the iterator lets the
-        connection go. Raises KeyError when there is no such blob. A remote that cannot begin in the middle begins at 0
+        """The bytes of a blob from *offset* on, unchecked, in pieces of at most 1 MiB, each as soon as it has come: who
+        waits to fill one looks as slow as a remote that has stopped. Closing the iterator lets the connection go. Raises KeyError when there is no such blob. A remote that cannot begin in the middle begins at 0
         and drops what comes before *offset*.
         """
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
         """Put the file at *path* under *digest* unless it is there, in memory that does not grow with its size; whether
-        it was put. *told* gets the number of bytes of each piece that has gone.
+        it was put. *told* gets the number of bytes of each piece that has gone, of 64 KiB or so wherever that can be
+        told; what it raises ends the attempt and is passed on.
         """
 
     def close(self) -> None:

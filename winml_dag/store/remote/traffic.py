@@ -15,10 +15,13 @@ class Traffic:
         requests: attempts of any kind, repeated ones too.
         records_found, records_missed: answers to questions for records.
         records_put: records that were put there, of ours.
-        blobs_fetched, bytes_fetched: blobs that came whole and right.
-        blobs_put, bytes_put: those that went.
+        blobs_fetched: blobs that came whole and right.
+        bytes_fetched: of blobs, as they came: what was in vain is among them, and what was here of a blob is not.
+        blobs_put: blobs that went.
+        bytes_put: of blobs, as they went.
         refused: records and blobs that were not believed.
         left_alone: how often a remote was left alone for the rest of a run.
+        record_bytes: of records, those that came and those that went.
     """
 
     requests: int = 0
@@ -31,6 +34,7 @@ class Traffic:
     bytes_put: int = 0
     refused: int = 0
     left_alone: int = 0
+    record_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
