@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json, json_hash
+from winml_dag.pipeline.remoteoptions import RemoteOptions
 
 if TYPE_CHECKING:
     from winml_dag.recipe.load import LoadedRecipe
@@ -53,7 +54,7 @@ class Request:
     ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``command``, only the stage of that name
     is asked for, whose result is put into ``output_file``, and activation ranges into the file ``save_ranges``.
     ``also``: further models that are compiled into one binary with the first, each put beside it. ``item``: the place
-    of the recipe in the list that its file has.
+    of the recipe in the list that its file has. ``remote``: what was said of remotes.
     """
 
     recipe: Path | LoadedRecipe | None
@@ -65,6 +66,7 @@ class Request:
     save_ranges: Path | None = None
     also: tuple[Path, ...] = ()
     item: int | None = None
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
 
     def loaded(self) -> LoadedRecipe | None:
         """The recipe, read from its file if need be. Raises InputError and RecipeError as reading does."""
@@ -96,6 +98,9 @@ class Request:
                 "save_ranges": None if self.save_ranges is None else str(self.save_ranges),
                 "also": [str(path) for path in self.also],
                 "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
+                # With a remote all digests, and so all keys, are others: what stands is remembered apart from what
+                # stands without one. Which remote it is changes nothing of a plan.
+                **({"digests": "sha256"} if self.remote.is_configured else {}),
             }
         )
 

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from winml_dag.recipe.document import Location, Position, Positions
-from winml_dag.recipe.spelling import did_you_mean
+from winml_dag.recipe.spelling import did_you_mean, known_instead
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -92,10 +92,20 @@ def _unknown_key(location: Location, root: type[BaseModel]) -> str:
     word = str(location[-1])
     if word in fields:
         return f"is another name of {fields[word]!r}, which is there too; keep one of them"
+    if not _is_recipe(root):
+        return f"unknown key{known_instead(word, fields)}"
     is_at_top = len(location) == 1
     if is_at_top and word in _OF_SWEEPS:
         return "is a key of a sweep, which has a matrix besides"
     return f"unknown key{did_you_mean(word, (*fields, 'matrix', *_OF_SWEEPS) if is_at_top else fields)}"
+
+
+def _is_recipe(root: type[BaseModel]) -> bool:
+    """Not so a section by itself, or a file of configuration: these have few keys, which can be listed."""
+    # Imported here: the schema imports this module where it has found something wrong.
+    from winml_dag.recipe.schema import Recipe
+
+    return issubclass(root, Recipe)
 
 
 def _choices(location: Location, root: type[BaseModel], *, keys: bool) -> list[str]:
