@@ -58,4 +58,5 @@ def decide(
         return Run(key, ingredients, reason.lost(gone), basis)
     if last is not None and last.cache_key == key:
         return Reuse(record, reason.UP_TO_DATE)
-    return Reuse(record, reason.found(record.made_at))
+    came = store.came_from_behind(key)
+    return Reuse(record, reason.found_behind(record) if came else reason.found(record.made_at))

@@ -12,6 +12,7 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import Known
 from winml_dag.engine.stage import Node
+from winml_dag.engine.waves import look_ahead
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store
 
@@ -30,6 +31,8 @@ def plan_graph(
     for, and may turn out to be reused when what runs before it gives the same bytes as before. Only of outputs that are
     usually the same it is assumed that they will be.
     """
+    if not rebuild:
+        look_ahead(graph, sources, store)
     known = Known.at_start(graph, sources)
     assumed: dict[str, tuple[str, ...]] = {}
     results: list[StageResult] = []

@@ -4,7 +4,7 @@ manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from winml_dag.canonical import JsonObject
@@ -18,8 +18,8 @@ from winml_dag.store.record import Ingredients, Record
 class Reason:
     """``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
 
-    Kinds: ``up to date``, ``found``, ``first build``, ``changed``, ``lost``, ``rebuild``, ``waits``, ``blocked``,
-    ``stopped``.
+    Kinds: ``up to date``, ``found``, ``found in a remote``, ``first build``, ``changed``, ``lost``, ``rebuild``,
+    ``waits``, ``blocked``, ``stopped``.
 
     Attributes:
         changes: what differs from the last run under this name; of a stage that waits: what does so already.
@@ -55,6 +55,15 @@ REBUILD = Reason("rebuild", "--rebuild was given")
 
 def found(made_at: str) -> Reason:
     return Reason("found", f"found in the cache, made {made_at}" if made_at else "found in the cache")
+
+
+def found_behind(record: Record) -> Reason:
+    """*record* came from a remote in this run: what is said of its maker there is told, since nobody here made it."""
+    when = f", made {record.made_at}" if record.made_at else ""
+    maker = record.origin.get("maker")
+    told = [maker.get(name) for name in ("builder", "run", "host")] if isinstance(maker, Mapping) else [record.made_by]
+    who = [str(text) for text in told if text]
+    return Reason("found in a remote", f"found in the remote{when}{' by ' if who else ''}{', '.join(who)}")
 
 
 def changed(last: Record, new: Ingredients, inputs: Inputs) -> Reason:

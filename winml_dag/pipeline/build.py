@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import foresee, plan_graph
+from winml_dag.engine.waves import look_ahead
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -152,6 +153,8 @@ def _run(
     """*living* closes what tells others that this run is alive."""
     scope = planned.summary.scope
     known = {**planned.sources, **planned.given}
+    if not options.rebuild:
+        look_ahead(planned.graph, known, store)
     foreseen = foresee(planned.graph, known, store, scope=scope, rebuild=options.rebuild)
     if own is not None:
         own.refuse_foreign(foreseen)
