@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.errors import StoreError
+from winml_dag.store.remote.cirun import ci_run
 
 _TEXTS = ("builder", "run", "revision", "host")
 _MOST_CHARACTERS = 500
 _MOST_TOOLS = 50
+# What a reader asks first when two machines did not come to the same.
+_TOOLS = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "transformers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,27 @@ class Maker:
 
 def _is_showable(text: object) -> bool:
     return isinstance(text, str) and text.isprintable() and len(text) <= _MOST_CHARACTERS
+
+
+def maker_here(builder: str, environment: Mapping[str, str]) -> Maker:
+    """Who makes what is made here, *builder* being this program with its version. Versions are read, nothing imported."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    tools = {"python": platform.python_version()}
+    for name in _TOOLS:
+        with suppress(PackageNotFoundError):
+            tools[name] = version(name)
+    run = ci_run(environment)
+    told = Maker(
+        builder,
+        run="" if run is None else run.address or run.system,
+        revision="" if run is None else run.revision,
+        host=f"{platform.system()} {platform.machine()}".strip(),
+        tools=tools,
+    )
+    try:
+        return Maker.from_json(told.to_json())
+    except StoreError:
+        # Variables of CI that hold what nobody may be shown: the record says less, and is not refused by its readers.
+        return replace(told, run="", revision="")

@@ -32,12 +32,14 @@ class LevelSettings:
         namespace: what is shared under one trust, such as ``main`` or ``pull/12``; the path below *url* that everything
             of it lies under, and part of what is signed. Empty: directly at *url*.
         trusted: ids of the keys that a record from here may be signed with; None: any that we have.
+        is_back_filled: whether what a farther level had is put here too, where that may be.
     """
 
     url: str
     mode: Mode = Mode.READ
     namespace: str = ""
     trusted: frozenset[str] | None = None
+    is_back_filled: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""Signing keys: read from where only their owner writes, refused when they are weak, and never shown."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from winml_dag.errors import UsageError
+from winml_dag.store.remote.keys import check_keys, new_key, signing_keys
+from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings, SigningKey
+
+SECRET, OTHER = b"0123456789abcdef" * 2, b"fedcba9876543210" * 4
+CODED, OTHER_CODED = (base64.b64encode(secret).decode() for secret in (SECRET, OTHER))
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Callable[..., Path]:
+    def make(text: str, mode: int = 0o600) -> Path:
+        path = tmp_path / "keys"
+        path.write_text(text, encoding="utf-8")
+        path.chmod(mode)
+        return path
+
+    return make
+
+
+def test_the_environment_names_keys_and_the_first_signs() -> None:
+    found = signing_keys({"WINML_DAG_REMOTE_KEYS": f" new:{CODED}, old:{OTHER_CODED} "})
+
+    assert found == (SigningKey("new", SECRET), SigningKey("old", OTHER))
+    assert CODED not in repr(found)
+    assert repr(SECRET) not in repr(found)
+
+
+def test_a_file_has_one_a_line_with_remarks(keys_file: Callable[..., Path]) -> None:
+    path = keys_file(f"# of 2026\nnew:{CODED}\n\n  old:{OTHER_CODED}\n")
+
+    assert [key.id for key in signing_keys({"WINML_DAG_REMOTE_KEYS_FILE": str(path)})] == ["new", "old"]
+    assert signing_keys({}, path) == signing_keys({"WINML_DAG_REMOTE_KEYS_FILE": str(path)}, Path("elsewhere"))
+    assert signing_keys({"WINML_DAG_REMOTE_KEYS": f"a:{CODED}"}, path) == (SigningKey("a", SECRET),)
+
+
+def test_there_may_be_none() -> None:
+    assert signing_keys({"WINML_DAG_REMOTE_KEYS": "  "}) == ()
+
+
+def test_a_new_key_is_one_and_no_two_are_alike() -> None:
+    first, second = new_key("ci-2026"), new_key("ci-2026")
+
+    assert first != second
+    assert signing_keys({"WINML_DAG_REMOTE_KEYS": first})[0].id == "ci-2026"
+    with pytest.raises(UsageError, match="A key has a name that cannot be one"):
+        new_key("two words")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (CODED, "has no colon"),
+        (f"a:{CODED},{CODED}", "key 2 is no key"),
+        (f"a:{CODED},a:{OTHER_CODED}", "two keys that are called 'a'"),
+        (f"two words:{CODED}", "a name that cannot be one"),
+        (f":{CODED}", "a name that cannot be one"),
+        ("a:" + base64.b64encode(b"x" * 31).decode(), "has 31 bytes, and fewer than 32"),
+        ("a:hunter2-and-more-than-thirty-two-characters", "is not base64"),
+        (f"a:{CODED},", "key 2 is no key"),
+    ],
+    ids=["no name", "no second name", "twice", "blank in name", "empty name", "short", "no base64", "comma at the end"],
+)
+def test_what_is_no_key_is_refused_without_showing_it(text: str, why: str, keys_file: Callable[..., Path]) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        signing_keys({"WINML_DAG_REMOTE_KEYS": text})
+    in_file = text.replace(",", "\n")
+    if "key 2" not in why:
+        with pytest.raises(UsageError, match=why):
+            signing_keys({}, keys_file(in_file))
+
+    assert not any(secret in str(refused.value) for secret in (CODED, OTHER_CODED, "hunter2"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620], ids=oct)
+def test_a_file_that_others_may_read_or_change_is_refused(mode: int, keys_file: Callable[..., Path]) -> None:
+    path = keys_file(f"a:{CODED}\n", mode)
+    with pytest.raises(UsageError, match=f"other users may read or change it. Run `chmod 600 {path}`"):
+        signing_keys({}, path)
+
+
+def test_a_file_that_is_missing_empty_or_no_text_is_named(tmp_path: Path, keys_file: Callable[..., Path]) -> None:
+    with pytest.raises(UsageError, match=r"nowhere cannot be read: No such file"):
+        signing_keys({}, tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="has no key"):
+        signing_keys({}, keys_file("# none\n"))
+    (tmp_path / "keys").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="it is no text"):
+        signing_keys({}, tmp_path / "keys")
+
+
+def settings(
+    *keys: str, mode: Mode = Mode.READ, trusted: frozenset[str] | None = None, accept: bool = False
+) -> RemoteSettings:
+    level = LevelSettings("https://cache", mode, trusted=trusted)
+    return RemoteSettings((level,), tuple(SigningKey(name, SECRET) for name in keys), accept)
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        settings("a"),
+        settings("a", "b", trusted=frozenset({"b", "later"})),
+        settings(accept=True),
+        settings(mode=Mode.OFF),
+    ],
+    ids=["a key", "one of several is trusted", "unsigned accepted", "off"],
+)
+def test_what_can_be_believed_may_be_asked(sound: RemoteSettings) -> None:
+    check_keys(sound)
+
+
+def test_a_remote_that_nothing_could_be_believed_of_is_refused_at_once() -> None:
+    with pytest.raises(
+        UsageError, match=r"no key to check the records of https://cache with.*`winml-dag cache remote key`"
+    ):
+        check_keys(settings())
+    with pytest.raises(UsageError, match=r"trusted with \(main\) none is here"):
+        check_keys(settings("a", trusted=frozenset({"main"}), accept=True))

@@ -1,0 +1,134 @@
+"""What a run of CI may do: a pull request reads what is shared, and writes only what nobody else reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from winml_dag.store.remote.cirun import ci_run
+from winml_dag.store.remote.namespace import allowed
+from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+
+MAIN = LevelSettings("https://team", Mode.READ_WRITE, "main", frozenset({"ci"}))
+COMPANY = LevelSettings("s3://company", Mode.READ, "main")
+SETTINGS = RemoteSettings((MAIN, COMPANY))
+
+GITHUB = {
+    "CI": "true",
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_EVENT_NAME": "push",
+    "GITHUB_REF": "refs/heads/main",
+    "GITHUB_REF_PROTECTED": "true",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "GITHUB_REPOSITORY": "contoso/models",
+    "GITHUB_RUN_ID": "77",
+    "GITHUB_SHA": "abc",
+}
+GITHUB_PULL = GITHUB | {
+    "GITHUB_EVENT_NAME": "pull_request",
+    "GITHUB_REF": "refs/pull/12/merge",
+    "GITHUB_REF_PROTECTED": "false",
+}
+AZURE = {
+    "TF_BUILD": "True",
+    "BUILD_REASON": "IndividualCI",
+    "BUILD_SOURCEBRANCH": "refs/heads/main",
+    "SYSTEM_COLLECTIONURI": "https://dev.azure.com/contoso/",
+    "SYSTEM_TEAMPROJECT": "models",
+    "BUILD_BUILDID": "88",
+    "BUILD_SOURCEVERSION": "def",
+}
+AZURE_PULL = AZURE | {
+    "BUILD_REASON": "PullRequest",
+    "BUILD_SOURCEBRANCH": "refs/pull/12/merge",
+    "SYSTEM_PULLREQUEST_PULLREQUESTID": "12",
+}
+GITLAB = {
+    "GITLAB_CI": "true",
+    "CI_PIPELINE_SOURCE": "push",
+    "CI_COMMIT_BRANCH": "main",
+    "CI_COMMIT_REF_PROTECTED": "true",
+    "CI_JOB_URL": "https://gitlab.com/contoso/models/-/jobs/99",
+    "CI_COMMIT_SHA": "123",
+}
+GITLAB_PULL = {name: text for name, text in GITLAB.items() if name != "CI_COMMIT_BRANCH"} | {
+    "CI_PIPELINE_SOURCE": "merge_request_event",
+    "CI_MERGE_REQUEST_IID": "12",
+    # GitLab says so of a request from one protected branch to another.
+    "CI_COMMIT_REF_PROTECTED": "true",
+}
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"CI": "true"}, GITHUB, AZURE, GITLAB], ids=["a person", "unknown", "GitHub", "Azure", "GitLab"]
+)
+def test_a_person_and_a_protected_branch_do_what_is_configured(environment: dict[str, str]) -> None:
+    assert allowed(SETTINGS, environment) == (SETTINGS, "")
+
+
+@pytest.mark.parametrize("environment", [GITHUB_PULL, AZURE_PULL, GITLAB_PULL], ids=["GitHub", "Azure", "GitLab"])
+def test_a_pull_request_writes_its_own_namespace_only(environment: dict[str, str]) -> None:
+    bounded, said = allowed(SETTINGS, environment)
+
+    own = LevelSettings("https://team", Mode.READ_WRITE, "pull/12", None, is_back_filled=False)
+    assert bounded.levels == (own, replace(MAIN, mode=Mode.READ), COMPANY)
+    assert said == "This is pull request 12: what it makes is put into the namespace pull/12 only."
+
+
+@pytest.mark.parametrize("environment", [GITHUB_PULL, AZURE_PULL, GITLAB_PULL], ids=["GitHub", "Azure", "GitLab"])
+@pytest.mark.parametrize("mode", [Mode.READ, Mode.OFF])
+def test_a_pull_request_gets_no_more_than_is_configured(environment: dict[str, str], mode: Mode) -> None:
+    reading = RemoteSettings((replace(MAIN, mode=mode),))
+    assert allowed(reading, environment) == (reading, "")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        # With the rights of the main branch, and maybe with the code of the pull request.
+        {"GITHUB_EVENT_NAME": "pull_request_target"},
+        {"GITHUB_EVENT_NAME": "workflow_run"},
+        {"GITHUB_EVENT_NAME": "issue_comment"},
+        {"GITHUB_REF": "refs/heads/feature", "GITHUB_REF_PROTECTED": "false"},
+        {"GITHUB_REF": "refs/tags/v1"},
+        {"GITHUB_REF": "refs/pull/not-a-number/merge"},
+        {"GITHUB_REF": ""},
+    ],
+    ids=lambda changed: " ".join(changed.values()),
+)
+def test_a_run_whose_code_may_be_anybodys_writes_nothing(changed: dict[str, str]) -> None:
+    bounded, said = allowed(SETTINGS, GITHUB | changed)
+
+    assert [level.mode for level in bounded.levels] == [Mode.READ, Mode.READ]
+    assert "nothing is put into remotes" in said
+
+
+def test_other_branches_than_main_write_nothing_where_ci_does_not_know_of_protection() -> None:
+    feature = AZURE | {"BUILD_SOURCEBRANCH": "refs/heads/feature"}
+
+    assert allowed(SETTINGS, feature)[0].levels[0].mode is Mode.READ
+    assert allowed(SETTINGS, feature)[1].startswith("The branch feature is not known to be protected")
+    assert allowed(SETTINGS, GITLAB | {"CI_COMMIT_REF_PROTECTED": "false"})[0].levels[0].mode is Mode.READ
+
+
+def test_branches_that_may_write_can_be_named_and_no_pull_request_becomes_one() -> None:
+    unprotected = GITHUB | {"GITHUB_REF_PROTECTED": "false", "GITHUB_REF": "refs/heads/release/2"}
+    named = {"WINML_DAG_REMOTE_BRANCHES": "main, release/*"}
+
+    assert allowed(SETTINGS, unprotected | named) == (SETTINGS, "")
+    assert allowed(SETTINGS, GITHUB | {"WINML_DAG_REMOTE_BRANCHES": "stable"})[0].levels[0].mode is Mode.READ
+    assert allowed(SETTINGS, GITHUB_PULL | {"WINML_DAG_REMOTE_BRANCHES": "*"})[0].levels[0].namespace == "pull/12"
+    target = GITHUB | {"GITHUB_EVENT_NAME": "pull_request_target", "WINML_DAG_REMOTE_BRANCHES": "*"}
+    assert allowed(SETTINGS, target)[0].levels[0].mode is Mode.READ
+
+
+def test_a_run_is_known_by_its_address_and_commit() -> None:
+    told = [ci_run(environment) for environment in (GITHUB, AZURE, GITLAB)]
+
+    assert [(run.system, run.address, run.revision) for run in told if run] == [
+        ("GitHub Actions", "https://github.com/contoso/models/actions/runs/77", "abc"),
+        ("Azure Pipelines", "https://dev.azure.com/contoso/models/_build/results?buildId=88", "def"),
+        ("GitLab CI", "https://gitlab.com/contoso/models/-/jobs/99", "123"),
+    ]
+    assert ci_run({"CI": "true"}) is None
