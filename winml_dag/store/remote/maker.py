@@ -60,7 +60,7 @@ def _is_showable(text: object) -> bool:
 
 
 def maker_here(builder: str, environment: Mapping[str, str]) -> Maker:
-    """Who makes what is made here, *builder* being this program with its version. Versions are read, nothing imported."""
+    """Who makes what is made here, *builder* being this program with its version; no package is imported for it."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
