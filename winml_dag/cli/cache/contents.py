@@ -189,6 +189,8 @@ def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
     click.echo(f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")
     click.echo(f"last used  {time_of(entry.used_ns / 10**9)}")
     click.echo(f"size       {size_text(entry.size)}")
+    if record.origin:
+        _section("from a remote, which says", _leaves(record.origin))
     _section("config", _leaves(made.config))
     _section("inputs", made.inputs.items())
     _section("toolchain", made.toolchain.items())

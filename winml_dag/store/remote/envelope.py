@@ -36,6 +36,7 @@ _MOST_FILES = 20_000
 _MOST_FILE_BYTES = 1 << 40
 # Recipes are nested by hand: eight levels at most; a reader of ours must not reach the limit of Python's stack.
 _MOST_DEPTH = 64
+_MOST_TEXT = 200
 # What file systems take in one part of a name, and what Windows takes as a whole, less a folder to put it in.
 _MOST_PART_BYTES, _MOST_NAME_CHARACTERS = 255, 200
 
@@ -195,6 +196,8 @@ def _check(record: Record, key: str) -> None:
         _refuse("it took less than no time")
     if "origin" in record.to_json():
         _refuse("it says itself where it comes from")
+    if not all(text.isprintable() and len(text) <= _MOST_TEXT for text in (record.made_at, record.made_by)):
+        _refuse("when and by whom it was made cannot be shown")
     files = list(_files(record))
     if len(files) > _MOST_FILES or sum(file.size for file in files) > _MOST_FILE_BYTES:
         _refuse(f"it has more than {_MOST_FILES} files, or more than {_MOST_FILE_BYTES >> 40} TiB")

@@ -180,6 +180,7 @@ MALICE: dict[str, tuple[Callable[[dict[str, JsonValue]], object], str]] = {
     "a pickle": (lambda body: body.update(record=base64.b64encode(b"\x80\x04cos\nsystem\n").decode()), "malformed"),
     "one field more": (lambda body: body.update(more=1), "fields are not those"),
     "a maker that clears the screen": (lambda body: body["maker"].update(run="\x1b[2J"), "Who made a record"),  # type: ignore[union-attr]
+    "a date that clears the screen": (lambda body: body["record"].update(made_at="\x1b[2J"), "cannot be shown"),  # type: ignore[union-attr]
     "a bomb of nesting": (lambda body: body["record"].update(metrics=nested(100)), "not JSON as we write it"),  # type: ignore[union-attr]
     "time that runs backwards": (lambda body: body["record"].update(elapsed_seconds=-1.0), "less than no time"),  # type: ignore[union-attr]
 }
