@@ -11,6 +11,7 @@ from winml_dag.canonical import canonical_json
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node, Source
 from winml_dag.pipeline.build import build
@@ -56,7 +57,7 @@ def run_as_one(recipe: Path, precisions: Sequence[str], folder: Path) -> tuple[i
             scratch=scratch, failures=store.failures, made_by="benchmark", rebuild=False,
         )  # fmt: skip
         options = RunOptions("benchmark", os.cpu_count() or 1)
-        results = Scheduler(graph, sources, store, runner, options).run()
+        results = Scheduler(graph, sources, store, LocalRuns(runner, options.jobs), options).run()
     failed = [f"{result.node.id}: {result.error}" for result in results if result.error]
     assert not failed, failed
     for one in builds:

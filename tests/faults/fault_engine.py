@@ -22,6 +22,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.local import LocalStore
@@ -80,7 +81,7 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
                 made_by="tests",
                 rebuild=False,
             )
-            scheduler = Scheduler(graph, digests, store, runner, RunOptions(SCOPE, jobs=2))
+            scheduler = Scheduler(graph, digests, store, LocalRuns(runner, 2), RunOptions(SCOPE, jobs=2))
             return {result.node.id: result for result in scheduler.run()}
     finally:
         store.close()

@@ -1,4 +1,4 @@
-"""The places in which stages run at the same time: a thread for each, which waits for its stage's process."""
+"""Threads that run stages again, each of which waits for the process of one: nothing is decided between them."""
 
 from __future__ import annotations
 

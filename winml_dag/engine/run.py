@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run
@@ -46,6 +47,10 @@ class Damaged:
     """An input could not be fetched: its maker has to run again first."""
 
     file: FileEntry
+
+
+# What becomes of a run. Reuse: somebody else did it while we waited.
+RunOutcome: TypeAlias = StageResult | Reuse | Damaged
 
 
 @dataclass(frozen=True)
@@ -143,10 +148,8 @@ class Runner:
         if isinstance(self._executor, LocalExecutor):
             self._executor.close()
 
-    def run(
-        self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch | None = None
-    ) -> StageResult | Reuse | Damaged:
-        """Do what was decided with the artifacts by slot. Reuse means: somebody else did it while we waited.
+    def run(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch | None = None) -> RunOutcome:
+        """Do what was decided with the artifacts by slot.
 
         *watch* follows the progress of the work.
 
@@ -168,9 +171,7 @@ class Runner:
             outcome = self._run(folder, task, prepared)
             return outcome if isinstance(outcome, StageResult) else self._conclude(folder, task, prepared, outcome)
 
-    def begin(
-        self, node: Node, decision: Run, inputs: Mapping[str, Artifact]
-    ) -> Underway | StageResult | Reuse | Damaged | None:
+    def begin(self, node: Node, decision: Run, inputs: Mapping[str, Artifact]) -> Underway | RunOutcome | None:
         """Like :meth:`run` up to where the command of *node* runs; :meth:`end` does the rest when it has ended.
 
         None when that cannot be without waiting: then :meth:`run` has to be called, from a thread that may wait. That

@@ -6,14 +6,9 @@ nodes decidable. Then places are filled with what must run. Then we wait for the
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
-from math import inf
-from typing import TypeAlias
 
 from winml_dag.engine import reason
 from winml_dag.engine.admission import Admission, Capacity, Ticket
@@ -28,18 +23,15 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
 from winml_dag.engine.machine import memory_for_runs
-from winml_dag.engine.places import places
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Runner, Underway
+from winml_dag.engine.run import Damaged, RunOutcome
+from winml_dag.engine.runs import Ended, Runs
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.engine.waiting import Waiting
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, Store
-
-_Outcome: TypeAlias = StageResult | Reuse | Damaged
 
 # A stage whose output is damaged again each time it is made anew means a broken disk, not a lost blob.
 _MOST_REMAKES = 3
@@ -76,7 +68,7 @@ class Scheduler:
         graph: Graph,
         sources: Mapping[str, Artifact],
         store: Store,
-        runner: Runner,
+        runs: Runs,
         options: RunOptions,
         observer: Observer | None = None,
         *,
@@ -89,7 +81,7 @@ class Scheduler:
         self._graph = graph
         self._known = Known.at_start(graph, sources)
         self._store = store
-        self._runner = runner
+        self._runs = runs
         self._options = options
         self._observer = observer or Silent()
         self._readers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
@@ -110,15 +102,13 @@ class Scheduler:
         self._lasts: dict[str, Record | None] = {}
         self._foretold = foretold
         self._forecast: Forecast | None = None
-        # Commands by the descriptor of their process. What else runs has a thread. With each, what it holds.
-        self._underway: dict[int, tuple[Underway, Ticket]] = {}
-        self._threads: dict[Future[_Outcome], tuple[Node, Run, Ticket | None]] = {}
+        # By id, what each run holds; None when its place is free already, and what became of it not known yet.
+        self._underway: dict[str, Ticket | None] = {}
         # Keys that are being made, each with the other nodes that want it.
         self._at_work: dict[str, list[Node]] = {}
         # Keys that this run has made: --rebuild asks for no more.
         self._made: set[str] = set()
-        self._ended: deque[Underway] = deque()
-        self._waiting: Waiting[_Outcome] = Waiting()
+        self._ended: deque[Ended] = deque()
         self._results: dict[str, StageResult] = {}
         # Keys whose use the store has not been told of yet.
         self._reused: list[str] = []
@@ -132,18 +122,10 @@ class Scheduler:
             BlobDamaged: for one that a stage outside of this graph put out.
             KeyboardInterrupt: after everything that ran has been ended; what had finished before is recorded.
         """
-        try:
-            names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
-            self._foretell(names)
-            with (
-                self._store.together(list(names.values())),
-                closing(self._waiting),
-                places(self._options.jobs, self._runner) as pool,
-            ):
-                self._loop(pool)
-        finally:
-            self._runner.abandon([*(underway for underway, _ in self._underway.values()), *self._ended])
-            self._runner.close()
+        names = {node.id: self._options.names(node)[0] for node in self._graph.nodes}
+        self._foretell(names)
+        with self._store.together(list(names.values())), self._runs:
+            self._loop()
         return tuple(self._results[node.id] for node in self._graph.nodes)
 
     def _foretell(self, names: Mapping[str, str]) -> None:
@@ -153,19 +135,19 @@ class Scheduler:
         self._lasts = remembered(self._store, names.values())
         work = expected_work(self._graph, names, self._lasts, self._options.order, self._expectations)
         self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
-        self._forecast = Forecast(work, self._admission)
+        self._forecast = Forecast(work, self._admission, self._runs.now)
 
-    def _loop(self, pool: ThreadPoolExecutor) -> None:
+    def _loop(self) -> None:
         self._decide_ready()
         if self._foretold is not None and self._forecast is not None:
             self._foretold(self._forecast)
-        while self._to_run or self._threads or self._underway:
-            self._fill_places(pool)
-            if self._threads or self._underway:
-                self._await_ends(pool)
+        while self._to_run or self._underway:
+            self._fill_places()
+            if self._underway:
+                self._await_ends()
         self._close()
 
-    def _fill_places(self, pool: ThreadPoolExecutor) -> None:
+    def _fill_places(self) -> None:
         while True:
             left = 0.0 if self._forecast is None else self._forecast.work_left_seconds
             found = self._to_run.next(left)
@@ -177,62 +159,43 @@ class Scheduler:
                 same.append(node)
                 continue
             self._at_work[decision.key] = []
-            self._start(pool, node, decision, self._admission.take(need))
+            self._start(node, decision, self._admission.take(need))
 
-    def _start(self, pool: ThreadPoolExecutor, node: Node, decision: Run, ticket: Ticket) -> None:
+    def _start(self, node: Node, decision: Run, ticket: Ticket) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
         if self._forecast is not None:
             self._forecast.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
-        begun = self._runner.begin(node, decision, inputs)
-        if begun is None:
-            self._watch(pool.submit(self._runner.run, node, decision, inputs, watch), node, decision, ticket)
-        elif isinstance(begun, Underway):
-            self._underway[begun.descriptor] = begun, ticket
-            self._waiting.add_process(begun.descriptor)
+        outcome = self._runs.start(node, decision, inputs, watch)
+        if outcome is None:
+            self._underway[node.id] = ticket
         else:
             self._admission.give_back(ticket)
-            self._take(node, decision, begun)
+            self._take(node, decision, outcome)
             self._decide_ready()
 
-    def _watch(self, future: Future[_Outcome], node: Node, decision: Run, ticket: Ticket | None) -> None:
-        self._threads[future] = (node, decision, ticket)
-        self._waiting.add_future(future)
-
-    def _await_ends(self, pool: ThreadPoolExecutor) -> None:
+    def _await_ends(self) -> None:
         """Wait for something to end; the places that it frees are filled before what it left is looked at."""
-        deadline = min((underway.deadline for underway, _ in self._underway.values()), default=inf)
-        processes, futures = self._waiting.wait(deadline)
-        for descriptor in processes:
-            self._waiting.remove_process(descriptor)
-            underway, held = self._underway.pop(descriptor)
-            self._admission.give_back(held)
-            self._ended.append(underway)
-        if not processes and not futures:
-            self._end_late()
-        for future in futures:
-            node, decision, ticket = self._threads.pop(future)
-            if ticket is not None:
+        for ended in self._runs.wait():
+            if (ticket := self._underway[ended.node.id]) is not None:
+                self._underway[ended.node.id] = None
                 self._admission.give_back(ticket)
-            self._take(node, decision, future.result())
-            self._decide_ready()
-        while self._ended:
-            self._fill_places(pool)
-            underway = self._ended[0]
-            if underway.is_large():
-                # Its bytes take longer than any command to start: a thread of its own, in no place of a command.
-                self._watch(pool.submit(self._runner.end, underway), underway.node, underway.decision, None)
+            if ended.outcome is None:
+                self._ended.append(ended)
             else:
-                self._take(underway.node, underway.decision, self._runner.end(underway))
-            self._ended.popleft()
-            self._decide_ready()
+                self._conclude(ended, ended.outcome)
+        while self._ended:
+            self._fill_places()
+            ended = self._ended.popleft()
+            outcome = self._runs.conclude(ended)
+            if outcome is not None:
+                self._conclude(ended, outcome)
 
-    def _end_late(self) -> None:
-        now = time.monotonic()
-        for underway, _ in self._underway.values():
-            if underway.deadline <= now:
-                underway.time_out()
+    def _conclude(self, ended: Ended, outcome: RunOutcome) -> None:
+        del self._underway[ended.node.id]
+        self._take(ended.node, ended.decision, outcome)
+        self._decide_ready()
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
@@ -271,7 +234,7 @@ class Scheduler:
         need = self._expectations.need(node, decision.basis, read)
         self._to_run.add(node.id, need, (node, decision))
 
-    def _take(self, node: Node, decision: Run, outcome: _Outcome) -> None:
+    def _take(self, node: Node, decision: Run, outcome: RunOutcome) -> None:
         # Those that wanted the same: if this failed, the next of them tries for itself.
         self._undecide(self._at_work.pop(decision.key, ()))
         if isinstance(outcome, StageResult) and outcome.status is Status.FAILED:
@@ -358,9 +321,7 @@ class Scheduler:
             )
             return
         # What runs is judged when it ends; what has failed is not tried again within one run.
-        running = [node for node, _, _ in self._threads.values()]
-        running += [other.node for other in (*(underway for underway, _ in self._underway.values()), *self._ended)]
-        settled = {other.id for other in running} | set(self._failed())
+        settled = self._underway.keys() | set(self._failed())
         reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - settled
         self._to_run.remove(reopened)
         self._reopen([other for other in self._graph.nodes if other.id in reopened])

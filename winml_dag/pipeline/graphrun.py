@@ -59,6 +59,7 @@ def run_graph(
     # Imported here: what runs processes and threads takes 30 ms to import, and most builds have nothing to run.
     from winml_dag.engine.execute import LocalExecutor
     from winml_dag.engine.run import Runner
+    from winml_dag.engine.runs import LocalRuns
     from winml_dag.engine.schedule import Scheduler
 
     runner = Runner(
@@ -74,4 +75,6 @@ def run_graph(
         in_place=in_place,
         sandbox=sandbox,
     )
-    return Scheduler(graph, known, store, runner, options, observer, foreseen=foreseen, foretold=foretold).run()
+    return Scheduler(
+        graph, known, store, LocalRuns(runner, options.jobs), options, observer, foreseen=foreseen, foretold=foretold
+    ).run()

@@ -18,6 +18,7 @@ from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import FileEntry
@@ -177,7 +178,7 @@ class Bench:
         )
         notes = notes or Notes()
         options = RunOptions(scope, jobs, keep_going, rebuild, memory_bytes=memory_bytes)
-        results = Scheduler(graph, digests, self.store, runner, options, notes).run()
+        results = Scheduler(graph, digests, self.store, LocalRuns(runner, options.jobs), options, notes).run()
         assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
         return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)
 

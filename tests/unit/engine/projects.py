@@ -14,6 +14,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.local import LocalStore
@@ -124,7 +125,7 @@ class Project:
                     sandbox=sandbox,
                 )
                 options = RunOptions("here", jobs, keep_going, rebuild)
-                results = Scheduler(graph, digests, store, runner, options).run()
+                results = Scheduler(graph, digests, store, LocalRuns(runner, options.jobs), options).run()
                 assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
             put = frozenset(path.relative_to(self.folder).as_posix() for path in in_place.put_files)
             return Built({result.node.id: result for result in results}, put)

@@ -21,6 +21,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.machine import container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -58,7 +59,7 @@ class Pairs:
         )  # fmt: skip
         order = {node.id: place for place, node in enumerate(nodes)}
         options = RunOptions("here", jobs, True, order=order, memory_bytes=BUDGET)
-        results = Scheduler(graph, known, self.store, runner, options).run()
+        results = Scheduler(graph, known, self.store, LocalRuns(runner, options.jobs), options).run()
         return {result.node.id: result for result in results}
 
     def _pair(self, number: int) -> Source:

@@ -18,6 +18,7 @@ from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Node, Source
 
@@ -92,7 +93,7 @@ class Parts:
             for node_id, readers in merged.readers().items()
         }
         options = RunOptions("all", jobs=jobs, remembered=remembered, order=merged.order)
-        results = Scheduler(merged.graph, merged.sources, store, runner, options).run()
+        results = Scheduler(merged.graph, merged.sources, store, LocalRuns(runner, options.jobs), options).run()
         texts = {}
         for result in results:
             assert result.record is not None

@@ -18,6 +18,7 @@ from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.run import Runner
+from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.errors import UsageError
@@ -85,7 +86,9 @@ class Bench:
                 rebuild=False,
             )
             options = RunOptions(planned.summary.scope, jobs=2)
-            results = Scheduler(planned.graph, planned.sources, self.store, runner, options).run()
+            results = Scheduler(
+                planned.graph, planned.sources, self.store, LocalRuns(runner, options.jobs), options
+            ).run()
         assert [result.error for result in results] == [""] * len(results)
         return planned
 
