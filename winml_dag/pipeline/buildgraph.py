@@ -37,6 +37,7 @@ class BuildSummary:
         also: further models beside ``output_file``, with which it shares a binary.
         notices: what the user should know before relying on the result, one sentence each.
         components: of a composite model, ``task`` and ``precision`` of each component by its name.
+        asked: the recipe and the options that led here, for the manifest; empty where nobody noted them.
     """
 
     model_id: str | None
@@ -53,6 +54,7 @@ class BuildSummary:
     output_file: str | None = None
     also: tuple[str, ...] = ()
     components: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    asked: JsonObject = field(default_factory=dict)
 
     @property
     def scope(self) -> str:

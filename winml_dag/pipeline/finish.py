@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.placed import placed_files
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -62,7 +63,7 @@ def materialise(
     value = make_manifest(planned, results, visible.files, elapsed_seconds)
     before = read_manifest(build.output_dir)
     same = before is not None and before.says_the_same_as(value)
-    manifest = manifest_text(before.value if same and before is not None else value)
+    manifest = manifest_text(before.value if same and before is not None else _with_run(value, planned, results))
     files, texts = visible.results, {**visible.rewritten, **_settings(planned), MANIFEST: manifest}
     if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
         return placed
@@ -72,6 +73,13 @@ def materialise(
         finish_change(build.output_dir)
         # Whose they are may also have changed while we waited for a build that began together with this one.
         return placed.and_then(output_folder(planned, store).materialise(files, texts, link=link))
+
+
+def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
+    # Imported here, and asked only when a manifest is written: an up-to-date folder has no use for it.
+    from winml_dag.pipeline.circumstances import circumstances
+
+    return {**value, "run": circumstances(planned, results)}
 
 
 def _materialise_part(

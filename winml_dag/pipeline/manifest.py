@@ -33,8 +33,8 @@ from winml_dag.store.artifact import Artifact, FileEntry
 SCHEMA_VERSION = 1
 
 # What tells how a run went rather than what was built: two manifests that differ in these only say the same.
-_OF_THE_RUN = frozenset({"timestamp", "elapsed_seconds", "analysis_timestamp"})
-_OF_THE_STAGE_RUN = frozenset({"cached", "reason", "elapsed_seconds", "made_at", "made_by"})
+_OF_THE_RUN = frozenset({"timestamp", "elapsed_seconds", "analysis_timestamp", "run"})
+_OF_THE_STAGE_RUN = frozenset({"cached", "reason", "elapsed_seconds", "made_at", "made_by", "log"})
 
 _LINE_BY_LINE = frozenset({"sources", "stages", "files"})
 
@@ -303,6 +303,7 @@ def _stage(
         "metrics": metrics,
         "made_at": record.made_at,
         "made_by": record.made_by,
+        "log": None if record.log is None else {"digest": record.log.digest, "size": record.log.size},
     }
 
 

@@ -17,12 +17,13 @@ from typing import TypeVar
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
-from winml_dag.ep.registry import CPU, Target, installed, require_installed, resolve_target
+from winml_dag.ep.registry import CPU, Target, is_at_hand, require_at_hand, resolve_target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
 from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, find_calibration
+from winml_dag.pipeline.circumstances import asked_for
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
@@ -58,8 +59,10 @@ def build_of(
     loaded = request.loaded()
     folder = _output_dir(request, loaded, cache_dir, needs_folder)
     if loaded is not None and _has_only_stages(loaded, request.overrides):
-        return _only_declared(loaded, folder)
-    return resolve_whole(loaded, request.overrides, folder, download=download, runs=needs_folder)
+        build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
+    else:
+        build = resolve_whole(loaded, request.overrides, folder, download=download, runs=needs_folder)
+    return replace(build, summary=replace(build.summary, asked=asked_for(loaded, request.overrides)))
 
 
 def output_dir_of(request: Request, cache_dir: Path) -> Path:
@@ -207,7 +210,7 @@ def resolve(
     lacks = _Lacks(refuse=runs)
     if not isinstance(compile_, Skip):
         otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
-        lacks.look(lambda: require_installed(target.ep, otherwise=otherwise))
+        lacks.look(lambda: require_at_hand(target.ep, otherwise=otherwise))
     if onnx is None:
         lacks.look(_require_exporter)
     sdk = lacks.look(lambda: sdk_of(asked, compile_))
@@ -306,7 +309,7 @@ def _takes_standard_only(target: Target, quant: Quant | Skip, would_compile: obj
 
 def _missing(target: Target) -> Iterator[str]:
     """What to know of a model for a provider that only another machine has."""
-    if not installed(target.ep):
+    if not is_at_hand(target.ep):
         yield f"{target.ep.name} is not installed here, so the model was not run on it."
 
 

@@ -1,0 +1,132 @@
+"""How a build came to be, for its manifest: what was asked for, where its sources lay and which revision of the hub
+they are, what is installed, and the CI run.
+
+None of this is in a key, and none of it is what was built: a manifest is not written anew because of it. It is what
+others want to know who get the result (:mod:`winml_dag.report.provenance`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag import __version__
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.stage import Source
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.cirun import ci_run
+from winml_dag.pipeline.manifest import folder_in
+from winml_dag.pipeline.wheelrecord import wheel_records
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.request import Overrides
+    from winml_dag.recipe.load import LoadedRecipe
+
+_PACKAGE = Path(__file__).parent.parent
+# In the cache of the hub: models--org--name/snapshots/<commit>.
+_SNAPSHOT = re.compile(r"(?P<kind>models|datasets)--(?P<name>[^/\\]+)[/\\]snapshots[/\\](?P<revision>[0-9a-f]{40})")
+_CARD = "README.md"
+_CARD_BYTES = 64 << 10
+_FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
+_LICENSE = re.compile(r"^license:[ \t]*['\"]?([A-Za-z0-9][A-Za-z0-9.+-]*)['\"]?[ \t]*$", re.MULTILINE)
+
+
+def asked_for(loaded: LoadedRecipe | None, overrides: Overrides) -> JsonObject:
+    """The recipe as somebody wrote it, with what its file is, and the options of this run.
+
+    Stages of the recipe's own are left out, since each tells in the manifest what it was told: there may be thousands.
+    """
+    return {"recipe": None if loaded is None else _recipe(loaded), "options": _options(overrides)}
+
+
+def _recipe(loaded: LoadedRecipe) -> JsonObject:
+    digest: JsonObject = {}
+    with suppress(OSError):
+        digest = {"digest": f"sha256:{hashlib.sha256(loaded.path.read_bytes()).hexdigest()}"}
+    says = loaded.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"stages"})
+    return {"file": loaded.path.name, **digest, "says": says}
+
+
+def _options(overrides: Overrides) -> JsonObject:
+    values = asdict(overrides)
+    given = {field.name: values[field.name] for field in fields(overrides) if values[field.name] != field.default}
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def _plain(value: object) -> JsonValue:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return value.as_posix() if isinstance(value, Path) else str(value)
+
+
+def circumstances(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
+    """What the manifest of a build that has just ended has under ``run``."""
+    tools = {
+        name: version
+        for result in results.values()
+        if result.record is not None
+        for name, version in result.record.ingredients.toolchain.items()
+    }
+    run = ci_run()
+    return {
+        "made_by": f"winml_dag {__version__}",
+        "python": platform.python_version(),
+        **({} if run is None else {"ci": asdict(run)}),
+        "asked": planned.summary.asked,
+        "sources": {
+            source.name: _of_source(source, planned.summary.output_dir) for source in planned.graph.sources.values()
+        },
+        "wheels": wheel_records(tools),
+    }
+
+
+def _of_source(source: Source, output_dir: Path) -> JsonObject:
+    if not source.files:
+        return {"kind": source.kind}
+    first = source.files[0]
+    folder = first.path.absolute().parents[first.name.count("/")]
+    names = {
+        file.name: folder_in(file.path.absolute(), folder)
+        for file in source.files
+        if str(file.path.absolute()) != f"{folder}{os.sep}{file.name.replace('/', os.sep)}"
+    }
+    return {
+        "kind": source.kind,
+        **_place(folder, output_dir),
+        **({"names": names} if names else {}),
+        **_license(folder),
+    }
+
+
+def _place(folder: Path, output_dir: Path) -> JsonObject:
+    """Where *folder* is to be found: by its revision on the hub, in our own package, or as seen from *output_dir*."""
+    if (found := _SNAPSHOT.search(str(folder))) is not None:
+        hub = {"kind": found["kind"], "name": found["name"].replace("--", "/"), "revision": found["revision"]}
+        below = str(folder)[found.end() :].strip("/\\").replace("\\", "/")
+        return {"hub": hub, **({"folder": below} if below else {})}
+    with suppress(ValueError):
+        return {"package": "winml_dag", "folder": folder.relative_to(_PACKAGE).as_posix()}
+    return {"folder": folder_in(folder, output_dir)}
+
+
+def _license(folder: Path) -> JsonObject:
+    """What the card in *folder* says its license is: one word, as the hub has them."""
+    try:
+        with (folder / _CARD).open(encoding="utf-8", errors="replace") as file:
+            front = _FRONT_MATTER.match(file.read(_CARD_BYTES))
+    except OSError:
+        return {}
+    found = None if front is None else _LICENSE.search(front[1])
+    return {} if found is None else {"license": found[1]}

@@ -1,0 +1,68 @@
+"""What is installed of a distribution, as one digest: over those lines of its wheel's RECORD that are the same wherever
+this wheel is installed.
+
+The digest of the wheel itself is not known any more once it is installed. Its RECORD is, with the SHA-256 of every file
+that the wheel had; an installer adds lines of its own, and none of these count: byte code, scripts outside of the
+folder, and what it notes about itself. See
+https://packaging.python.org/en/latest/specifications/recording-installed-packages/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from winml_dag.engine.toolchain import normalised
+
+_DIST_INFO = ".dist-info"
+# Below the folder dist-info: what an installer writes there of itself.
+_OF_INSTALLERS = frozenset({"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json"})
+
+
+def wheel_records(versions: Mapping[str, str]) -> dict[str, str]:
+    """By distribution, 64 hex digits over what is installed here of it; those that are not, or in another version than
+    *versions* says, are left out.
+    """
+    wanted = {(normalised(name), version): name for name, version in versions.items()}
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        for entry, name, version in _installed(folder or "."):
+            asked = wanted.get((name, version))
+            if asked is not None and asked not in found:
+                try:
+                    text = (Path(folder or ".") / entry / "RECORD").read_text(encoding="utf-8")
+                except (OSError, ValueError):
+                    continue
+                found[asked] = record_digest(text)
+    return dict(sorted(found.items()))
+
+
+def record_digest(text: str) -> str:
+    """64 hex digits over the lines of the RECORD *text* that its wheel had, sorted, each with its end."""
+    lines = sorted(f"{line}\n" for line in text.replace("\\", "/").splitlines() if _is_of_the_wheel(line))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _is_of_the_wheel(line: str) -> bool:
+    # Taken apart by hand: there are 10,000 lines for torch, and a name with a comma is quoted and stays as it is.
+    path, _, rest = line.rpartition(",")[0].rpartition(",")
+    folder, _, name = path.rpartition("/")
+    if not rest or "__pycache__/" in path or path.startswith(("../", "/")):
+        return False
+    return not (folder.endswith(_DIST_INFO) and name in _OF_INSTALLERS)
+
+
+def _installed(folder: str) -> Iterator[tuple[str, str, str]]:
+    """Name of the dist-info folder, normalised name and version of what is installed in *folder*."""
+    try:
+        entries = os.listdir(folder)  # noqa: PTH208 - names are enough, and twice as fast
+    except OSError:
+        return
+    for entry in entries:
+        stem = entry.removesuffix(_DIST_INFO)
+        if stem != entry and "-" in stem:
+            name, version = stem.split("-")[:2]
+            yield entry, normalised(name), version
