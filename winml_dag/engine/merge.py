@@ -115,5 +115,6 @@ def _identity(node: Node, inputs: Mapping[str, str]) -> str:
         "interpreter": None if node.interpreter is None else str(node.interpreter),
         "surroundings": node.surroundings,
         "check": node.check,
+        "environment": node.environment,
     }
     return json_hash(told)

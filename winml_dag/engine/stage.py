@@ -115,6 +115,8 @@ class Node:
             result, new or found; a StageError that it raises fails the node, though the result stays recorded. No part
             of the key: it is asked of the result, not of the work.
         pools: devices, by any name, of which there is one each: no two nodes that name it run at the same time.
+        environment: what the environment that does the work is called, on whichever machine: the target that it is for,
+            such as ``qnn/npu``; empty for the one that this program runs in. No part of the key.
     """
 
     id: str
@@ -131,6 +133,7 @@ class Node:
     surroundings: Mapping[str, str] = field(default_factory=dict)
     check: str = ""
     pools: tuple[str, ...] = ()
+    environment: str = ""
 
     def output(self, slot: str) -> str:
         """The graph-wide name of what this node puts out in *slot*."""

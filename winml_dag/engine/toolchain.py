@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -55,5 +55,9 @@ def distribution_version(name: str) -> str | None:
 
 def versions(names: Iterable[str], path: Sequence[Path] | None = None) -> dict[str, str]:
     """Name to version for a key; one that is missing is said to be, so that installing it changes the key."""
-    found = installed_distributions(path)
-    return {name: found.get(normalised(name), ABSENT) for name in names}
+    return versions_in(installed_distributions(path), names)
+
+
+def versions_in(present: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """The same where *present* is what is installed."""
+    return {name: present.get(normalised(name), ABSENT) for name in names}

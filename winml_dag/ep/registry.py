@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
+from winml_dag.ep.elsewhere import is_elsewhere
 from winml_dag.ep.environments import Environment, Named, look, named_environments
 from winml_dag.ep.windowsml import is_windows, library_in_catalog
 from winml_dag.errors import UsageError
@@ -270,11 +271,11 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     if device is None:
         return Target(CPU, "cpu")
     candidates = _BY_DEVICE[device]
-    return Target(next((candidate for candidate in candidates if _is_at_hand(candidate)), candidates[0]), device)
+    return Target(next((candidate for candidate in candidates if _drives(candidate)), candidates[0]), device)
 
 
-def _is_at_hand(ep: ExecutionProvider) -> bool:
-    if not ep.packages:
+def _drives(ep: ExecutionProvider) -> bool:
+    if not ep.packages or is_elsewhere(ep.alias):
         return True
     environment = environment_of(ep)
     package = package_of(ep, environment)
@@ -348,6 +349,13 @@ def installed(ep: ExecutionProvider) -> bool:
     return not ep.packages or package_of(ep, environment_of(ep)) is not None
 
 
+def is_at_hand(ep: ExecutionProvider) -> bool:
+    """Whether work for *ep* can be done: it is installed here, or on a machine that works for us. Raises as
+    :func:`installed` does.
+    """
+    return installed(ep) or is_elsewhere(ep.alias)
+
+
 def environments_behind(target: Target) -> Iterator[Environment]:
     """Those that may have decided that it is *target*, or whether it is installed: what comes or goes there counts.
 
@@ -373,6 +381,12 @@ def _is_there(package: Package, path: Iterable[Path]) -> bool:
 def package_folder(module: str, path: Iterable[Path]) -> Path | None:
     """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
     return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
+
+
+def require_at_hand(ep: ExecutionProvider, *, otherwise: str = "") -> None:
+    """As :func:`require_installed`, for work that another machine may do. Raises as that does."""
+    if not is_elsewhere(ep.alias):
+        require_installed(ep, otherwise=otherwise)
 
 
 def require_installed(ep: ExecutionProvider, *, otherwise: str = "") -> None:

@@ -45,6 +45,7 @@ def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
         },
         interpreter=None,
         pools=(),  # they compile without the device
+        environment="",
         surroundings={
             "root": str(sdk.root.absolute()),
             "host": sdk.host,

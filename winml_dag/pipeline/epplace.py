@@ -6,15 +6,16 @@ installed there, and not here, belongs in the keys of its stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winml_dag.engine.toolchain import installed_distributions, normalised, versions
+from winml_dag.engine.toolchain import installed_distributions, normalised, versions_in
 from winml_dag.ep.configuration import config_file
+from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.fingerprint import libraries_of
-from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of, package_of
+from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of, installed, package_of
 from winml_dag.pipeline.finished.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 
@@ -26,31 +27,39 @@ class EpPlace:
     Attributes:
         interpreter: its Python; None for ours.
         site_packages: where its packages are; None for ours.
+        distributions: what is installed there; None where that is to be looked up.
         tools: versions of the packages that bring a provider, the digests of its libraries, and for a provider that
             compiles for the machine that it runs on, that; for keys.
         looked_at: files and folders that decided all this, for whoever remembers a plan.
         pools: the device, where it is a real one: one run at a time is on it. Of emulators there are as many as one
             likes.
+        name: what it is called on every machine; empty for the one that we run in.
     """
 
     interpreter: Path | None = None
     site_packages: tuple[Path, ...] | None = None
-    tools: dict[str, str] = field(default_factory=dict)
+    distributions: Mapping[str, str] | None = None
+    tools: Mapping[str, str] = field(default_factory=dict)
     looked_at: tuple[Path, ...] = ()
     pools: tuple[str, ...] = ()
+    name: str = ""
 
     def toolchain(self, packages: Iterable[str]) -> dict[str, str]:
         """What shapes the bytes of work that uses *packages* there: their versions, and what brings the provider. Of
         onnxruntime, also those of its builds that go by other names.
         """
-        found = versions(packages, self.site_packages)
+        present = self.present()
+        found = versions_in(present, packages)
         if "onnxruntime" in found:
-            present = installed_distributions(self.site_packages)
             builds = {build: present[normalised(build)] for build in RUNTIME_BUILDS if normalised(build) in present}
             if builds and "onnxruntime" not in present:
                 del found["onnxruntime"]  # it is there, by another name
             found |= builds
         return {**found, **self.tools}
+
+    def present(self) -> Mapping[str, str]:
+        """Every distribution there, with its version."""
+        return installed_distributions(self.site_packages) if self.distributions is None else self.distributions
 
 
 HERE = EpPlace()
@@ -64,6 +73,10 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     """
     if target.ep == CPU:
         return HERE
+    name = environment_name(target.ep.alias, target.device)
+    elsewhere = None if installed(target.ep) else environment_elsewhere(name)
+    if elsewhere is not None:
+        return EpPlace(distributions=elsewhere.distributions, tools=elsewhere.tools, pools=elsewhere.pools, name=name)
     environment = environment_of(target.ep)
     path = None if environment is None else environment.site_packages
     present = installed_distributions(path)
@@ -86,6 +99,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
         },
         looked_at=(*libraries.files, *libraries.folders, *(() if environment is None else environment.looked_at)),
         pools=() if target.device == "cpu" or is_emulated(target) else (target.device,),
+        name=name,
     )
 
 

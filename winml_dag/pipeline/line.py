@@ -239,6 +239,7 @@ class Line:
             toolchain=place.toolchain((*stage.packages, *data_packages)),
             interpreter=place.interpreter,
             pools=place.pools,
+            environment=place.name,
         )
 
     def _run_on(self) -> _RunOn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.stage import Source
-from winml_dag.ep.registry import Target, installed
+from winml_dag.ep.registry import Target, is_at_hand
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
 from winml_dag.pipeline.compilation import file_option_names, provider_options
@@ -90,7 +90,7 @@ def validate_config(
     came_compiled = model_kind == kinds.COMPILED_MODEL
     if came_compiled and not target.ep.makes_ep_context:
         return Skip(f"{target.ep.name} does not run the model, which came compiled; name the provider that it is for")
-    if came_compiled and not installed(target.ep):
+    if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     fields = _fields(asked, precision, calibration, given, task)
     if came_compiled:
@@ -99,7 +99,7 @@ def validate_config(
     columns = calibration.columns if given.data is None else given.columns
     names = None if columns is None else Columns(columns)
     as_it_is = isinstance(compiled, Skip) and not came_compiled
-    if as_it_is and not (target.ep.takes_onnx and installed(target.ep)):
+    if as_it_is and not (target.ep.takes_onnx and is_at_hand(target.ep)):
         # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
         return ValidateConfig(fields, RunTarget("CPUExecutionProvider", "cpu"), names)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.

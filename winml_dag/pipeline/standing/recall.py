@@ -10,14 +10,15 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
+from winml_dag.engine.nodejson import node_json, node_of, stage_json, stage_of
 from winml_dag.engine.placed import placed_files
-from winml_dag.engine.stage import Command, InputSlot, Memory, Node, Source, SourceFile, Stage
+from winml_dag.engine.stage import Node, Source, SourceFile, Stage
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.pipeline.standing.evidence import PER_PATH
 from winml_dag.pipeline.standing.note import Note
@@ -155,7 +156,7 @@ class StandingPlan:
 
     def _graph(self, chosen: Iterable[int], settings: JsonObject) -> BuildGraph:
         head, places = self._head, list(chosen)
-        stages = [_stage(value) for value in head["stages"]]
+        stages = [stage_of(value) for value in head["stages"]]
         parsed = {place: json.loads(self._lines[place]) for place in places}
         nodes = [_node(value, stages) for value in parsed.values()]
         used = sorted({source for place in places for source in head["uses"][place]})
@@ -203,46 +204,12 @@ class StandingPlan:
 
 
 def _node_line(node: Node, stage: int, made: Made | None) -> str:
-    value: JsonObject = {
-        "id": node.id,
-        "stage": stage,
-        "config": node.config,
-        "inputs": node.inputs,
-        "outputs": node.outputs,
-        "kinds": node.kinds,
-        "toolchain": node.toolchain,
-        "command": None
-        if node.command is None
-        else {"arguments": list(node.command.arguments), "environment": node.command.environment},
-        "folder": None if node.folder is None else str(node.folder),
-        "paths": node.paths,
-        "interpreter": None if node.interpreter is None else str(node.interpreter),
-        "surroundings": node.surroundings,
-        "check": node.check,
-        "pools": list(node.pools),
-        "made": None if made is None else _made_json(made),
-    }
+    value = {**node_json(node), "stage": stage, "made": None if made is None else _made_json(made)}
     return _text(value)
 
 
 def _node(value: Any, stages: Sequence[Stage]) -> Node:
-    command, folder, interpreter = value["command"], value["folder"], value["interpreter"]
-    return Node(
-        id=value["id"],
-        stage=stages[value["stage"]],
-        config=value["config"],
-        inputs=value["inputs"],
-        outputs=value["outputs"],
-        kinds=value["kinds"],
-        toolchain=value["toolchain"],
-        command=None if command is None else Command(tuple(command["arguments"]), command["environment"]),
-        folder=None if folder is None else Path(folder),
-        paths=value["paths"],
-        interpreter=None if interpreter is None else Path(interpreter),
-        surroundings=value["surroundings"],
-        check=value["check"],
-        pools=tuple(value["pools"]),
-    )
+    return node_of(value, stages[value["stage"]])
 
 
 def _made_json(made: Made) -> JsonObject:
@@ -283,26 +250,8 @@ class _Stages:
         # By identity: a declaration has no hash, and to compare texts each would have to be written out.
         if id(stage) not in self._places:
             self._places[id(stage)] = len(self.declarations)
-            self.declarations.append(_stage_json(stage))
+            self.declarations.append(stage_json(stage))
         return self._places[id(stage)]
-
-
-def _stage_json(stage: Stage) -> JsonObject:
-    slots = {
-        slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
-        for slot, declared in stage.inputs.items()
-    }
-    return {**asdict(stage), "inputs": slots, "packages": list(stage.packages), "usually": list(stage.usually)}
-
-
-def _stage(value: Any) -> Stage:
-    slots = {
-        slot: InputSlot(None if accepts is None else frozenset(accepts), required, refusals)
-        for slot, (accepts, required, refusals) in value["inputs"].items()
-    }
-    packages, usually = tuple(value["packages"]), tuple(value["usually"])
-    memory = Memory(**value["memory"])
-    return Stage(**{**value, "inputs": slots, "packages": packages, "usually": usually, "memory": memory})
 
 
 def _summary_json(summary: BuildSummary) -> JsonObject:
