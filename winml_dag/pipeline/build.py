@@ -98,6 +98,7 @@ def build(
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
             continue
+        store.settle()
         return replace(finished, cache_note=settle_accounts(planned, results, store))
     raise StoreError(
         "What was made is damaged in the cache again and again.",

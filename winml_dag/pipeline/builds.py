@@ -18,6 +18,7 @@ from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import foresee, remembered_name
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
+from winml_dag.engine.waves import look_ahead
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.build import BuildOptions, build, put_in_place, refuse_at_once
@@ -25,6 +26,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputs import prepare_folder
 from winml_dag.pipeline.rounds import round_of
+from winml_dag.pipeline.visible import needed_files
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
@@ -132,7 +134,19 @@ def build_all(
     Raises:
         KeyboardInterrupt: after children have been ended; what was put in place by then stays.
     """
-    return _Builds(planned, store, options, observer or Silent(), executor, done, foretold).run()
+    outcomes = _Builds(planned, store, options, observer or Silent(), executor, done, foretold).run()
+    store.settle()
+    return outcomes
+
+
+@dataclass(frozen=True)
+class _Sure:
+    """A build of which nothing has to run. ``began``: when it was looked at, of ``time.monotonic``."""
+
+    place: int
+    graph: BuildGraph
+    began: float
+    results: tuple[StageResult, ...]
 
 
 @dataclass
@@ -174,14 +188,23 @@ class _Builds:
 
     def run(self) -> tuple[Outcome, ...]:
         together: list[int] = []
+        sure: list[_Sure] = []
+        if self._store.asks_behind and not self._options.rebuild:
+            whole = merged(self._planned)
+            look_ahead(whole.graph, whole.sources, self._store)
         for place, each in enumerate(self._planned):
             if isinstance(each.graph, WinmlDagError):
                 self._finish(place, Outcome(each.label, error=each.graph))
             elif each.graph.folder is not None:
                 # Its stages work in a folder of their own, and one run works in one.
                 self._alone.append(place)
-            elif not self._is_settled_at_once(place, each.graph):
+            elif isinstance(foreseen := self._foreseen(place, each.graph), _Sure):
+                sure.append(foreseen)
+            elif foreseen:
                 together.append(place)
+        self._bring(sure)
+        for one in sure:
+            self._settle_at_once(one)
         if together:
             self._run_together(together)
         # After the run, while which nothing of what it made would make room.
@@ -196,22 +219,35 @@ class _Builds:
                 self._finish(place, Outcome(self._planned[place].label))
         return tuple(self._outcomes[place] for place in range(len(self._planned)))
 
-    def _is_settled_at_once(self, place: int, graph: BuildGraph) -> bool:
-        """Whether all of a build is reused, or it is refused; then that is done."""
+    def _foreseen(self, place: int, graph: BuildGraph) -> _Sure | bool:
+        """All of a build, when it is reused; else whether there is something to run: not when it is refused."""
         began = time.monotonic()
         try:
             refuse_at_once(graph, self._store, self._options)
             scope = graph.summary.scope
             foreseen = foresee(graph.graph, graph.sources, self._store, scope=scope, rebuild=self._options.rebuild)
-            if len(foreseen) < len(graph.graph.nodes):
-                prepare_folder(graph.summary.output_dir)
-                return False
-            label = self._planned[place].label
-            reuse_all(foreseen, self._store, scope, _Labelled(self._observer, label))
-            self._put(place, graph, foreseen, began)
+            if len(foreseen) == len(graph.graph.nodes):
+                return _Sure(place, graph, began, foreseen)
+            prepare_folder(graph.summary.output_dir)
         except WinmlDagError as error:
             self._finish(place, Outcome(self._planned[place].label, error=error))
+            return False
         return True
+
+    def _bring(self, sure: Sequence[_Sure]) -> None:
+        """Have what goes into folders that are not there yet on this machine, side by side for all builds."""
+        if self._store.asks_behind:
+            fresh = [one for one in sure if not one.graph.summary.output_dir.exists()]
+            results = [(one.graph, {result.node.id: result for result in one.results}) for one in fresh]
+            self._store.bring([file for graph, by_id in results for file in needed_files(graph, by_id)])
+
+    def _settle_at_once(self, one: _Sure) -> None:
+        try:
+            label = self._planned[one.place].label
+            reuse_all(one.results, self._store, one.graph.summary.scope, _Labelled(self._observer, label))
+            self._put(one.place, one.graph, one.results, one.began)
+        except WinmlDagError as error:
+            self._finish(one.place, Outcome(self._planned[one.place].label, error=error))
 
     def _run_together(self, places: Sequence[int]) -> None:
         from winml_dag.engine.schedule import RunOptions

@@ -65,6 +65,13 @@ def visible_files(planned: BuildGraph, results: Mapping[str, StageResult], store
     return Visible(tuple(sorted(found.values())), rewritten)
 
 
+def needed_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
+    """What of the store goes into the output folder, word for word or written anew."""
+    one = planned.summary.output_file
+    for named in _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one):
+        yield from named.files
+
+
 def wanted_reports(planned: BuildGraph) -> Iterator[str]:
     """What lies beside the one file that a build is for, or beside those of its components, under names like theirs."""
     yield from _reports(planned, wanted=True)

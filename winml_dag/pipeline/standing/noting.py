@@ -97,8 +97,10 @@ def _digest_steering(steering: dict[str, str], store: LocalStore) -> None:
 
 
 def _blobs(made: Iterable[Made], store: LocalStore) -> list[str]:
-    digests = {file.digest for one in made for artifact in one.outputs.values() for file in artifact.files}
-    return [str(store.blobs.path(digest)) for digest in sorted(digests)]
+    """Where the blobs lie that *made* needs. Those that were never here, because a remote has them, are no evidence."""
+    files = {file.digest: file for one in made for artifact in one.outputs.values() for file in artifact.files}
+    far = {file.digest for file in store.far(files.values())}
+    return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
 
 
 def _write(

@@ -41,6 +41,7 @@ class UserFolder:
         fingerprints: Fingerprints,
     ) -> None:
         self.folder = folder
+        self._store = store
         self._nodes = [node for node in planned.graph.nodes if node.folder is not None]
         self._known = KnownFiles(store, fingerprints)
         self.in_place = InPlace(
@@ -95,16 +96,19 @@ class UserFolder:
             StoreError: when the folder cannot be written, or a link leads out of it.
         """
         kept: set[str] = set()
+        results = [result for result in results if result.node.folder is not None and result.record is not None]
+        put = (file for result in results for file in _files(result))
+        self._store.bring(file for file in put if not os.path.lexists(self.folder / file.name))
         for result in results:
-            if result.node.folder is not None and result.record is not None:
-                self.in_place.put(result.node, result.record)
-                kept.update(entry.name.casefold() for entry in placed_files(result.node, result.record.outputs))
+            assert result.record is not None
+            self.in_place.put(result.node, result.record)
+            kept.update(entry.name.casefold() for entry in _files(result))
         gone = (path.relative_to(self.folder).as_posix() for path in self.in_place.removed)
         left = (entry for name, entry in self._owned.items() if name.casefold() not in kept)
         removed = (*gone, *self._removed(left))
-        put = {path.relative_to(self.folder).as_posix(): file for path, file in self.in_place.put_files.items()}
-        restored = tuple(name for name, file in put.items() if self._was(name, file))
-        return Materialised(tuple(name for name in put if name not in restored), restored, removed)
+        written = {path.relative_to(self.folder).as_posix(): file for path, file in self.in_place.put_files.items()}
+        restored = tuple(name for name, file in written.items() if self._was(name, file))
+        return Materialised(tuple(name for name in written if name not in restored), restored, removed)
 
     def _was(self, name: str, file: FileEntry) -> bool:
         """Whether the last build had put the very same file there."""
@@ -137,3 +141,9 @@ class UserFolder:
             "made this one, so it is not overwritten.",
             advice="Move it, or give the output another path in the recipe.",
         )
+
+
+def _files(result: StageResult) -> Iterator[FileEntry]:
+    """Those of *result*, which has a record, that lie in the recipe's folder."""
+    assert result.record is not None
+    return placed_files(result.node, result.record.outputs)
