@@ -1,0 +1,119 @@
+"""From the URL of a remote to what speaks with it. Nothing is connected to here."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from winml_dag.errors import UsageError
+from winml_dag.store.remote.places import shown
+from winml_dag.store.remote.remote import Remote
+
+TOKEN = "WINML_DAG_REMOTE_TOKEN"
+
+_NAMESPACE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+def open_remote(url: str, namespace: str = "") -> Remote:
+    """The remote at *url*, and of it what lies below *namespace*.
+
+    Raises:
+        UsageError: nothing speaks this scheme, the URL has no host, bucket or path, the namespace leaves the URL, or
+            the extra that is needed is not installed.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # Numbers that are none are found out when they are asked for.
+    except ValueError as error:
+        raise UsageError(f"{shown_or_hidden(url)} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
+    maker = _MAKERS.get(parts.scheme.lower())
+    if maker is None:
+        said = f"{parts.scheme}://" if parts.scheme else shown(url)
+        raise UsageError(f"No remote is reached by {said!r}", advice=_SCHEMES_ADVICE)
+    if parts.query or parts.fragment:
+        raise UsageError(
+            f"The URL of the remote {shown(url)} goes on after its path",
+            advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
+        )
+    _check_namespace(namespace)
+    return maker(parts, namespace)
+
+
+def shown_or_hidden(url: str) -> str:
+    """As ``shown``, for what may not even be a URL."""
+    try:
+        return repr(shown(url))
+    except ValueError:
+        return "What was given"
+
+
+def _check_namespace(namespace: str) -> None:
+    if namespace and not all(_NAMESPACE_PART.fullmatch(part) for part in namespace.split("/")):
+        raise UsageError(
+            f"{namespace!r} is no namespace of a remote",
+            advice="It is made of letters, digits, '.', '_' and '-', with '/' between its parts, such as pull/12.",
+        )
+
+
+def _http(parts: SplitResult, namespace: str) -> Remote:
+    _need("urllib3")
+    from winml_dag.store.remote.http import HttpRemote
+
+    if not parts.hostname:
+        raise UsageError(f"{shown(parts.geturl())} names no host", advice="Say http://host:port/path.")
+    address = urlunsplit((parts.scheme.lower(), parts.netloc.rpartition("@")[2], _below(parts.path, namespace), "", ""))
+    return HttpRemote(address, _authorization(parts))
+
+
+def _authorization(parts: SplitResult) -> str:
+    """What proves who we are: a password in the URL goes before the token, which may be meant for another server."""
+    if parts.username is not None:
+        known_by = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        return "Basic " + base64.b64encode(known_by.encode()).decode()
+    token = os.environ.get(TOKEN, "").strip()
+    return f"Bearer {token}" if token else ""
+
+
+def _objects(parts: SplitResult, namespace: str) -> Remote:
+    _need("obstore")
+    from winml_dag.store.remote.objects import open_bucket
+
+    if not parts.netloc or "@" in parts.netloc:
+        raise UsageError(
+            f"{shown(parts.geturl())} names no bucket",
+            advice=f"Say {parts.scheme}://bucket/path; credentials come from the environment.",
+        )
+    return open_bucket(parts.scheme.lower(), parts.netloc, _below(parts.path, namespace).strip("/"))
+
+
+def _folder(parts: SplitResult, namespace: str) -> Remote:
+    _need("obstore")
+    from winml_dag.store.remote.objects import folder_of, open_folder
+
+    return open_folder(folder_of(parts), namespace)
+
+
+def _below(path: str, namespace: str) -> str:
+    return "/".join(part for part in (path.rstrip("/"), namespace) if part)
+
+
+def _need(module: str) -> None:
+    if find_spec(module) is None:
+        raise UsageError(
+            f"A remote needs the package {module}, which is not installed", advice="pip install winml_dag[remote]"
+        )
+
+
+_MAKERS: dict[str, Callable[[SplitResult, str], Remote]] = {
+    "http": _http,
+    "https": _http,
+    "s3": _objects,
+    "az": _objects,
+    "gs": _objects,
+    "file": _folder,
+}
+_SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MAKERS) + " with what follows."

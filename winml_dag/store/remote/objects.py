@@ -1,0 +1,252 @@
+"""A remote in a bucket of S3, Azure or Google, or in a folder that several machines see.
+
+Records and small blobs are put on the condition that nothing is there. Big blobs go in parts, for which there is no
+such condition: two that put the same one at once both do so, and what is there then is the same either way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import SplitResult
+from urllib.request import url2pathname
+
+import obstore
+from obstore import exceptions
+from obstore import store as stores
+
+from winml_dag.store.remote.places import blob_place, record_place
+from winml_dag.store.remote.remote import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError
+from winml_dag.store.remote.sidebyside import those_that
+from winml_dag.store.remote.statuses import refusal
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+_PIECE_BYTES = 1 << 20
+# From here on we ask whether a blob is there before we send it.
+_BIG_BYTES = 64 << 10
+# What is larger goes in parts of this size, so many at once: they are what an upload takes of memory. S3 wants at least
+# 5 MiB, and knows at most 10,000 parts.
+_PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+# A part that takes longer is given up: 128 KiB/s.
+_PART_SECONDS = 64
+# A folder gives as much at once as is asked for. From a network we take what has come, so that what only trickles is
+# noticed by who waits for it.
+_FOLDER_READ_BYTES = 256 << 10
+
+_STATUS = re.compile(r"\bstatus: (\d{3})\b")
+_SYSTEM_ERROR = re.compile(r"\bos error (\d+)\b")
+# No space, and no quota; 39 and 112 are Windows' words for it.
+_NO_SPACE = (28, 122, 39, 112)
+_READ_ONLY = (1, 5, 13, 30) if sys.platform == "win32" else (1, 13, 30)
+# What is not found when the bucket itself is not there.
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+# Where credentials are looked for last, in a machine of the cloud's.
+_METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+
+# Opens the store, for writing or not. Raises RemoteError, or FileNotFoundError when nothing can be there yet.
+Opened: TypeAlias = Callable[[bool], "ObjectStore"]
+
+
+class ObjectRemote:
+    """See ``Remote``."""
+
+    def __init__(self, opened: Opened, *, prefix: str = "", read_bytes: int = 1) -> None:
+        self._opened = opened
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._read_bytes = read_bytes
+
+    def record(self, key: str) -> bytes | None:
+        data = bytearray()
+        try:
+            for piece in self._read(record_place(key), 0):
+                data += piece
+                if len(data) > MOST_RECORD_BYTES:
+                    raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
+        except FileNotFoundError:
+            return None
+        return bytes(data)
+
+    def put_record(self, key: str, data: bytes) -> bool:
+        return self._create(record_place(key), data)
+
+    def has(self, digests: Collection[str]) -> set[str]:
+        return those_that(lambda digest: self._size(blob_place(digest)) is not None, digests)
+
+    def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
+        try:
+            return self._read(blob_place(digest), offset)
+        except FileNotFoundError:
+            raise KeyError(digest) from None
+
+    def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
+        place, size = blob_place(digest), path.stat().st_size
+        if size >= _BIG_BYTES and self._size(place) is not None:
+            return False
+        if size <= _PART_BYTES:
+            if put := self._create(place, path.read_bytes()):
+                told(size)
+            return put
+        with _troubles():
+            obstore.put(
+                self._opened(True),
+                self._prefix + place,
+                _pieces(path, told),
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        return True
+
+    def close(self) -> None:
+        """obstore lets go of connections by itself."""
+
+    def _create(self, place: str, data: bytes) -> bool:
+        with _troubles():
+            try:
+                obstore.put(self._opened(True), self._prefix + place, data, mode="create")
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return False
+        return True
+
+    def _size(self, place: str) -> int | None:
+        try:
+            with _troubles():
+                return obstore.head(self._opened(False), self._prefix + place)["size"]
+        except FileNotFoundError:
+            return None
+
+    def _read(self, place: str, offset: int) -> Iterator[bytes]:
+        """Raises FileNotFoundError."""
+        with _troubles():
+            if not offset:
+                got = obstore.get(self._opened(False), self._prefix + place)
+            elif offset < obstore.head(self._opened(False), self._prefix + place)["size"]:
+                options: obstore.GetOptions = {"range": {"offset": offset}}
+                got = obstore.get(self._opened(False), self._prefix + place, options=options)
+            else:
+                return iter(())
+            return _Body(iter(got.stream(min_chunk_size=self._read_bytes)))
+
+
+class _Body(Iterator[bytes]):
+    """What a stream gives, in pieces that are small enough."""
+
+    def __init__(self, stream: Iterator[bytes]) -> None:
+        self._stream: Iterator[bytes] | None = stream
+        self._rest = memoryview(b"")
+
+    def __next__(self) -> bytes:
+        while not self._rest:
+            with _troubles():
+                came = None if self._stream is None else next(self._stream, None)
+            if came is None:
+                raise StopIteration
+            self._rest = memoryview(came)
+        piece, self._rest = self._rest[:_PIECE_BYTES], self._rest[_PIECE_BYTES:]
+        return bytes(piece)
+
+    def close(self) -> None:
+        self._stream, self._rest = None, memoryview(b"")
+
+
+def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
+    """Credentials, region and endpoint come from the environment, where the tools of each cloud look for them."""
+    reading = _bucket(
+        scheme, bucket, {"read_timeout": timedelta(seconds=ATTEMPT_SECONDS), "timeout": timedelta(days=1)}
+    )
+    # A limit for each byte would count while nothing is to be read because we are sending.
+    writing = _bucket(scheme, bucket, {"timeout": timedelta(seconds=_PART_SECONDS)})
+    return ObjectRemote(lambda writes: writing if writes else reading, prefix=prefix)
+
+
+def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> ObjectStore:
+    options: ClientConfig = {
+        "connect_timeout": timedelta(seconds=ATTEMPT_SECONDS),
+        "user_agent": "winml_dag",
+        # Only where the user says so by the endpoint: a server of their own, without TLS.
+        "allow_http": _endpoint(scheme).startswith("http://"),
+        **limits,
+    }
+    once: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=ATTEMPT_SECONDS)}
+    if scheme == "s3":
+        return stores.S3Store(bucket, client_options=options, retry_config=once)
+    if scheme == "az":
+        return stores.AzureStore(bucket, client_options=options, retry_config=once)
+    return stores.GCSStore(bucket, client_options=options, retry_config=once)
+
+
+def _endpoint(scheme: str) -> str:
+    names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "az": ("AZURE_STORAGE_ENDPOINT",)}
+    return next((os.environ[name] for name in names.get(scheme, ()) if name in os.environ), "")
+
+
+def open_folder(folder: Path, namespace: str) -> ObjectRemote:
+    def opened(writes: bool) -> ObjectStore:
+        if not folder.is_dir():
+            if not folder.parent.is_dir():
+                raise RemoteError("unreachable", f"is not there: there is no folder {folder.parent}")
+            if not writes:
+                raise FileNotFoundError(folder)
+        return stores.LocalStore(folder, mkdir=True)
+
+    return ObjectRemote(opened, prefix=namespace, read_bytes=_FOLDER_READ_BYTES)
+
+
+def folder_of(parts: SplitResult) -> Path:
+    """``file:///C:/cache`` is a drive on Windows, and ``file://server/share`` a folder of another machine there."""
+    host = "" if parts.netloc in ("", "localhost") else f"//{parts.netloc}"
+    return Path(url2pathname(host + parts.path))
+
+
+def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+            told(len(piece))
+
+
+@contextmanager
+def _troubles() -> Iterator[None]:
+    """What obstore raises, as RemoteError; FileNotFoundError for what is not there, though its bucket is."""
+    try:
+        yield
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        text = str(error)
+        if isinstance(error, FileNotFoundError) and not any(word in text for word in _NO_BUCKET):
+            raise
+        raise _trouble(text) from error
+
+
+def _trouble(text: str) -> RemoteError:
+    """obstore has few kinds of errors and tells the rest in words: those of a status, of the system, of the client."""
+    if any(word in text for word in _NO_BUCKET):
+        return RemoteError("forbidden", "has no such bucket")
+    if any(host in text for host in _METADATA_HOSTS):
+        return RemoteError("forbidden", "wants credentials, and the environment has none")
+    if match := _STATUS.search(text):
+        status = int(match[1])
+        listing = ", or may not be listed by us" if status == HTTPStatus.FORBIDDEN else ""
+        return refusal(status, listing)
+    if match := _SYSTEM_ERROR.search(text):
+        number = int(match[1])
+        if number in _NO_SPACE:
+            return RemoteError("full", "has no space left")
+        if number in _READ_ONLY:
+            return RemoteError("forbidden", "may not be written or read by us")
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:.0f} s")
+    if "kind: Connect" in text:
+        return RemoteError("unreachable", "cannot be reached")
+    # What follows a question mark may be a signature.
+    first = re.sub(r"\?\S*", "", text.partition("\n")[0])[:200]
+    broke_off = any(f"kind: {kind}" in text for kind in ("Request", "Decode", "Body", "Interrupted"))
+    return RemoteError("unreachable" if broke_off else "failing", f"broke off: {first}" if broke_off else first)

@@ -1,0 +1,29 @@
+"""Where a record and a blob lie in every remote, and what of a URL may be shown."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+def record_place(key: str) -> str:
+    """Raises ValueError for what is no key: nothing else may become part of a path."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"no key of a record: {key!r}")
+    return f"ac/{key}"
+
+
+def blob_place(digest: str) -> str:
+    """Raises ValueError for what is no sha256: no remote knows blobs by anything else."""
+    if not (match := _DIGEST.fullmatch(digest)):
+        raise ValueError(f"no sha256 of a blob: {digest!r}")
+    return f"cas/{match[1]}"
+
+
+def shown(url: str) -> str:
+    """*url* without what may be secret in it: user, password, and all after the path."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
