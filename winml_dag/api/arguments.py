@@ -1,20 +1,39 @@
-"""What the functions of the API take by name, and the cache that they use."""
+"""What the functions of the API take by name, and the store that they use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
 from winml_dag.engine.events import Observer
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.opened import let_go, open_store
+from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
+from winml_dag.recipe.spelling import known_instead
 from winml_dag.store.local import LocalStore
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.remote.settings import Mode
 
 Config: TypeAlias = str | Path | Mapping[str, Any]
 
 
-class CommonArguments(TypedDict, total=False):
+class StoreArguments(TypedDict, total=False):
+    """Where results are looked for, and kept.
+
+    ``cache_dir``: the folder, by default the user's. ``remote``: the URL of a store that several machines share, or
+    several, the nearest first; ``remote_mode``: what may be done there, ``read``, ``read-write`` or ``off``. Left out,
+    both are as the environment and the configuration say.
+    """
+
+    cache_dir: str | Path | None
+    remote: str | Sequence[str] | None
+    remote_mode: str | None
+
+
+class CommonArguments(StoreArguments, total=False):
     """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
 
     ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
@@ -34,7 +53,6 @@ class CommonArguments(TypedDict, total=False):
     force_rebuild: bool
     link: bool
     jobs: int
-    cache_dir: str | Path | None
 
 
 class OnnxArguments(CommonArguments, total=False):
@@ -56,7 +74,7 @@ class HfArguments(OnnxArguments, total=False):
     trust_remote_code: bool
 
 
-class FileArguments(TypedDict, total=False):
+class FileArguments(StoreArguments, total=False):
     """What every function for one stage takes: how to go about it.
 
     ``overwrite``: replace a file that is not ours. The others are as for a build.
@@ -64,7 +82,6 @@ class FileArguments(TypedDict, total=False):
 
     overwrite: bool
     force_rebuild: bool
-    cache_dir: str | Path | None
     observer: Observer | None
 
 
@@ -86,5 +103,28 @@ class QuantizeArguments(FileArguments, total=False):
     validate: bool
 
 
-def store_at(cache_dir: str | Path | None) -> LocalStore:
-    return LocalStore(default_cache_dir() if cache_dir is None else Path(cache_dir))
+def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions:
+    """What *arguments* say of remotes; *recipe*: what is built, if that is in a file.
+
+    Raises:
+        UsageError: for a mode that there is not.
+    """
+    urls, mode = arguments.get("remote"), arguments.get("remote_mode")
+    if mode not in (None, *Mode):
+        raise UsageError(f"remote_mode is {mode!r}{known_instead(mode, Mode)}.")
+    folder = None
+    if isinstance(recipe, str | os.PathLike):
+        folder = Path(recipe) if Path(recipe).is_dir() else Path(recipe).parent
+    return RemoteOptions((urls,) if isinstance(urls, str) else tuple(urls or ()), mode, folder)
+
+
+@contextmanager
+def store_of(arguments: StoreArguments, remote: RemoteOptions) -> Iterator[LocalStore]:
+    """The store that *arguments* mean, for as long as one call needs it."""
+    cache_dir = arguments.get("cache_dir")
+    store = open_store(None if cache_dir is None else Path(cache_dir), remote)
+    try:
+        yield store
+    finally:
+        if store.asks_behind:
+            let_go(store)

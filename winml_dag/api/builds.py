@@ -9,7 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import Config, FileArguments, HfArguments, OnnxArguments, QuantizeArguments, store_at
+from winml_dag.api.arguments import (
+    Config,
+    FileArguments,
+    HfArguments,
+    OnnxArguments,
+    QuantizeArguments,
+    StoreArguments,
+    remote_of,
+    store_of,
+)
 from winml_dag.engine.events import Observer
 from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.pipeline.build import BuildOptions, build
@@ -24,7 +33,7 @@ from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
-_HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "observer")
+_HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "remote", "remote_mode", "observer")
 
 
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
@@ -187,7 +196,8 @@ def _command(request: Request, arguments: FileArguments) -> CommandResult:
 
 def _carry_out_one(request: Request, arguments: FileArguments) -> BuildResult:
     options = BuildOptions(rebuild=arguments.get("force_rebuild", False), overwrite=arguments.get("overwrite", False))
-    return _carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer"))
+    request = replace(request, remote=remote_of(arguments))
+    return _carry_out(request, options, arguments, arguments.get("observer"))
 
 
 def _fields(config: WinMLQuantizationConfig | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -196,20 +206,21 @@ def _fields(config: WinMLQuantizationConfig | Mapping[str, Any]) -> Mapping[str,
 
 def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
-    request = Request(_recipe(arguments.get("config")), Overrides(**model, **what), output_dir)
+    config = arguments.get("config")
+    remote = remote_of(arguments, config)
+    request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote)
     options = BuildOptions(
         arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
     )
-    return _carry_out(request, options, arguments.get("cache_dir"), arguments.get("observer"))
+    return _carry_out(request, options, arguments, arguments.get("observer"))
 
 
 def _carry_out(
-    request: Request, options: BuildOptions, cache_dir: str | Path | None, observer: Observer | None
+    request: Request, options: BuildOptions, arguments: StoreArguments, observer: Observer | None
 ) -> BuildResult:
-    store = store_at(cache_dir)
-    planned = plan_request(request, store, download=True)
     told = None if observer is None else WithoutRounds(observer)
-    result = build(planned, store, options, observer=told)
+    with store_of(arguments, request.remote) as store:
+        result = build(plan_request(request, store, download=True), store, options, observer=told)
     for view in result.stages:
         if view.result is not None and view.result.error:
             failed = view.result

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import FileArguments, store_at
+from winml_dag.api.arguments import FileArguments, remote_of, store_of
 from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
 from winml_dag.pipeline.finished.measured import EvalResult, PerfResult, eval_result, perf_result
@@ -47,9 +47,9 @@ def validate_onnx(
         task=task,
         model_id=None,
     )
-    store = store_at(arguments.get("cache_dir"))
-    plan = plan_validation(find_subject(Path(model)), request, store.fingerprints)
-    return validation_result(_measured(plan.measurement, store, arguments))
+    with store_of(arguments, remote_of(arguments)) as store:
+        plan = plan_validation(find_subject(Path(model)), request, store.fingerprints)
+        return validation_result(_measured(plan.measurement, store, arguments))
 
 
 def measure_onnx(
@@ -79,9 +79,9 @@ def measure_onnx(
         baseline=None if baseline is None else Path(baseline),
         draws=output_dir is not None,
     )
-    store = store_at(arguments.get("cache_dir"))
-    plan = plan_perf(find_subject(Path(model)), request, this_host(), store.fingerprints)
-    return perf_result(_measured(plan.measurement, store, arguments, output_dir))
+    with store_of(arguments, remote_of(arguments)) as store:
+        plan = plan_perf(find_subject(Path(model)), request, this_host(), store.fingerprints)
+        return perf_result(_measured(plan.measurement, store, arguments, output_dir))
 
 
 def evaluate_onnx(
@@ -106,9 +106,9 @@ def evaluate_onnx(
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}
     request = EvaluationRequest(eval_section(section_of(Eval, config or {}, "eval"), given, data), Path.cwd(), {})
-    store = store_at(arguments.get("cache_dir"))
-    plan = plan_evaluation(find_subject(Path(model)), request, store.fingerprints)
-    return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
+    with store_of(arguments, remote_of(arguments)) as store:
+        plan = plan_evaluation(find_subject(Path(model)), request, store.fingerprints)
+        return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
 
 
 def _measured(

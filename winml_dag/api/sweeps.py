@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import CommonArguments, store_at
+from winml_dag.api.arguments import CommonArguments, remote_of, store_of
 from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.result import SweepResult
@@ -49,6 +49,8 @@ _HOW = (
     "link",
     "jobs",
     "cache_dir",
+    "remote",
+    "remote_mode",
     "watcher",
 )
 
@@ -68,7 +70,8 @@ def build_sweep(
     """
     named = [Path(config)] if isinstance(config, str | os.PathLike) else [Path(each) for each in config]
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
-    request = Request(None, Overrides(**what), None if output_dir is None else Path(output_dir))
+    remote = remote_of(arguments, next(iter(named), None))
+    request = Request(None, Overrides(**what), None if output_dir is None else Path(output_dir), remote=remote)
     selection = Selection(
         tuple(arguments.get("filters", ())), arguments.get("shard"), arguments.get("retry_failed", False)
     )
@@ -82,7 +85,8 @@ def build_sweep(
         link=arguments.get("link", False),
     )
     watcher = arguments.get("watcher") or SilentWatcher()
-    return run_sweep(asked, store_at(arguments.get("cache_dir")), options, watcher).result
+    with store_of(arguments, remote) as store:
+        return run_sweep(asked, store, options, watcher).result
 
 
 def _command(named: Sequence[Path], output_dir: str | Path | None) -> str:

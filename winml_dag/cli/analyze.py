@@ -81,14 +81,14 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
 
 def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How, cache_dir: Path) -> int:
     from winml_dag.cli.analysis import analysis_json, analysis_lines
+    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.analysis import merged, optimizations
     from winml_dag.pipeline.jsonfile import put_json
-    from winml_dag.store.local import LocalStore
 
     if options["save_dir"] is not None and not options["save_node"]:
         raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
     _refuse_places(subject, options)
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, how.remote)
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
         plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])

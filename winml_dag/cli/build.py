@@ -86,7 +86,8 @@ def command(
     winml-dag build -c sweep.yaml -o out --filter model=bert
     """
     started = time.monotonic()
-    request, cache_dir = request_from({**options, "recipe": recipes[0] if len(recipes) == 1 else None})
+    one = recipes[0] if len(recipes) == 1 else None
+    request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
     at_a_glance = not (rebuild or verbose or format_ == "json")
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
     standing = look(request, cache_dir) if len(recipes) < 2 else None
@@ -173,12 +174,12 @@ def carry_out(
     """
     from winml_dag.cli.buildreport import print_result
     from winml_dag.cli.progress import progress
+    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.planning import plan_request
     from winml_dag.pipeline.rounds import WithoutRounds
-    from winml_dag.store.local import LocalStore
 
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, request.remote)
     # A part is enough where neither every stage is to run nor every stage is to be told of.
     part = not (how.rebuild or verbose or format_ == "json")
     planned = plan_request(request, store, download=True, standing=standing, part=part)

@@ -133,14 +133,14 @@ def command(**options: Any) -> int:
 
 
 def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[EvaluationPlan, Measurement]:
+    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.evaluation import plan_evaluation, refuse_unbuilt
-    from winml_dag.store.local import LocalStore
 
     request = request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
     subject = subject_of(options, how, cache_dir)
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, how.remote)
     plan = plan_evaluation(subject, request, store.fingerprints)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]

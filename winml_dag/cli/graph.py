@@ -44,11 +44,11 @@ def command(
     """Print the graph of a build: sources, stages, and what passes between them. Of several recipes or a sweep, the one
     graph that all of them are.
     """
-    from winml_dag.store.local import LocalStore
+    from winml_dag.cli.remotes import opened
 
     options["recipe"] = recipes[0] if recipes else None
     request, cache_dir = request_from(options)
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, request.remote)
     if html is not None:
         _refuse_foreign(html)
     builds, notices = _foreseen(recipes, Selection(filters, shard), request, store)

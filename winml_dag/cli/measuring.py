@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,7 +69,7 @@ def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Pa
     from winml_dag.pipeline.resolve import output_dir_of
     from winml_dag.pipeline.standing.check import note_use
 
-    request = request_for(recipe)
+    request = replace(request_for(recipe), remote=how.remote)
     standing = look(request, cache_dir)
     if standing is not None and standing.is_up_to_date:
         note_use(str(cache_dir.absolute()), standing)

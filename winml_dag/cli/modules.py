@@ -72,12 +72,12 @@ def _built(
     builds: Sequence[ModuleBuild], cache_dir: Path, how: BuildOptions, *, verbose: bool, quiet: bool, to_stderr: bool
 ) -> tuple[Outcome, ...]:
     from winml_dag.cli.progress import progress
+    from winml_dag.cli.remotes import opened
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.pipeline.builds import build_all, merged
     from winml_dag.pipeline.rounds import WithoutRounds
-    from winml_dag.store.local import LocalStore
 
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, builds[0].request.remote)
     planned = planned_each([(build.label, build.request) for build in builds], store, download=True)
     refuse_if_all_the_same(planned)
     with progress(quiet=quiet, to_stderr=to_stderr, stages=len(merged(planned).graph.nodes)) as observer:

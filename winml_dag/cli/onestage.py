@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +15,10 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import cache_option, format_option, rebuild_option
+from winml_dag.cli.remotes import remote_options
 from winml_dag.engine.measurederror import measured_by
 from winml_dag.errors import StageError, WinmlDagError
+from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
@@ -54,11 +56,13 @@ class How:
     verbose: bool
     quiet: bool
     format_: str
+    remote: RemoteOptions
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> How:
         """What the *options* of a call say of it."""
-        return cls(**{name: options[name] for name in _HOW})
+        said = {name: options[name] for name in _HOW}
+        return cls(**said, remote=remote_options(options, options.get("recipe")))
 
     @property
     def as_json(self) -> bool:
@@ -87,7 +91,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     how = How.of(options)
     cache_dir = how.cache_dir or default_cache_dir()
     with errors_as_object(how):
-        request = request_of(options)
+        request = replace(request_of(options), remote=how.remote)
     standing = look(request, cache_dir)
     if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, cache_dir, started):
         _print(telling.always(request), how)

@@ -10,6 +10,7 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.parameters import FILE, RECIPE, TEXT
+from winml_dag.cli.remotes import opened, remote_options
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
 
@@ -21,7 +22,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cache_option(function: F) -> F:
-    return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(function)
+    """Where results are looked for, and kept: the folder, and remotes behind it."""
+    modes = click.Choice(["read", "read-write", "off"])
+    for option in reversed(
+        (
+            click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."),
+            click.option(
+                "--remote",
+                type=TEXT,
+                multiple=True,
+                metavar="URL",
+                help="Where results are shared; again for more, nearest first [WINML_DAG_REMOTE, or as configured].",
+            ),
+            click.option(
+                "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
 
 
 _RECIPE = click.option(
@@ -101,14 +120,20 @@ def format_option(function: F) -> F:
     return click.option("-f", "--format", "format_", type=choice, default="text", help="text or json.")(function)
 
 
-def request_from(options: dict[str, Any], *, loader: JsonObject | None = None) -> tuple[Request, Path]:
-    """The request and the cache folder that *options* mean; *loader*: fields of that section."""
+def request_from(
+    options: dict[str, Any], *, loader: JsonObject | None = None, first: Path | None = None
+) -> tuple[Request, Path]:
+    """The request and the cache folder that *options* mean; *loader*: fields of that section; *first*: of several
+    recipes, whose project's configuration counts.
+    """
     from winml_dag.cli.exporting import taken_inputs
     from winml_dag.cli.settings import COMPILE, VALIDATION
 
     sections = {"loader": loader or {}, "export": taken_inputs(options), "validate": VALIDATION.taken(options)}
     compiling = COMPILE.taken(options)
     cache_dir = options.pop("cache_dir") or default_cache_dir()
+    remote = remote_options(options, first or options["recipe"])
+    del options["remote"], options["remote_mode"]
     request = Request(
         recipe=options.pop("recipe"),
         output_dir=options.pop("output_dir"),
@@ -118,6 +143,7 @@ def request_from(options: dict[str, Any], *, loader: JsonObject | None = None) -
             compile_settings=compiling or None,
             settings={name: given for name, given in sections.items() if given} or None,
         ),
+        remote=remote,
     )
     return request, cache_dir
 
@@ -127,8 +153,7 @@ def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, LocalStore]:
     nothing and need no output folder; without one they look at the build as it would be with ``--use-cache``.
     """
     from winml_dag.pipeline.planning import plan_request
-    from winml_dag.store.local import LocalStore
 
     request, cache_dir = request_from(options)
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, request.remote)
     return plan_request(request, store, download=False, needs_folder=False), store

@@ -95,13 +95,13 @@ def command(**options: Any) -> int:
 
 
 def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[PerfPlan, Measurement]:
+    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.host import this_host
     from winml_dag.pipeline.finished.perf import plan_perf
-    from winml_dag.store.local import LocalStore
 
     request = request_of(options)
     subject = subject_of(options, how, cache_dir)
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, how.remote)
     plan = plan_perf(subject, request, this_host(), store.fingerprints)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]

@@ -124,10 +124,10 @@ def _print_matrix(recipes: tuple[Path, ...], selection: Selection, number: int |
 def _look_at_cells(
     recipes: tuple[Path, ...], selection: Selection, request: Request, cache_dir: Path, options: PlanOptions
 ) -> int:
+    from winml_dag.cli.remotes import opened
     from winml_dag.cli.sweepplan import look_at_sweep
     from winml_dag.recipe.sweepfiles import sweep_of_files
-    from winml_dag.store.local import LocalStore
 
     sweep = sweep_of_files(recipes)
     refuse_overruled(sweep, request.overrides)
-    return look_at_sweep(sweep, selected(sweep, selection), request, LocalStore(cache_dir), options)
+    return look_at_sweep(sweep, selected(sweep, selection), request, opened(cache_dir, request.remote), options)

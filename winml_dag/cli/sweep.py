@@ -68,10 +68,10 @@ def build_sweep(
     Raises:
         WinmlDagError: as reading the sweep and running it do.
     """
+    from winml_dag.cli.remotes import opened
     from winml_dag.cli.sweepprogress import sweep_progress
     from winml_dag.pipeline.standing.surroundings import surroundings
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
-    from winml_dag.store.local import LocalStore
 
     started, began_ns = time.monotonic(), time.time_ns()
     around = surroundings(began_ns)
@@ -81,7 +81,7 @@ def build_sweep(
     to_stderr = format_ == "json"
     try:
         with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
-            done = run_sweep(asked, LocalStore(cache_dir), how, watcher)
+            done = run_sweep(asked, opened(cache_dir, request.remote), how, watcher)
     except KeyboardInterrupt:
         click.echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
         raise

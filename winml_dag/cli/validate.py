@@ -59,12 +59,12 @@ def command(**options: Any) -> int:
 
 
 def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[ValidationPlan, Measurement]:
+    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.validationplan import plan_validation
-    from winml_dag.store.local import LocalStore
 
     request = request_of(options)
     subject = subject_of(options, how, cache_dir)
-    store = LocalStore(cache_dir)
+    store = opened(cache_dir, how.remote)
     plan = plan_validation(subject, request, store.fingerprints)
     return plan, measured(plan.measurement, store, how, folder=options["output_dir"])
 

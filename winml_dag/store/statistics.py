@@ -3,6 +3,7 @@
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; what builds store later comes on top
     sum <time> <builds> <reused> <ran> <ms saved> <bytes stored>       all builds up to there, the first at <time>
+    remote <time> <ten numbers, as Traffic has them>       what went between here and remotes in one run, or in many
 
 A line that is damaged or cut off is left out. Whoever reads a long file replaces its lines by their sum.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.files import write_whole
 from winml_dag.store.locks import Locks
+from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.tally import FILE
 
 # About 500 builds, counted up in some 3 ms.
@@ -24,6 +26,7 @@ _LONG_BYTES = 16 * 1024
 _LOCK = "statistics"
 # No cache has so many bytes, and no number that is damaged may drown all others.
 _TOO_LARGE = 10**18
+_TRAFFIC = len(fields(Traffic))
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Statistics:
         seconds_saved: how long the reused ones took when they ran.
         size_bytes: what records and blobs took when that was last measured; None before the first time.
         stored_bytes: what builds have stored since then, counting what was here already.
+        traffic: what went between here and remotes.
     """
 
     builds: int = 0
@@ -45,6 +49,7 @@ class Statistics:
     seconds_saved: float = 0.0
     size_bytes: int | None = None
     stored_bytes: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def hit_ratio(self) -> float | None:
@@ -74,29 +79,33 @@ def read_statistics(folder: Path, locks: Locks) -> Statistics:
 def _counted(lines: Iterable[str]) -> Statistics:
     builds = reused = ran = saved_ms = stored = 0
     since = size = None
+    traffic = Traffic()
     for line in lines:
         kind, _, rest = line.partition(" ")
-        fields = _numbers(rest)
-        if kind == "build" and len(fields) == 5:
-            fields = [fields[0], 1, *fields[1:]]
-        elif kind == "size" and len(fields) == 2:
-            size, stored = fields[1], 0
+        numbers = _numbers(rest)
+        if kind == "remote" and len(numbers) == _TRAFFIC + 1:
+            traffic += Traffic(*numbers[1:])
             continue
-        elif kind != "sum" or len(fields) != 6:
+        if kind == "build" and len(numbers) == 5:
+            numbers = [numbers[0], 1, *numbers[1:]]
+        elif kind == "size" and len(numbers) == 2:
+            size, stored = numbers[1], 0
             continue
-        since = fields[0] if since is None else min(since, fields[0])
-        builds += fields[1]
-        reused += fields[2]
-        ran += fields[3]
-        saved_ms += fields[4]
-        stored += fields[5]
-    return Statistics(builds, since, reused, ran, saved_ms / 1000, size, stored)
+        elif kind != "sum" or len(numbers) != 6:
+            continue
+        since = numbers[0] if since is None else min(since, numbers[0])
+        builds += numbers[1]
+        reused += numbers[2]
+        ran += numbers[3]
+        saved_ms += numbers[4]
+        stored += numbers[5]
+    return Statistics(builds, since, reused, ran, saved_ms / 1000, size, stored, traffic)
 
 
 def _numbers(text: str) -> list[int]:
     """The fields of a line; none when anything else is among them."""
     try:
-        found = [int(field) for field in text.split()]
+        found = [int(word) for word in text.split()]
     except ValueError:
         return []
     return found if all(0 <= number < _TOO_LARGE for number in found) else []
@@ -112,7 +121,10 @@ def _compact(file: Path, found: Statistics, length: int, locks: Locks) -> None:
 
 def _lines(found: Statistics) -> list[str]:
     """Lines that count up to *found*."""
+    moved = astuple(found.traffic)
+    remote = [f"remote 0 {' '.join(map(str, moved))}"] if any(moved) else []
     counted = f"{found.since or 0} {found.builds} {found.reused} {found.ran} {found.seconds_saved * 1000:.0f}"
     if found.size_bytes is None:
-        return [f"sum {counted} {found.stored_bytes}"]
-    return [f"sum {counted} 0", f"size 0 {found.size_bytes}", f"sum {found.since or 0} 0 0 0 0 {found.stored_bytes}"]
+        return [*remote, f"sum {counted} {found.stored_bytes}"]
+    stored = f"sum {found.since or 0} 0 0 0 0 {found.stored_bytes}"
+    return [*remote, f"sum {counted} 0", f"size 0 {found.size_bytes}", stored]

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from winml_dag.store.remote.traffic import Traffic
 
 FILE = "statistics.txt"
 
@@ -25,6 +29,15 @@ def note_build(
 def note_size(cache: str | os.PathLike[str], size: int) -> None:
     """Note what the records and blobs of the cache take, in bytes, as measured just now."""
     _append(cache, f"size {time.time():.0f} {size}")
+
+
+def note_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
+    """Note what went between this machine and its remotes; nothing when nothing did."""
+    from dataclasses import astuple
+
+    numbers = astuple(traffic)
+    if any(numbers):
+        _append(cache, f"remote {time.time():.0f} {' '.join(map(str, numbers))}")
 
 
 def _append(cache: str | os.PathLike[str], line: str) -> None:

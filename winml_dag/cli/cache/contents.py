@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
     from winml_dag.store.artifact import FileEntry
     from winml_dag.store.catalog import Entry
+    from winml_dag.store.remote.traffic import Traffic
     from winml_dag.store.statistics import Statistics
 
 _KEY_DIGITS = 12
@@ -51,6 +52,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
                 "ran": statistics.ran,
                 "hit_ratio": statistics.hit_ratio,
                 "seconds_saved": statistics.seconds_saved,
+                "remote": asdict(statistics.traffic),
                 "since": None if statistics.since is None else time_of(statistics.since),
                 "largest": [{"stage": entry.stage, "key": entry.key, "bytes": entry.size} for entry in largest],
             }
@@ -65,7 +67,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
     click.echo(f"index          {size_text(found.index_bytes)}")
     click.echo(f"scratch        {size_text(found.scratch_bytes)}")
     click.echo(f"quarantine     {size_text(found.quarantine_bytes)}")
-    for line in _saved(statistics):
+    for line in (*_saved(statistics), *_moved(statistics.traffic)):
         click.echo(line)
     if largest:
         click.echo("largest records")
@@ -100,6 +102,28 @@ def _saved(statistics: Statistics) -> list[str]:
         f"hit ratio      {statistics.hit_ratio:.0%}  ({detail})",
         f"time saved     {duration_text(statistics.seconds_saved)}  (what the reused stages took when they ran)",
     ]
+
+
+def _moved(traffic: Traffic) -> list[str]:
+    from winml_dag.store.quantities import counted, size_text
+
+    if not traffic.requests:
+        return []
+
+    def told(records: int, blobs: int, size: int) -> str:
+        return f"{counted(records, 'record')}, {counted(blobs, 'blob')} ({size_text(size)})"
+
+    asked = traffic.records_found + traffic.records_missed
+    lines = [
+        f"remote         {counted(traffic.requests, 'request')}; {traffic.records_found} of {asked} records were there",
+        f"  fetched      {told(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched)}",
+        f"  put          {told(traffic.records_put, traffic.blobs_put, traffic.bytes_put)}",
+    ]
+    if traffic.refused:
+        lines.append(f"  refused      {traffic.refused}, which were not believed")
+    if traffic.left_alone:
+        lines.append(f"  left alone   {counted(traffic.left_alone, 'time')}")
+    return lines
 
 
 @click.command(name="list")

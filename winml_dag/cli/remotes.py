@@ -1,0 +1,71 @@
+"""What commands have to do with remotes: their options, the store with remotes behind it, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.canonical import JsonObject
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+
+if TYPE_CHECKING:
+    from winml_dag.store.local import LocalStore
+    from winml_dag.store.remote.traffic import Traffic
+
+
+def remote_options(options: Mapping[str, Any], recipe: object = None) -> RemoteOptions:
+    """What the *options* of a call, by their names, say of remotes; *recipe*: what is built, if that is in a file."""
+    folder = None
+    if isinstance(recipe, Path):
+        folder = recipe if recipe.is_dir() else recipe.parent
+    return RemoteOptions(tuple(options["remote"]), options["remote_mode"], folder)
+
+
+def opened(cache_dir: Path, remote: RemoteOptions) -> LocalStore:
+    """The store of a command, which is let go of when the command has ended, however it ends."""
+    from winml_dag.pipeline.opened import let_go, open_store
+
+    store = open_store(cache_dir, remote, tell=say)
+    if store.asks_behind and (context := click.get_current_context(silent=True)) is not None:
+        context.call_on_close(lambda: let_go(store))
+    return store
+
+
+def say(sentence: str) -> None:
+    """Tell of a remote that is left alone, or of what is not believed: on stderr, also where little is said."""
+    click.echo(f"note: {sentence}", err=True)
+
+
+def remote_json(store: LocalStore) -> JsonObject:
+    """``{"remote": {...}}`` for the JSON object of a command; nothing without a remote."""
+    if not store.asks_behind:
+        return {}
+    from dataclasses import asdict
+
+    return {"remote": asdict(store.traffic())}
+
+
+def remote_line(store: LocalStore) -> str | None:
+    """``remote: 38 records, 4 blobs (9.7 MB) fetched; 12 records, 2 blobs (1.2 MB) put``; None without a remote."""
+    return f"remote: {traffic_text(store.traffic())}" if store.asks_behind else None
+
+
+def traffic_text(traffic: Traffic) -> str:
+    """What went, in words; that nothing did when nothing did."""
+    from winml_dag.store.quantities import counted, size_text
+
+    def moved(records: int, blobs: int, size: int, verb: str) -> str:
+        parts = [counted(records, "record")] if records else []
+        parts += [f"{counted(blobs, 'blob')} ({size_text(size)})"] if blobs else []
+        return f"{', '.join(parts)} {verb}" if parts else ""
+
+    told = [
+        moved(traffic.records_found, traffic.blobs_fetched, traffic.bytes_fetched, "fetched"),
+        moved(traffic.records_put, traffic.blobs_put, traffic.bytes_put, "put"),
+        f"{traffic.refused} refused" if traffic.refused else "",
+        f"{traffic.left_alone} left alone" if traffic.left_alone else "",
+    ]
+    return "; ".join(filter(None, told)) or "nothing fetched, nothing put"

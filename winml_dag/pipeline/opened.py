@@ -1,0 +1,73 @@
+"""The one place where commands and the API open a store: of this machine alone, or with remotes behind it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.store.location import default_cache_dir
+
+if TYPE_CHECKING:
+    from winml_dag.store.local import LocalStore
+    from winml_dag.store.remote.behind import Behind
+    from winml_dag.store.remote.settings import RemoteSettings
+
+_LOG = logging.getLogger("winml_dag")
+
+
+def open_store(
+    cache_dir: Path | None, remote: RemoteOptions, *, tell: Callable[[str], None] = _LOG.warning
+) -> LocalStore:
+    """The store in *cache_dir*, by default the user's; with a remote, all that is asked of it is asked of that too.
+    *tell* gets a sentence when a remote is left alone, or something of it is not believed.
+
+    Raises:
+        UsageError: for a configuration that means nothing, and for a remote that needs an extra which is not installed.
+        StoreError: for a folder that is no store.
+    """
+    from winml_dag.store.local import LocalStore
+
+    folder = default_cache_dir() if cache_dir is None else cache_dir
+    if not remote.is_configured and remote.mode is None:
+        return LocalStore(folder)
+    from winml_dag.pipeline.remoteconfig import remote_settings
+
+    configured = remote_settings(remote)
+    if configured is None:
+        return LocalStore(folder)
+    from winml_dag.store.remote.keys import check_keys
+    from winml_dag.store.remote.namespace import allowed
+    from winml_dag.store.shared import SharedStore
+
+    settings, restricted = allowed(configured, os.environ)
+    if restricted:
+        tell(restricted)
+    check_keys(settings)
+    return SharedStore(folder, lambda store: _behind(store, settings, tell))
+
+
+def let_go(store: LocalStore) -> None:
+    """What has to be done when *store* is not used any more: what went is noted in its statistics, and what is still
+    underway is given up.
+    """
+    from winml_dag.store.tally import note_traffic
+
+    note_traffic(store.folder, store.traffic())
+    store.close()
+
+
+def _behind(store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None]) -> Behind:
+    from winml_dag.engine.keys import cache_key
+    from winml_dag.store.remote.backends import open_remote
+    from winml_dag.store.remote.envelope import Trust
+    from winml_dag.store.remote.levels import Level, Levels
+    from winml_dag.store.remote.maker import this_maker
+    from winml_dag.store.remote.settings import Mode
+
+    trust = Trust(settings.keys, this_maker(), settings.accept_unsigned, cache_key)
+    levels = [Level(open_remote(each.url, each.namespace), each) for each in settings.levels if each.mode != Mode.OFF]
+    return Levels(levels, store.blobs, trust, scratch=store.scratch, tell=tell)

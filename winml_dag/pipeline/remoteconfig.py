@@ -1,0 +1,228 @@
+"""Which remotes there are and what may be done with them: from options, the environment, the project's
+``winml_dag.toml`` and the user's ``config.toml``, in this order. Who is first to name remotes names all of them.
+
+A project's file comes from whoever wrote the project. So what decides whom we believe (keys, and whether a signature is
+needed) is read from the environment and the user's own file only, and of a remote that the user's file has too, the
+stricter word of both counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from winml_dag.ep.configuration import config_file, expanded
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.remoteoptions import (
+    ACCEPT_UNSIGNED_VARIABLE,
+    MODE_VARIABLE,
+    NAMESPACE_VARIABLE,
+    REMOTE_VARIABLE,
+    RemoteOptions,
+    names_remotes,
+)
+from winml_dag.recipe.document import Location, Position, Positions
+from winml_dag.recipe.fields import ListOf, Section, Text, problem
+from winml_dag.recipe.problems import problems
+from winml_dag.recipe.spelling import known_instead
+from winml_dag.store.remote.keys import signing_keys
+from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+
+F = TypeVar("F", bound=Section)
+
+# From the one that allows least.
+_STRICTEST_FIRST = (Mode.OFF, Mode.READ, Mode.READ_WRITE)
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+_HEADER = re.compile(r"\s*(\[\[?)([^\]]*)\]")
+_ASSIGNED = re.compile(r"\s*([\w.-]+|\"[^\"]*\"|'[^']*')\s*=")
+
+_PARTS = "It has letters, digits, '.', '_' and '-', with '/' between its parts: main, pull/12."
+_WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+def _check_url(url: str) -> str:
+    if "://" not in url:
+        raise problem(f"{url!r} is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
+    return url
+
+
+def _check_namespace(text: str) -> str:
+    if text and _NAMESPACE.fullmatch(text) is None:
+        raise problem(f"{text!r} is no namespace: it has letters, digits, '.', '_' and '-', with '/' between parts")
+    return text
+
+
+class Level(Section):
+    """One remote, in a table ``[[remote]]``; the nearest comes first."""
+
+    url: Annotated[str, AfterValidator(_check_url)] = Field(
+        description="Where it is: `http(s)://`, `s3://`, `az://`, `gs://` or `file://`."
+    )
+    mode: Literal["read", "read-write", "off"] = Field("read", description="What may be done with it.")
+    namespace: Annotated[str, AfterValidator(_check_namespace)] = Field(
+        "", description="What is shared under one trust, such as `main`."
+    )
+    trusted: ListOf[Text] | None = Field(
+        None, description="Names of the keys that its records may be signed with; null: any that you have."
+    )
+
+
+class Signing(Section):
+    """The table ``[signing]`` of the user's file."""
+
+    keys_file: Text | None = Field(None, description="The file with your keys, one a line; the first signs.")
+    accept_unsigned: bool = Field(False, description="Believe what nobody has signed.")
+
+
+class ProjectFile(Section):
+    """``winml_dag.toml``."""
+
+    remote: ListOf[Level] = ()
+
+
+class UserFile(ProjectFile):
+    """``config.toml``, without what it says of execution providers."""
+
+    signing: Signing = Field(default_factory=Signing.model_construct)
+
+
+def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
+    """What *options* and all else that may speak of remotes come to; None when there is no remote.
+
+    Raises:
+        UsageError: for what cannot be read or means nothing, naming the file and line, or the variable.
+    """
+    if not options.is_configured:
+        if options.mode not in (None, Mode.OFF):
+            raise UsageError(
+                f"--remote-mode {options.mode} was given, and there is no remote.",
+                advice=f"Name one with --remote, {REMOTE_VARIABLE} or in a winml_dag.toml.",
+            )
+        return None
+    user = _user_file()
+    levels = _levels(options, user)
+    mode = _mode(options)
+    namespace = _namespace_of_environment()
+    levels = [
+        replace(
+            level,
+            mode=level.mode if mode is None else mode,
+            namespace=level.namespace if namespace is None else namespace,
+        )
+        for level in levels
+    ]
+    keys_file = user.signing.keys_file
+    keys = signing_keys(os.environ, None if keys_file is None else config_file().parent / expanded(keys_file))
+    return RemoteSettings(tuple(levels), keys, _accepts_unsigned(user))
+
+
+def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
+    """Of who is first to name any."""
+    urls = options.urls or tuple(os.environ.get(REMOTE_VARIABLE, "").split())
+    if urls:
+        return [LevelSettings(url) for url in urls]
+    project_file = options.project_file
+    if project_file is not None and names_remotes(project_file):
+        by_url = {level.url: _settled(level) for level in user.remote}
+        project = _read(project_file, ProjectFile)
+        return [_stricter(_settled(level), by_url.get(level.url)) for level in project.remote]
+    return [_settled(level) for level in user.remote]
+
+
+def _settled(level: Level) -> LevelSettings:
+    trusted = None if level.trusted is None else frozenset(level.trusted)
+    return LevelSettings(level.url, Mode(level.mode), level.namespace, trusted)
+
+
+def _stricter(of_project: LevelSettings, of_user: LevelSettings | None) -> LevelSettings:
+    """What both allow: a project cannot take back what its user has said of the same remote."""
+    if of_user is None:
+        return of_project
+    said = [trusted for trusted in (of_project.trusted, of_user.trusted) if trusted is not None]
+    return replace(
+        of_project,
+        mode=min(of_project.mode, of_user.mode, key=_STRICTEST_FIRST.index),
+        trusted=frozenset.intersection(*said) if said else None,
+    )
+
+
+def _mode(options: RemoteOptions) -> Mode | None:
+    """Of all remotes, where an option or the environment says it."""
+    if options.mode is not None:
+        return Mode(options.mode)
+    given = os.environ.get(MODE_VARIABLE, "").strip()
+    if given and given not in set(Mode):
+        raise UsageError(
+            f"{MODE_VARIABLE} is {given!r}{known_instead(given, Mode)}.", advice="Set it to one of these, or unset it."
+        )
+    return Mode(given) if given else None
+
+
+def _namespace_of_environment() -> str | None:
+    given = os.environ.get(NAMESPACE_VARIABLE, "").strip()
+    if given and _NAMESPACE.fullmatch(given) is None:
+        raise UsageError(f"{NAMESPACE_VARIABLE} is {given!r}, which is no namespace.", advice=_PARTS)
+    return given or None
+
+
+def _accepts_unsigned(user: UserFile) -> bool:
+    given = os.environ.get(ACCEPT_UNSIGNED_VARIABLE, "").strip().lower()
+    if given not in _WORDS:
+        raise UsageError(f"{ACCEPT_UNSIGNED_VARIABLE} is {given!r}.", advice="Set it to 1 or 0.")
+    return _WORDS[given] if given else user.signing.accept_unsigned
+
+
+def _user_file() -> UserFile:
+    path = config_file()
+    if not path.is_file():
+        return UserFile()
+    return _read(path, UserFile, elsewhere=("ep",))
+
+
+def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
+    """The file at *path* as a *kind*; keys that are read *elsewhere* are left to that."""
+    import tomllib
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: dict[str, Any] = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from None
+    said = {key: value for key, value in content.items() if key not in elsewhere}
+    if kind is ProjectFile and "signing" in said:
+        raise UsageError(
+            f"{path} has [signing], which is for the user's own file: a project comes from whoever wrote it, and would "
+            "say for others whom they believe.",
+            advice=f"Put it into {config_file()}, or use {ACCEPT_UNSIGNED_VARIABLE} and WINML_DAG_REMOTE_KEYS_FILE.",
+        )
+    try:
+        return kind.model_validate(said)
+    except ValidationError as error:
+        found = problems(error, kind, positions_in(text), str(path))
+        raise UsageError("\n".join([f"{path} says what it cannot say:", *(f"  {line}" for line in found)])) from None
+
+
+def positions_in(text: str) -> Positions:
+    """Where keys stand in TOML that is written a key a line, as far as somebody who reads a complaint needs it."""
+    found = Positions()
+    table: Location = ()
+    location: Location
+    arrays: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            name = header[2].strip()
+            arrays[name] = arrays.get(name, -1) + 1
+            location = table = (name, arrays[name]) if header[1] == "[[" else (name,)
+        elif key := _ASSIGNED.match(line):
+            location = (*table, key[1].strip("\"'"))
+        else:
+            continue
+        found.keys.setdefault(location, Position(number, 1))
+        found.values.setdefault(location, Position(number, 1))
+    return found
