@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,6 +68,10 @@ class Preparer:
         self._confines = sandbox or in_place is None
         self._hides = sandbox
 
+    def far(self, node: Node, inputs: Mapping[str, Artifact]) -> Sequence[FileEntry]:
+        """What *node* reads that has to come from another machine first."""
+        return self._store.far(self._stored(node, inputs))
+
     def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Prepared:
         """Put into *folder* what *node* needs, *inputs* being its artifacts by slot.
 
@@ -76,6 +80,7 @@ class Preparer:
             BlobDamaged: when an input cannot be fetched.
         """
         job = Job(node, folder, timeout_seconds)
+        self._store.bring(self._stored(node, inputs))
         if not node.stage.works_in_place:
             for slot, name in node.inputs.items():
                 self._copy(name, inputs[slot], job.input_folder(slot))
@@ -164,6 +169,12 @@ class Preparer:
                 raise changed(Path(watch.path))
         hidden = node.folder if self._hides else None
         return Prepared(replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own))
+
+    def _stored(self, node: Node, inputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
+        """The files that *node* reads and that the store has: not those of sources."""
+        for slot, name in node.inputs.items():
+            if name not in self._graph.sources:
+                yield from inputs[slot].files
 
     def _made_in(self, folder: Path, name: str, artifact: Artifact) -> _Made | None:
         """Artifact *name* as it lies in *folder*; None when its maker does not put it there."""

@@ -175,10 +175,13 @@ class Runner:
         """Like :meth:`run` up to where the command of *node* runs; :meth:`end` does the rest when it has ended.
 
         None when that cannot be without waiting: then :meth:`run` has to be called, from a thread that may wait. That
-        is so for what is no command, on systems that cannot wait for several processes at once, and when somebody else
-        is at the same key. Commands are many and short, so that handing each to a thread would cost more than it does.
+        is so for what is no command, on systems that cannot wait for several processes at once, when somebody else is
+        at the same key, and when an input has to come from another machine first. Commands are many and short, so that
+        handing each to a thread would cost more than it does.
         """
         if node.command is None or not CAN_POLL or not isinstance(self._executor, LocalExecutor):
+            return None
+        if self._preparer.far(node, inputs):
             return None
         task = _Task(node, decision, inputs)
         with ExitStack() as held:

@@ -6,8 +6,9 @@ nodes decidable. Then places are filled with what must run. Then we wait for the
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from winml_dag.engine import reason
@@ -29,6 +30,7 @@ from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, RunOutcome
 from winml_dag.engine.runs import Ended, Runs
 from winml_dag.engine.stage import Node, Stage
+from winml_dag.engine.waves import look_up
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, Store
@@ -113,6 +115,10 @@ class Scheduler:
         # Keys whose use the store has not been told of yet.
         self._reused: list[str] = []
         self._remakes: Counter[str] = Counter()
+        # By id, when a run of a node began, and when it was last to be made again, as numbers that only grow.
+        self._moments = itertools.count()
+        self._begun_at: dict[str, int] = {}
+        self._remade_at: dict[str, int] = {}
         self._stopping = False
 
     def run(self) -> tuple[StageResult, ...]:
@@ -164,6 +170,7 @@ class Scheduler:
     def _start(self, node: Node, decision: Run, ticket: Ticket) -> None:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
+        self._begun_at[node.id] = next(self._moments)
         if self._forecast is not None:
             self._forecast.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
@@ -199,7 +206,12 @@ class Scheduler:
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
+        wave = 0
         while self._candidates and not self._stopping:
+            if not wave:
+                wave = len(self._candidates)
+                self._look_up(self._candidates)
+            wave -= 1
             node = self._candidates.popleft()
             if (sure := self._foreseen.pop(node.id, None)) is not None and sure.record is not None:
                 self._undecided.discard(node.id)
@@ -221,6 +233,12 @@ class Scheduler:
                 self._want(node, decision)
         self._store.used(self._reused)
         self._reused.clear()
+
+    def _look_up(self, candidates: Iterable[Node]) -> None:
+        """Have what may lie on other machines looked for at once, before it is asked for one by one."""
+        if self._store.asks_behind and not self._options.rebuild:
+            wanted = (node for node in candidates if node.id in self._undecided and node.id not in self._foreseen)
+            look_up(wanted, self._known, self._store)
 
     def _reassess(self, stage: Stage) -> None:
         """Of what waits, find out anew what runs of *stage* need."""
@@ -308,6 +326,11 @@ class Scheduler:
     def _remake(self, node: Node, file: FileEntry) -> None:
         """A blob that *node* reads is damaged: its maker, and all that stands on it, have to be decided again."""
         maker = self._maker_of(node, file)
+        if self._remade_at.get(maker.id, -1) > self._begun_at[node.id]:
+            # Found missing before it was made again for another reader. Any number of blobs can vanish at once, with
+            # the remote that has them: only what is lost after it was made again is counted.
+            self._reopen([node])
+            return
         self._remakes[maker.id] += 1
         if self._remakes[maker.id] > _MOST_REMAKES:
             self._finish(
@@ -320,9 +343,12 @@ class Scheduler:
                 )
             )
             return
+        makers = {maker.id, *self._makers_of_lost(node)}
+        self._remade_at.update(dict.fromkeys(makers, next(self._moments)))
         # What runs is judged when it ends; what has failed is not tried again within one run.
         settled = self._underway.keys() | set(self._failed())
-        reopened = ({maker.id, node.id} | self._graph.downstream(maker.id)) - settled
+        behind = set().union(*map(self._graph.downstream, makers))
+        reopened = ({node.id} | makers | behind) - settled
         self._to_run.remove(reopened)
         self._reopen([other for other in self._graph.nodes if other.id in reopened])
 
@@ -335,6 +361,12 @@ class Scheduler:
             if node.id in self._results and self._results[node.id].status is Status.REUSED:
                 del self._results[node.id]
             self._undecide([node])
+
+    def _makers_of_lost(self, node: Node) -> Iterator[str]:
+        """The ids of all makers of what *node* reads of which a look already tells that it is lost."""
+        for name in node.inputs.values():
+            if name in self._graph.makers and self._store.missing(self._known.artifacts[name].files):
+                yield self._graph.makers[name].id
 
     def _maker_of(self, node: Node, file: FileEntry) -> Node:
         # Sources are never fetched, so one that happens to have the same bytes is not what was damaged.
