@@ -70,4 +70,4 @@ def _behind(store: LocalStore, settings: RemoteSettings, tell: Callable[[str], N
 
     trust = Trust(settings.keys, this_maker(), settings.accept_unsigned, cache_key)
     levels = [Level(open_remote(each.url, each.namespace), each) for each in settings.levels if each.mode != Mode.OFF]
-    return Levels(levels, store.blobs, trust, scratch=store.scratch, tell=tell)
+    return Levels(levels, store.blobs, trust, scratch=store.incoming, tell=tell)

@@ -36,6 +36,7 @@ class LocalStore:
         failures: where runs leave the logs of stages that failed.
         fingerprints: digests of the user's files.
         scratch: where runs get a folder for their work.
+        incoming: where blobs lie that are on their way here from a remote.
 
     Raises:
         StoreError: when the folder is something else than a store, of an unknown format, or cannot be written.
@@ -59,6 +60,7 @@ class LocalStore:
         self.fingerprints = Fingerprints(self.index, function)
         self._expected = Expected((), self._latest)
         self.scratch = Scratch(self.folder / "scratch", self.locks)
+        self.incoming = self.folder / "incoming"
 
     def record(self, key: str) -> Record | None:
         with in_words(f"Cannot read the record of {key}"):

@@ -16,8 +16,8 @@ class Behind(Protocol):
     """
 
     def records(self, keys: Collection[str]) -> dict[str, Record]:
-        """The records of *keys* that a remote has, asked for side by side; each was signed by somebody we trust, for its
-        key. Their blobs are where they are.
+        """The records of *keys* that a remote has, asked for side by side; each was signed by somebody we trust, for
+        its key. Their blobs are where they are.
         """
 
     def has(self, digests: Collection[str]) -> set[str]:
@@ -26,12 +26,14 @@ class Behind(Protocol):
         """
 
     def fetch(self, files: Collection[FileEntry]) -> list[FileEntry]:
-        """Have the blobs of *files* in the store of this machine, side by side, each checked before it has a name there;
-        returns those that could not be had.
+        """Have the blobs of *files* in the store of this machine, side by side, each checked before it has a name
+        there; returns those that could not be had. Raises StoreError when they cannot be written there.
         """
 
     def offer(self, record: Record) -> None:
-        """Begin to put *record*, whose blobs are here, where we may write: its blobs, and then itself. Does not wait."""
+        """Begin to put *record*, whose blobs are here, where we may write: its blobs, and then itself. Does not
+        wait.
+        """
 
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
         """Wait until all that was offered is there, or is given up; *told* gets bytes that have gone and all that have

@@ -55,8 +55,9 @@ class Remote(Protocol):
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         """The bytes of a blob from *offset* on, unchecked, in pieces of at most 1 MiB, each as soon as it has come: who
-        waits to fill one looks as slow as a remote that has stopped. Closing the iterator lets the connection go. Raises KeyError when there is no such blob. A remote that cannot begin in the middle begins at 0
-        and drops what comes before *offset*.
+        waits to fill one looks as slow as a remote that has stopped. Closing the iterator lets the connection go.
+        Raises KeyError when there is no such blob. A remote that cannot begin in the middle begins at 0 and drops what
+        comes before *offset*.
         """
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
