@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions
     from winml_dag.pipeline.request import Request
 
-# That a matrix of GitHub's actions may have.
+# That a matrix of GitHub's and of Azure's may have.
 _MOST_JOBS = 256
 
 
@@ -31,7 +31,13 @@ _MOST_JOBS = 256
 @cell_options
 @rebuild_option
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Stages at a time, for the time [processors].")
-@click.option("--matrix", is_flag=True, help="Print the job matrix of a CI as JSON instead: a job for each cell.")
+@click.option(
+    "--matrix",
+    type=click.Choice(["github", "azure"]),
+    is_flag=False,
+    flag_value="github",
+    help="Print the job matrix of a CI as JSON instead, GitHub's if none is named: a job for each cell.",
+)
 @click.option(
     "--shards", type=click.IntRange(1, _MOST_JOBS), help="With --matrix, so many jobs, each with a part of the cells."
 )
@@ -46,7 +52,7 @@ def command(
     shard: str | None,
     rebuild: bool,
     jobs: int | None,
-    matrix: bool,
+    matrix: str | None,
     shards: int | None,
     format_: str,
     **options: Any,
@@ -59,13 +65,13 @@ def command(
 
     with errors_as_json(format_):
         options["recipe"] = recipes[0] if recipes else None
-        if shards is not None and (shard is not None or not matrix):
+        if shards is not None and (shard is not None or matrix is None):
             raise UsageError("--shards says how many jobs --matrix has.", advice="One of them is chosen by --shard.")
         selection = Selection(filters, shard)
-        if _are_cells(recipes, asked_for=matrix or selection != Selection()):
-            if matrix:
+        if _are_cells(recipes, asked_for=matrix is not None or selection != Selection()):
+            if matrix is not None:
                 but = ("format_", "matrix", "shards", *(() if shards else ("filters", "shard")))
-                return _print_matrix(recipes, selection, shards, given_words(context, but))
+                return _print_matrix(matrix, recipes, selection, shards, given_words(context, but))
             from winml_dag.cli.sweepplan import PlanOptions
 
             request, cache_dir = request_from(options)
@@ -110,14 +116,16 @@ def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
     return len(recipes) == 1 and module_items(recipes[0]) is not None
 
 
-def _print_matrix(recipes: tuple[Path, ...], selection: Selection, number: int | None, words: Sequence[str]) -> int:
-    from winml_dag.cli.sweepplan import job_matrix
+def _print_matrix(
+    ci: str, recipes: tuple[Path, ...], selection: Selection, number: int | None, words: Sequence[str]
+) -> int:
+    from winml_dag.cli.sweepplan import azure_matrix, job_matrix
     from winml_dag.recipe.sweepfiles import sweep_of_files
 
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
-        click.echo(f"note: These are {jobs} jobs, and GitHub takes {_MOST_JOBS}; --shards makes fewer.", err=True)
-    click.echo(json.dumps(matrix, ensure_ascii=False))
+        click.echo(f"note: These are {jobs} jobs, and a matrix takes {_MOST_JOBS}; --shards makes fewer.", err=True)
+    click.echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
     return 0
 
 

@@ -205,3 +205,11 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
             if part and (shard := Shard(place + 1, number))
         ]
     }
+
+
+def azure_matrix(jobs: Sequence[JsonObject]) -> dict[str, dict[str, str]]:
+    """*jobs* of :func:`job_matrix` as Azure Pipelines takes them: by a name of letters and digits, with texts alone."""
+    return {
+        f"job_{place}": {name: str(value) for name, value in job.items() if name != "values"}
+        for place, job in enumerate(jobs, 1)
+    }

@@ -148,6 +148,16 @@ def test_a_job_for_each_cell_has_its_values(says: Any) -> None:
     }
 
 
+def test_azure_gets_the_same_jobs_in_its_own_form(says: Any) -> None:
+    _, of_github, _ = says("--matrix", "github", "--filter", "two/*")
+    code, of_azure, _ = says("--matrix", "azure", "--filter", "two/*")
+    expected = {
+        f"job_{place}": {"name": job["name"], "arguments": job["arguments"]}
+        for place, job in enumerate(json.loads(of_github)["include"], 1)
+    }
+    assert (code, json.loads(of_azure)) == (0, expected)
+
+
 def test_a_job_names_a_recipe_of_the_catalog_as_it_is_called_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "-c", "catalog:sweeps/small", "--matrix", "--shards", "1"]) == 0
     (job,) = json.loads(capsys.readouterr().out)["include"]
