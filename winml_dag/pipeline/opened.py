@@ -62,12 +62,13 @@ def let_go(store: LocalStore) -> None:
 
 def _behind(store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None]) -> Behind:
     from winml_dag.engine.keys import cache_key
+    from winml_dag.pipeline.graphrun import MADE_BY
     from winml_dag.store.remote.backends import open_remote
     from winml_dag.store.remote.envelope import Trust
     from winml_dag.store.remote.levels import Level, Levels
-    from winml_dag.store.remote.maker import this_maker
+    from winml_dag.store.remote.maker import maker_here
     from winml_dag.store.remote.settings import Mode
 
-    trust = Trust(settings.keys, this_maker(), settings.accept_unsigned, cache_key)
+    trust = Trust(settings.keys, maker_here(MADE_BY, os.environ), settings.accept_unsigned, cache_key)
     levels = [Level(open_remote(each.url, each.namespace), each) for each in settings.levels if each.mode != Mode.OFF]
     return Levels(levels, store.blobs, trust, scratch=store.incoming, tell=tell)
