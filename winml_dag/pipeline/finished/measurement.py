@@ -19,6 +19,7 @@ from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import foresee
 from winml_dag.engine.stage import Node, Source, Stage
+from winml_dag.engine.waves import look_ahead
 from winml_dag.ep.registry import Target
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
@@ -170,12 +171,14 @@ def carry_out(
             try:
                 results = _run(planned, store, rebuild and attempt == 0, timeout_seconds, observer, executor, living)
                 if any(result.record is None for result in results):
+                    store.settle()
                     note = settle_accounts(None, results, store)
                     return Measurement(results, time.monotonic() - started, note=note)
                 files = tuple(sorted(file for result in results for file in _files(result)))
                 put = Materialised() if folder is None else _put(planned, files, folder, store, overwrite=overwrite)
             except BlobDamaged:
                 continue  # it is in quarantine now, so its stage will be found wanting
+        store.settle()
         note = settle_accounts(None, results, store)
         return Measurement(results, time.monotonic() - started, files, note, put)
     raise StoreError(
@@ -195,6 +198,8 @@ def _run(
 ) -> tuple[StageResult, ...]:
     """*living* closes what tells others that this run is alive."""
     graph, scope = planned.graph, planned.scope
+    if not rebuild:
+        look_ahead(graph, planned.sources, store)
     foreseen = foresee(graph, planned.sources, store, scope=scope, rebuild=rebuild)
     if len(foreseen) == len(graph.nodes):
         reuse_all(foreseen, store, scope, observer)

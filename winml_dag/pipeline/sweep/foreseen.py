@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from winml_dag.engine import waves
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
 from winml_dag.engine.expectations import Expectations, expected_work, remembered
@@ -46,8 +47,10 @@ class Foreseen:
 def look_ahead(planned: Sequence[Planned], store: LocalStore, capacity: Capacity, *, rebuild: bool) -> Foreseen:
     """What would become of *planned*, whose labels differ, in *capacity*. Nothing is run and nothing written."""
     graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
-    results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
     common = merged(planned)
+    if not rebuild:
+        waves.look_ahead(common.graph, common.sources, store)
+    results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
     views = _views(common, tuple(results.values()))
     firsts = [views[node.id] for node in first_rounds(common) if node.id in views]
     to_run = frozenset(node_id for node_id, view in views.items() if view.status is Status.RAN)

@@ -142,6 +142,7 @@ def run_together(
             timeout_seconds=running.timeout_seconds,
             foretold=running.foretold,
         )
+    store.settle()
     settle_accounts(None, results, store)
     by_id = {result.node.id: result for result in results}
     return {

@@ -1,0 +1,179 @@
+"""A store with a remote behind it: what comes from there, when, and what becomes of a remote that loses things."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from store_samples import KEY, OTHER_KEY, contents
+
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+from winml_dag.store.remote.behind import Behind
+from winml_dag.store.remote.envelope import Trust
+from winml_dag.store.remote.levels import Level, Levels
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.shared import SharedStore
+from winml_dag.store.store import BlobDamaged
+
+FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights" * 1000}
+TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0", host="Linux x86_64"))
+
+Machine = Callable[[str], SharedStore]
+Fill = Callable[[Mapping[str, bytes]], Path]
+
+
+@pytest.fixture
+def remote() -> MemoryRemote:
+    return MemoryRemote()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
+    """A store of a machine of its own before the one remote."""
+
+    def machine(name: str) -> SharedStore:
+        level = Level(remote, LevelSettings("memory://", Mode.READ_WRITE))
+
+        def behind(store: LocalStore) -> Behind:
+            scratch = store.folder / "transfers"
+            return Levels([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
+
+        return SharedStore(tmp_path / name, behind)
+
+    return machine
+
+
+@pytest.fixture
+def made(machine: Machine, new_record: Callable[[str], Record], fill: Fill) -> Record:
+    """What another machine has made and put into the remote."""
+    there = machine("there")
+    record = there.publish(new_record(KEY), {"model": fill(FILES)})
+    there.settle()
+    there.close()
+    return record
+
+
+def asked(remote: MemoryRemote, method: str) -> int:
+    return sum(called == method for called, _ in remote.calls)
+
+
+def test_what_one_machine_makes_another_finds_and_keeps_the_record_and_no_blob(
+    machine: Machine, remote: MemoryRemote, made: Record
+) -> None:
+    here = machine("here")
+    found = here.record(KEY)
+    assert found is not None
+    assert dataclasses.replace(found, origin={}) == made
+    assert here.came_from_behind(KEY)
+    assert here.missing(found.files()) == []
+    assert list(here.blobs.all()) == []
+    here.close()
+    remote.calls.clear()
+    again = machine("here")
+    assert again.record(KEY) == found
+    assert not again.came_from_behind(KEY)
+    assert asked(remote, "record") == 0
+    again.close()
+
+
+def test_blobs_come_when_they_are_fetched_and_then_they_are_here(
+    machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path
+) -> None:
+    here = machine("here")
+    here.look_up([KEY])
+    assert len(here.far(made.files())) == 2
+    here.fetch(made.outputs["model"], tmp_path / "out")
+    assert contents(tmp_path / "out") == FILES
+    assert here.far(made.files()) == []
+    remote.calls.clear()
+    here.fetch(made.outputs["model"], tmp_path / "again")
+    here.link(made.outputs["model"], tmp_path / "linked")
+    assert contents(tmp_path / "linked") == FILES
+    assert remote.calls == []
+    here.close()
+
+
+def test_a_link_needs_its_blobs_here_as_a_copy_does(machine: Machine, made: Record, tmp_path: Path) -> None:
+    here = machine("here")
+    here.link(made.outputs["model"], tmp_path / "linked")
+    assert contents(tmp_path / "linked") == FILES
+    here.close()
+
+
+def test_what_no_remote_has_is_asked_for_once_in_a_run(machine: Machine, remote: MemoryRemote) -> None:
+    here = machine("here")
+    assert here.look_up([KEY, OTHER_KEY]) == {}
+    assert here.record(KEY) is None
+    assert here.record(OTHER_KEY) is None
+    assert asked(remote, "record") == 2
+    here.close()
+
+
+def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: MemoryRemote, made: Record) -> None:
+    here = machine("here")
+    assert set(here.look_up([KEY, OTHER_KEY])) == {KEY}
+    remote.calls.clear()
+    assert here.missing(made.files()) == []
+    assert remote.calls == []
+    here.close()
+
+
+def test_a_record_whose_blobs_nobody_has_is_no_hit(machine: Machine, remote: MemoryRemote, made: Record) -> None:
+    remote.blobs.pop(made.files()[0].digest)
+    here = machine("here")
+    record = here.record(KEY)
+    assert record is not None
+    assert here.missing(record.files()) == [made.files()[0]]
+    here.close()
+
+
+def test_a_blob_that_is_gone_when_it_is_needed_counts_as_missing_from_then_on(
+    machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path
+) -> None:
+    here = machine("here")
+    assert here.missing(made.files()) == []
+    remote.blobs.clear()
+    with pytest.raises(BlobDamaged):
+        here.fetch(made.outputs["model"], tmp_path / "out")
+    assert here.missing(made.files()) == list(made.files())
+    here.close()
+
+
+def test_rot_here_is_healed_by_the_remote(machine: Machine, made: Record, tmp_path: Path) -> None:
+    here = machine("here")
+    here.bring(made.files())
+    for file in made.files():
+        path = here.blobs.path(file.digest)
+        status = path.stat()
+        path.chmod(0o600)
+        path.write_bytes(b"\x00" * file.size)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    here.fetch(made.outputs["model"], tmp_path / "out")
+    assert contents(tmp_path / "out") == FILES
+    here.close()
+
+
+def test_what_is_remembered_with_other_digests_is_not_mixed_up(
+    machine: Machine, new_record: Callable[[str], Record], fill: Fill, tmp_path: Path
+) -> None:
+    here = machine("here")
+    here.publish(new_record(KEY), {"model": fill(FILES)})
+    here.remember("export", KEY)
+    here.close()
+    alone = LocalStore(tmp_path / "here")
+    assert alone.latest("export") is None
+    alone.publish(new_record(OTHER_KEY), {"model": fill(FILES)})
+    alone.remember("export", OTHER_KEY)
+    alone.close()
+    again = machine("here")
+    with again.together(["export"]):
+        latest = again.latest("export")
+    assert latest is not None
+    assert latest.cache_key == KEY
+    again.close()
