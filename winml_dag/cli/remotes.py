@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli.transfers import Transfers
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 
 if TYPE_CHECKING:
@@ -28,10 +29,16 @@ def opened(cache_dir: Path, remote: RemoteOptions) -> LocalStore:
     """The store of a command, which is let go of when the command has ended, however it ends."""
     from winml_dag.pipeline.opened import let_go, open_store
 
-    store = open_store(cache_dir, remote, tell=say)
+    watcher = Transfers() if _tells_progress() else None
+    store = open_store(cache_dir, remote, tell=say, watcher=watcher)
     if store.asks_behind and (context := click.get_current_context(silent=True)) is not None:
         context.call_on_close(lambda: let_go(store))
     return store
+
+
+def _tells_progress() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is None or not context.params.get("quiet")
 
 
 def say(sentence: str) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.location import default_cache_dir
@@ -19,11 +19,26 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("winml_dag")
 
 
+class Watcher(Protocol):
+    """Told how far transfers are that somebody waits for, from any thread."""
+
+    def received(self, count: int) -> None:
+        """*count* more bytes of blobs have come."""
+
+    def waits(self, gone: int, everything: int) -> None:
+        """A build has ended, and *gone* of all bytes that have to go are there."""
+
+
 def open_store(
-    cache_dir: Path | None, remote: RemoteOptions, *, tell: Callable[[str], None] = _LOG.warning
+    cache_dir: Path | None,
+    remote: RemoteOptions,
+    *,
+    tell: Callable[[str], None] = _LOG.warning,
+    watcher: Watcher | None = None,
 ) -> LocalStore:
     """The store in *cache_dir*, by default the user's; with a remote, all that is asked of it is asked of that too.
-    *tell* gets a sentence when a remote is left alone, or something of it is not believed.
+    *tell* gets a sentence when a remote is left alone, or something of it is not believed; *watcher* is told how far
+    blobs are.
 
     Raises:
         UsageError: for a configuration that means nothing, and for a remote that needs an extra which is not installed.
@@ -47,7 +62,8 @@ def open_store(
     if restricted:
         tell(restricted)
     check_keys(settings)
-    return SharedStore(folder, lambda store: _behind(store, settings, tell))
+    told = None if watcher is None else watcher.waits
+    return SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)
 
 
 def let_go(store: LocalStore) -> None:
@@ -60,7 +76,9 @@ def let_go(store: LocalStore) -> None:
     store.close()
 
 
-def _behind(store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None]) -> Behind:
+def _behind(
+    store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None
+) -> Behind:
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.graphrun import MADE_BY
     from winml_dag.store.remote.backends import open_remote
@@ -68,7 +86,12 @@ def _behind(store: LocalStore, settings: RemoteSettings, tell: Callable[[str], N
     from winml_dag.store.remote.levels import Level, Levels
     from winml_dag.store.remote.maker import maker_here
     from winml_dag.store.remote.settings import Mode
+    from winml_dag.store.remote.watched import WatchedRemote
 
     trust = Trust(settings.keys, maker_here(MADE_BY, os.environ), settings.accept_unsigned, cache_key)
-    levels = [Level(open_remote(each.url, each.namespace), each) for each in settings.levels if each.mode != Mode.OFF]
+    used = [each for each in settings.levels if each.mode != Mode.OFF]
+    remotes = [open_remote(each.url, each.namespace) for each in used]
+    if watcher is not None:
+        remotes = [WatchedRemote(remote, watcher.received) for remote in remotes]
+    levels = list(map(Level, remotes, used))
     return Levels(levels, store.blobs, trust, scratch=store.incoming, tell=tell)

@@ -28,13 +28,19 @@ _PREFIX = "sha256:"
 
 class SharedStore(LocalStore):
     """A store in *folder* with what *behind_of* makes for it behind it. Digests are sha256: what others write must be
-    collision-proof.
+    collision-proof. *told* is what :meth:`settle` tells when it is given nobody else to tell.
     """
 
     asks_behind = True
 
-    def __init__(self, folder: Path, behind_of: Callable[[LocalStore], Behind]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        behind_of: Callable[[LocalStore], Behind],
+        told: Callable[[int, int], None] | None = None,
+    ) -> None:
         super().__init__(folder, function="sha256")
+        self._told = told
         self._behind = behind_of(self)
         # Keys that no remote has, and digests whose blob could not be had, in this run.
         self._nowhere: set[str] = set()
@@ -93,6 +99,10 @@ class SharedStore(LocalStore):
         self._behind.offer(published)
         return published
 
+    def offer(self, record: Record) -> None:
+        """Begin to put *record*, whose blobs are here, where we may write."""
+        self._behind.offer(record)
+
     def together(self, names: Sequence[str]) -> AbstractContextManager[None]:
         return super().together([_own(name) for name in names])
 
@@ -103,7 +113,7 @@ class SharedStore(LocalStore):
         super().remember(_own(name), key)
 
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
-        self._behind.settle(told)
+        self._behind.settle(told or self._told)
 
     def traffic(self) -> Traffic:
         return self._behind.traffic()

@@ -1,0 +1,56 @@
+"""How far blobs are that are on their way: a line once in a while, which a live table lets pass above itself.
+
+It is written by whoever moves the bytes: nothing is counted while nothing moves, and there is no thread to end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import click
+
+# What is done sooner needs no word; after that as often as a stage tells how far it is.
+_SECONDS_TO_FIRST_LINE = 2.0
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Transfers:
+    """Told of bytes by several threads. *clock* tells seconds, *say* takes a line."""
+
+    def __init__(self, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say or _say
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._received = 0
+        self._due: dict[str, float] = {}
+
+    def received(self, count: int) -> None:
+        """*count* more bytes of blobs have come."""
+        with self._lock:
+            self._received += count
+            if self._is_due("fetched"):
+                from winml_dag.store.quantities import size_text
+
+                self._say(f"remote: {size_text(self._received)} fetched so far")
+
+    def waits(self, gone: int, everything: int) -> None:
+        """The build has ended, and waits for what still has to go."""
+        with self._lock:
+            if gone < everything and self._is_due("put"):
+                from winml_dag.store.quantities import size_text
+
+                self._say(f"remote: {size_text(gone)} of {size_text(everything)} put")
+
+    def _is_due(self, what: str) -> bool:
+        now = self._clock()
+        due = self._due.setdefault(what, now + _SECONDS_TO_FIRST_LINE)
+        if now < due:
+            return False
+        self._due[what] = now + _SECONDS_BETWEEN_LINES
+        return True
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
