@@ -123,12 +123,12 @@ class Levels:
         if came_from is None:
             return False
         for level in self._levels[: max(0, came_from)]:
-            if level.takes:
+            if level.takes and level.settings.is_back_filled:
                 self._offers.blob(level, file)
         return True
 
     def _back_fill_record(self, record: Record, came_from: int) -> None:
         # Without its blobs: they come along when they pass through here, and until then they are in the farther level.
         for level in self._levels[:came_from]:
-            if level.takes:
+            if level.takes and level.settings.is_back_filled:
                 self._offers.record(level, record, with_blobs=False)

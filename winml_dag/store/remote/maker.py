@@ -9,7 +9,6 @@ from typing import cast
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.errors import StoreError
-from winml_dag.store.remote.cirun import ci_run
 
 _TEXTS = ("builder", "run", "revision", "host")
 _MOST_CHARACTERS = 500
@@ -59,7 +58,7 @@ def _is_showable(text: object) -> bool:
     return isinstance(text, str) and text.isprintable() and len(text) <= _MOST_CHARACTERS
 
 
-def maker_here(builder: str, environment: Mapping[str, str]) -> Maker:
+def maker_here(builder: str, *, run: str = "", revision: str = "") -> Maker:
     """Who makes what is made here, *builder* being this program with its version; no package is imported for it."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -68,14 +67,8 @@ def maker_here(builder: str, environment: Mapping[str, str]) -> Maker:
     for name in _TOOLS:
         with suppress(PackageNotFoundError):
             tools[name] = version(name)
-    run = ci_run(environment)
-    told = Maker(
-        builder,
-        run="" if run is None else run.address or run.system,
-        revision="" if run is None else run.revision,
-        host=f"{platform.system()} {platform.machine()}".strip(),
-        tools=tools,
-    )
+    host = f"{platform.system()} {platform.machine()}".strip()
+    told = Maker(builder, run=run, revision=revision, host=host, tools=tools)
     try:
         return Maker.from_json(told.to_json())
     except StoreError:

@@ -3,15 +3,29 @@
 A pull request reads the namespace that is configured and writes at most one of its own, which no other run reads: else
 its code could put there what the next build of the main branch takes for its own work. A branch writes only when
 changes get to it by review.
+
+What runs is read from the environment, and whoever can edit a workflow can set that. So this keeps honest runs where
+they belong, and is no protection from others: that is what credentials and keys are for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TypeAlias
 
-from winml_dag.store.remote.cirun import BRANCHES_VARIABLE, CiRun, ci_run
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+
+BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
+# Those whose code is that of the branch. Of others, such as pull_request_target, workflow_run and issue_comment, the
+# branch is the default one, and the code that runs may be anybody's.
+_OWN_EVENTS = {"push", "schedule", "workflow_dispatch", "repository_dispatch"}
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+
+# The value of a variable, empty when it is not there.
+_Said: TypeAlias = Callable[[str], str]
 
 
 def pull_namespace(number: int) -> str:
@@ -24,14 +38,90 @@ def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[R
 
     Outside of CI, and in systems that we do not know, all stays as it is.
     """
-    run = ci_run(environment)
+    run = _run(environment)
     if run is None or run.is_trusted or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
         return settings, ""
     levels = tuple(each for level in settings.levels for each in _levels(level, run))
     return replace(settings, levels=levels), _sentence(run)
 
 
-def _levels(level: LevelSettings, run: CiRun) -> tuple[LevelSettings, ...]:
+@dataclass(frozen=True)
+class _Run:
+    """What runs in CI.
+
+    Attributes:
+        is_pull: whether it is the code of a pull request.
+        pull: the number of that; None when nobody says which.
+        what: for messages, ``the branch main``; of a pull request nothing.
+        is_trusted: whether it is the code of a branch that only reviewed changes get to.
+    """
+
+    is_pull: bool
+    pull: int | None = None
+    what: str = ""
+    is_trusted: bool = False
+
+
+def _run(environment: Mapping[str, str]) -> _Run | None:
+    """What runs here; None when no system that we know is at work."""
+
+    def said(name: str) -> str:
+        return environment.get(name, "").strip()
+
+    return next((read(said) for variable, read in _SYSTEMS.items() if said(variable)), None)
+
+
+def _github(said: _Said) -> _Run:
+    event, ref = said("GITHUB_EVENT_NAME"), said("GITHUB_REF")
+    if ref.startswith("refs/pull/") or event.startswith("pull_request"):
+        return _Run(True, _number_in(ref))
+    if event not in _OWN_EVENTS:
+        return _Run(False, what=f"the event {event}")
+    return _branch(said, _name(ref), is_protected=said("GITHUB_REF_PROTECTED") == "true")
+
+
+def _azure(said: _Said) -> _Run:
+    ref, reason = said("BUILD_SOURCEBRANCH"), said("BUILD_REASON")
+    # The number that people see is that of GitHub where the code is there, else Azure's own.
+    number = said("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER") or said("SYSTEM_PULLREQUEST_PULLREQUESTID")
+    if reason == "PullRequest" or number or ref.startswith("refs/pull/"):
+        return _Run(True, _number(number) or _number_in(ref))
+    # Azure does not say which branches have policies.
+    return _branch(said, _name(ref), is_protected=_name(ref) in ("main", "master"))
+
+
+def _gitlab(said: _Said) -> _Run:
+    number = said("CI_MERGE_REQUEST_IID") or said("CI_EXTERNAL_PULL_REQUEST_IID")
+    if number or said("CI_PIPELINE_SOURCE") in ("merge_request_event", "external_pull_request_event"):
+        return _Run(True, _number(number))
+    return _branch(said, said("CI_COMMIT_BRANCH"), is_protected=said("CI_COMMIT_REF_PROTECTED") == "true")
+
+
+def _branch(said: _Said, name: str, *, is_protected: bool) -> _Run:
+    if not name:
+        return _Run(False, what="what is no branch")
+    if named := said(BRANCHES_VARIABLE):
+        is_protected = any(fnmatchcase(name, each) for each in named.replace(",", " ").split())
+    return _Run(False, what=f"the branch {name}", is_trusted=is_protected)
+
+
+def _name(ref: str) -> str:
+    return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
+
+
+def _number_in(ref: str) -> int | None:
+    return _number(ref.removeprefix("refs/pull/").partition("/")[0])
+
+
+def _number(text: str) -> int | None:
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+# By the variable that each of them sets always, and nobody else.
+_SYSTEMS: dict[str, Callable[[_Said], _Run]] = {"GITHUB_ACTIONS": _github, "TF_BUILD": _azure, "GITLAB_CI": _gitlab}
+
+
+def _levels(level: LevelSettings, run: _Run) -> tuple[LevelSettings, ...]:
     if level.mode is not Mode.READ_WRITE:
         return (level,)
     shared = replace(level, mode=Mode.READ)
@@ -42,10 +132,12 @@ def _levels(level: LevelSettings, run: CiRun) -> tuple[LevelSettings, ...]:
     return own, shared
 
 
-def _sentence(run: CiRun) -> str:
+def _sentence(run: _Run) -> str:
     if run.pull is not None:
-        return f"This is {run.what}: what it makes is put into the namespace {pull_namespace(run.pull)} only."
-    if run.what == "a pull request":
+        return (
+            f"This is pull request {run.pull}: what it makes is put into the namespace {pull_namespace(run.pull)} only."
+        )
+    if run.is_pull:
         return "This is a pull request without a number: nothing is put into remotes."
     return (
         f"{run.what[:1].upper()}{run.what[1:]} is not known to be protected: nothing is put into remotes."
