@@ -80,6 +80,7 @@ def _behind(
     store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None
 ) -> Behind:
     from winml_dag.engine.keys import cache_key
+    from winml_dag.pipeline.cirun import ci_run
     from winml_dag.pipeline.graphrun import MADE_BY
     from winml_dag.store.remote.backends import open_remote
     from winml_dag.store.remote.envelope import Trust
@@ -88,7 +89,9 @@ def _behind(
     from winml_dag.store.remote.settings import Mode
     from winml_dag.store.remote.watched import WatchedRemote
 
-    trust = Trust(settings.keys, maker_here(MADE_BY, os.environ), settings.accept_unsigned, cache_key)
+    run = ci_run()
+    maker = maker_here(MADE_BY) if run is None else maker_here(MADE_BY, run=run.run, revision=run.revision)
+    trust = Trust(settings.keys, maker, settings.accept_unsigned, cache_key)
     used = [each for each in settings.levels if each.mode != Mode.OFF]
     remotes = [open_remote(each.url, each.namespace) for each in used]
     if watcher is not None:
