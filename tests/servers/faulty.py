@@ -1,0 +1,358 @@
+"""A cache over HTTP, in this process, with every fault that a server can have, switched on by a test.
+
+Without a fault it is what a good server is: create-only where the client asks for it, ranges, lengths, connections that
+stay open. All that comes is written down. Nothing sleeps: what hangs, hangs until the server ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+_PIECE_BYTES = 1 << 20
+# What an endless answer says to be long, and after a million times what a record may have we stop.
+_ENDLESS_BYTES = 50 << 30
+
+
+class Fault(Enum):
+    """``ERROR`` to ``BAD_REQUEST``: a status and nothing else."""
+
+    ERROR = HTTPStatus.INTERNAL_SERVER_ERROR
+    BUSY = HTTPStatus.SERVICE_UNAVAILABLE
+    FULL = HTTPStatus.INSUFFICIENT_STORAGE
+    TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    FORBIDDEN = HTTPStatus.FORBIDDEN
+    UNAUTHORIZED = HTTPStatus.UNAUTHORIZED
+    # What WebDAV says of a folder that is not there.
+    CONFLICT = HTTPStatus.CONFLICT
+    BAD_REQUEST = HTTPStatus.BAD_REQUEST
+    # Whole as far as HTTP goes, and only half of what was put.
+    SHORT = auto()
+    # The connection ends in the middle of what is sent, or of what is put.
+    DROP = auto()
+    # The connection is reset before anything is answered.
+    RESET = auto()
+    # One byte of what was put is another.
+    WRONG_BYTES = auto()
+    # A byte now and then, and no end.
+    TRICKLE = auto()
+    # The request is read, and nothing is answered.
+    SILENT = auto()
+    # 50 GB, whatever was asked for, and however small it is.
+    ENDLESS = auto()
+    # The same without saying how much it will be.
+    ENDLESS_CHUNKS = auto()
+    # Says that it is gzip, which nobody asked for.
+    ENCODED = auto()
+    # 501 for a put with a condition.
+    REFUSES_CONDITIONS = auto()
+    # Overwrites whatever the condition was.
+    IGNORES_CONDITIONS = auto()
+    # The whole, with 200, whatever part was asked for.
+    NO_RANGES = auto()
+    # 206 and another part than was asked for.
+    WRONG_RANGE = auto()
+
+
+@dataclass
+class Request:
+    """What came and what went: ``received`` and ``sent`` count bytes of bodies, before the client knows of them."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    status: int = 0
+    received: int = 0
+    sent: int = 0
+
+
+@dataclass
+class _Switched:
+    fault: Fault
+    times: int | None
+    method: str
+    below: str
+
+    def fits(self, method: str, path: str) -> bool:
+        return self.method in ("", method) and (not self.below or f"/{self.below}/" in path)
+
+
+class FaultyServer:
+    """Begins with ``with``; used by several threads at once.
+
+    Attributes:
+        content: what lies under each path, such as ``/main/ac/<key>``.
+        requests: all that have come, in that order, answered or not.
+        redirects: a path, and where it sends to instead.
+        wants: the only ``Authorization`` that it lets in; anybody when empty.
+        connections: how many were made.
+    """
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self.requests: list[Request] = []
+        self.redirects: dict[str, str] = {}
+        self.wants = ""
+        self.connections = 0
+        self.ended = threading.Event()
+        self._changed = threading.Condition()
+        self._switched: list[_Switched] = []
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.told_of = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.ended.set()
+        self._server.shutdown()
+        self._server.end_connections()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def switch_on(self, fault: Fault, *, times: int | None = None, method: str = "", below: str = "") -> None:
+        """For the next *times* requests or all, of one method or all, *below* ``ac`` or ``cas`` or both."""
+        with self._changed:
+            self._switched.append(_Switched(fault, times, method, below))
+
+    def switch_off(self) -> None:
+        """No fault any more."""
+        with self._changed:
+            self._switched.clear()
+
+    def reset(self) -> None:
+        """As it was when it began, with its connections."""
+        self.switch_off()
+        with self._changed:
+            self.content.clear()
+            self.requests.clear()
+            self.redirects.clear()
+            self.wants = ""
+
+    def count(self, method: str = "", below: str = "") -> int:
+        """How many requests there were."""
+        with self._changed:
+            return sum(
+                method in ("", request.method) and (not below or f"/{below}/" in request.path)
+                for request in self.requests
+            )
+
+    def bytes_sent(self) -> int:
+        with self._changed:
+            return sum(request.sent for request in self.requests)
+
+    def bytes_received(self) -> int:
+        with self._changed:
+            return sum(request.received for request in self.requests)
+
+    def wait_until_begun(self, count: int) -> None:
+        """Until *count* requests have come, answered or not. Raises TimeoutError after half a minute."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self.requests) >= count, 30):
+                raise TimeoutError(f"{len(self.requests)} of {count} requests have come")
+
+    def begin(self, request: Request) -> Fault | None:
+        """A request has come: the fault that it meets."""
+        with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
+            for switched in self._switched:
+                if switched.times != 0 and switched.fits(request.method, request.path):
+                    if switched.times is not None:
+                        switched.times -= 1
+                    return switched.fault
+            return None
+
+    def put(self, path: str, data: bytes, *, create: bool) -> bool:
+        with self._changed:
+            if create and path in self.content:
+                return False
+            self.content[path] = data
+            return True
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    told_of: FaultyServer
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._open: set[socket.socket] = set()
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        self.told_of.connections += 1
+        self._open.add(request)
+        super().process_request(request, client_address)  # type: ignore[arg-type]
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients that go away are what tests are about."""
+
+    def end_connections(self) -> None:
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+    _request: Request
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    do_HEAD = do_PUT = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+        """Nothing is printed."""
+
+    def _serve(self) -> None:
+        told_of = self.server.told_of
+        self._request = Request(self.command, self.path, dict(self.headers.items()))
+        fault = told_of.begin(self._request)
+        if fault in (Fault.RESET, Fault.SILENT):
+            self._hang_up(fault)
+        elif told_of.wants and self.headers.get("Authorization") != told_of.wants:
+            self._say(HTTPStatus.UNAUTHORIZED)
+        elif target := told_of.redirects.get(self.path):
+            self._say(HTTPStatus.TEMPORARY_REDIRECT, Location=target)
+        elif fault is not None and isinstance(fault.value, HTTPStatus):
+            self._say(fault.value)
+        elif self.command == "PUT":
+            self._take(fault)
+        else:
+            self._give(fault)
+
+    def _hang_up(self, fault: Fault | None) -> None:
+        self.close_connection = True
+        if fault is Fault.SILENT:
+            self._read_body(int(self.headers.get("Content-Length", 0)))
+            self.server.told_of.ended.wait()
+        else:
+            # Without lingering, closing resets.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def _say(self, status: HTTPStatus, **headers: str) -> None:
+        """A *status* with a few words, when the body was read: a client that still sends would not see it."""
+        if self.command == "PUT" and not self._request.received:
+            self._read_body(int(self.headers.get("Content-Length", 0)))
+        body = b"" if self.command == "HEAD" or status == HTTPStatus.NO_CONTENT else f"{status.phrase}\n".encode()
+        self._begin(status, len(body), **headers)
+        self._send(body)
+
+    def _begin(self, status: HTTPStatus, length: int | None, **headers: str) -> None:
+        self._request.status = status
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _send(self, data: bytes) -> None:
+        self._request.sent += len(data)
+        self.wfile.write(data)
+
+    def _read_body(self, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length and (piece := self.rfile.read(min(_PIECE_BYTES, length - len(data)))):
+            data += piece
+            self._request.received += len(piece)
+        return bytes(data)
+
+    def _take(self, fault: Fault | None) -> None:
+        told_of, length = self.server.told_of, int(self.headers.get("Content-Length", 0))
+        if fault is Fault.DROP:
+            self._read_body(length // 2)
+            self.close_connection = True
+            return
+        data = self._read_body(length)
+        conditional = self.headers.get("If-None-Match") == "*"
+        if conditional and fault is Fault.REFUSES_CONDITIONS:
+            self._say(HTTPStatus.NOT_IMPLEMENTED)
+        elif len(data) < length:
+            self.close_connection = True
+        elif told_of.put(self.path, data, create=conditional and fault is not Fault.IGNORES_CONDITIONS):
+            self._say(HTTPStatus.CREATED)
+        else:
+            self._say(HTTPStatus.PRECONDITION_FAILED)
+
+    def _give(self, fault: Fault | None) -> None:
+        if fault in (Fault.ENDLESS, Fault.ENDLESS_CHUNKS):
+            self._flood(chunked=fault is Fault.ENDLESS_CHUNKS)
+            return
+        data = self.server.told_of.content.get(self.path)
+        if data is None:
+            self._say(HTTPStatus.NOT_FOUND)
+            return
+        if fault is Fault.WRONG_BYTES and data:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        if fault is Fault.SHORT:
+            data = data[: len(data) // 2]
+        status, first, headers = HTTPStatus.OK, 0, {"Accept_Ranges": "bytes"}
+        wanted = self.headers.get("Range", "")
+        if wanted and fault is not Fault.NO_RANGES:
+            first = int(wanted.removeprefix("bytes=").partition("-")[0])
+            if first >= len(data):
+                self._say(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, Content_Range=f"bytes */{len(data)}")
+                return
+            if fault is Fault.WRONG_RANGE:
+                first = 0
+            status = HTTPStatus.PARTIAL_CONTENT
+            headers["Content_Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if fault is Fault.ENCODED:
+            headers["Content_Encoding"] = "gzip"
+        data = data[first:]
+        self._begin(status, len(data), **headers)
+        if self.command == "HEAD":
+            return
+        if fault is Fault.DROP:
+            self._send(data[: len(data) // 2])
+            self.close_connection = True
+        elif fault is Fault.TRICKLE:
+            self._trickle(data)
+        else:
+            for start in range(0, len(data), _PIECE_BYTES):
+                self._send(data[start : start + _PIECE_BYTES])
+
+    def _trickle(self, data: bytes) -> None:
+        self.close_connection = True
+        for byte in data[:-1]:
+            self._send(bytes([byte]))
+            if self.server.told_of.ended.wait(0.05):
+                return
+        self.server.told_of.ended.wait()
+
+    def _flood(self, *, chunked: bool) -> None:
+        self.close_connection = True
+        piece = bytes(_PIECE_BYTES)
+        if chunked:
+            self._begin(HTTPStatus.OK, None, Transfer_Encoding="chunked")
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        else:
+            self._begin(HTTPStatus.OK, _ENDLESS_BYTES)
+        # Until the client has enough of it.
+        while self.command != "HEAD" and not self.server.told_of.ended.is_set() and self._request.sent < _ENDLESS_BYTES:
+            self._send(piece)

@@ -1,0 +1,50 @@
+"""S3 as moto plays it, in this process, with one bucket."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+REGION = "us-east-1"
+BUCKET = "cache"
+
+
+@dataclass(frozen=True)
+class S3:
+    """*environment*: what a client needs, as AWS's own tools read it."""
+
+    endpoint: str
+    environment: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}"
+
+
+@contextmanager
+def s3_server() -> Iterator[S3]:
+    """Runs until the end of the block, and forgets all then."""
+    import urllib3
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        answer = urllib3.request("PUT", f"{endpoint}/{BUCKET}", headers={"Content-Length": "0"})
+        if answer.status != 200:
+            raise RuntimeError(f"moto makes no bucket: {answer.status} {answer.data[:500]!r}")
+        yield S3(
+            endpoint,
+            {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_ACCESS_KEY_ID": "testing",
+                "AWS_SECRET_ACCESS_KEY": "testing",
+                "AWS_REGION": REGION,
+            },
+        )
+    finally:
+        server.stop()
