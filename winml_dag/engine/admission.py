@@ -11,6 +11,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from winml_dag.engine.machine import memory_for_runs
+
+if TYPE_CHECKING:
+    from winml_dag.engine.stage import Node
 
 UNLIMITED = sys.maxsize
 # Needs are rounded up to so many parts of all memory: then there are few different ones, however many runs.
@@ -26,12 +32,23 @@ class Need:
     alone: bool = False
 
 
+def rounded(memory_bytes: int, all_bytes: int) -> int:
+    """*memory_bytes* as they are counted where there are *all_bytes*."""
+    grain = max(1, all_bytes // _GRAINS)
+    return -(-memory_bytes // grain) * grain
+
+
 @dataclass(frozen=True)
 class Capacity:
     """What there is: places, and bytes of memory."""
 
     places: int
     memory_bytes: int = UNLIMITED
+
+    @classmethod
+    def of_this_machine(cls, places: int, memory_bytes: int | None) -> Capacity:
+        """*memory_bytes* None: what this machine has, less a reserve."""
+        return cls(places, memory_for_runs() if memory_bytes is None else memory_bytes)
 
     @property
     def counts_memory(self) -> bool:
@@ -44,9 +61,8 @@ class Capacity:
         """
         if not self.counts_memory:
             return Need(0, need.pools, need.alone)
-        grain = max(1, self.memory_bytes // _GRAINS)
-        rounded = min(-(-need.memory_bytes // grain) * grain, self.memory_bytes)
-        return Need(rounded, need.pools, need.alone or need.memory_bytes > self.memory_bytes)
+        counted = min(rounded(need.memory_bytes, self.memory_bytes), self.memory_bytes)
+        return Need(counted, need.pools, need.alone or need.memory_bytes > self.memory_bytes)
 
 
 @dataclass
@@ -94,6 +110,15 @@ class Admission:
         self._beside = _Sum()
         self._passed: set[Ticket] = set()
         self._awaited: Need | None = None
+
+    def placed(self, need: Need, node: Node) -> Need:  # noqa: ARG002 - there is one machine, and all run on it
+        """*need* with where *node* may run."""
+        return need
+
+    @property
+    def runs(self) -> int:
+        """How many go on."""
+        return self._all.runs
 
     @property
     def is_full(self) -> bool:

@@ -106,13 +106,18 @@ class Watch:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._told: Progress | None = None
 
     def follow(self, folder: Path) -> None:
         self._folder = folder
 
+    def tell(self, progress: Progress) -> None:
+        """Of a job that is elsewhere: how far it is."""
+        self._told = progress
+
     def read(self) -> Progress | None:
         """What was told last; None before anything was, and when the job and its folder are gone. From any thread."""
-        return None if self._folder is None else read_progress(self._folder)
+        return self._told if self._folder is None else read_progress(self._folder)
 
 
 def read_progress(folder: Path) -> Progress | None:

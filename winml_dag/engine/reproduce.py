@@ -19,7 +19,7 @@ from winml_dag.engine.events import Observer, Silent, StageResult
 from winml_dag.engine.places import first_ended, places
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Runner
+from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
@@ -120,7 +120,7 @@ def run_again(
     """
     observer = observer or Silent()
     waiting = deque((one, number) for number in range(1, runs + 1) for one in recorded)
-    running: dict[Future[StageResult | Reuse | Damaged], tuple[Recorded, int]] = {}
+    running: dict[Future[RunOutcome], tuple[Recorded, int]] = {}
     done: list[Rerun] = []
     with closing(runner), places(jobs, runner) as pool:
         while waiting or running:
@@ -133,7 +133,7 @@ def run_again(
             for future in first_ended(running):
                 outcome = future.result()
                 # The store that a runner works with here knows no record, so nothing can be found to reuse.
-                assert not isinstance(outcome, Reuse)
+                assert not isinstance(outcome, Reuse | Displaced)
                 if isinstance(outcome, StageResult):
                     observer.finished(outcome)
                 done.append(Rerun(*running.pop(future), outcome))

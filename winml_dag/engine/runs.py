@@ -109,7 +109,9 @@ class LocalRuns:
         if not processes and not futures:
             self._end_late()
         commands = [self._command_ended(descriptor) for descriptor in processes]
-        return commands + [Ended(*self._threads.pop(future), future.result()) for future in futures]
+        # One that is no run only wakes who waits.
+        ended = [future for future in futures if future in self._threads]
+        return commands + [Ended(*self._threads.pop(future), future.result()) for future in ended]
 
     def conclude(self, ended: Ended) -> RunOutcome | None:
         underway = self._ended[ended]

@@ -23,11 +23,10 @@ from winml_dag.engine.forecast import Forecast
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
-from winml_dag.engine.machine import memory_for_runs
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, RunOutcome
+from winml_dag.engine.run import Damaged, Displaced, RunOutcome
 from winml_dag.engine.runs import Ended, Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.waves import look_up
@@ -76,9 +75,11 @@ class Scheduler:
         *,
         foreseen: Iterable[StageResult] = (),
         foretold: Callable[[Forecast], None] | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """*foreseen*: reuses that were decided a moment ago, with the same sources. *foretold* is given what tells how
-        long the rest will take, from the first run on.
+        long the rest will take, from the first run on. *admission*: of the machines that *runs* are on; without it,
+        they are on this one, as the *options* have it.
         """
         self._graph = graph
         self._known = Known.at_start(graph, sources)
@@ -95,10 +96,8 @@ class Scheduler:
         # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
         self._candidates = deque(graph.nodes)
-        memory = memory_for_runs() if options.memory_bytes is None else options.memory_bytes
-        capacity = Capacity(options.jobs, memory)
-        self._expectations = Expectations(store, capacity)
-        self._admission = Admission(capacity)
+        self._admission = admission or Admission(Capacity.of_this_machine(options.jobs, options.memory_bytes))
+        self._expectations = Expectations(store, self._admission.capacity)
         self._to_run: Dispatch[tuple[Node, Run]] = Dispatch(self._admission, options.order, {})
         # What is remembered by name, as far as it has been read ahead and not been asked for.
         self._lasts: dict[str, Record | None] = {}
@@ -136,7 +135,7 @@ class Scheduler:
 
     def _foretell(self, names: Mapping[str, str]) -> None:
         """Find out which chains are long. In one place that matters only to who asks how long it will take."""
-        if self._options.jobs == 1 and self._foretold is None:
+        if self._admission.capacity.places == 1 and self._foretold is None:
             return
         self._lasts = remembered(self._store, names.values())
         work = expected_work(self._graph, names, self._lasts, self._options.order, self._expectations)
@@ -249,7 +248,7 @@ class Scheduler:
 
     def _want(self, node: Node, decision: Run) -> None:
         read = sum(self._known.artifacts[name].size for name in node.inputs.values())
-        need = self._expectations.need(node, decision.basis, read)
+        need = self._admission.placed(self._expectations.need(node, decision.basis, read), node)
         self._to_run.add(node.id, need, (node, decision))
 
     def _take(self, node: Node, decision: Run, outcome: RunOutcome) -> None:
@@ -257,7 +256,7 @@ class Scheduler:
         self._undecide(self._at_work.pop(decision.key, ()))
         if isinstance(outcome, StageResult) and outcome.status is Status.FAILED:
             self._finish(outcome)
-        elif self._inputs_moved(node, decision.key):
+        elif isinstance(outcome, Displaced) or self._inputs_moved(node, decision.key):
             self._reopen([node])
         elif isinstance(outcome, Damaged):
             self._remake(node, outcome.file)
