@@ -15,6 +15,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.analyzed import analyzed_lines
 from winml_dag.cli.compiled import compiled_lines
 from winml_dag.cli.quantized import quantized_lines
+from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.validated import broken_lines, validated_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
@@ -35,6 +36,8 @@ def print_json(
         "builds": [build_json(result, foreseen=foreseen) for result in results],
         "elapsed_seconds": round(elapsed_seconds, 3),
     }
+    for result in results:
+        value.update(traffic_json(result.traffic))
     if error:
         value["error"] = error
     click.echo(json.dumps(value, ensure_ascii=False))
@@ -153,6 +156,8 @@ def print_result(
     if ran and not quiet and not result.failed:
         for line in (*model_lines(result), *lines(result)):
             click.echo(line, err=to_stderr)
+    for line in () if quiet else traffic_lines(result.traffic):
+        click.echo(line, err=to_stderr)
     click.echo(summary(result), err=to_stderr)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
 from winml_dag.pipeline.modules import ModuleBuild, module_builds, refuse_unplaced, write_summary
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.standing.check import check, note_use
@@ -17,6 +18,7 @@ from winml_dag.recipe.reading import ModuleItem
 if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.builds import Outcome
+    from winml_dag.store.local import LocalStore
 
 
 def build_modules(
@@ -43,16 +45,21 @@ def build_modules(
     up_to_date = dict(_up_to_date(builds, cache_dir)) if at_a_glance else {}
     rest = [build for build in builds if build.label not in up_to_date]
     outcomes: tuple[Outcome, ...] = ()
+    traffic = None
     if rest:
-        outcomes = _built(rest, cache_dir, how, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
+        store = opened(cache_dir, request.remote)
+        outcomes = _built(rest, store, how, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
+        traffic = traffic_of(store)
     by_label = {outcome.label: outcome for outcome in outcomes}
     write_summary(folder, builds, [by_label.get(build.label) for build in builds])
     seconds = time.monotonic() - started
     if format_ == "json":
         from winml_dag.cli.several import print_outcomes
 
-        print_outcomes(outcomes, seconds)
+        print_outcomes(outcomes, seconds, traffic)
     _tell(builds, up_to_date, by_label, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
+    for line in () if quiet else traffic_lines(traffic):
+        click.echo(line, err=format_ == "json")
     click.echo(_total(up_to_date, outcomes, seconds), err=format_ == "json")
     return _exit_code(outcomes)
 
@@ -69,15 +76,13 @@ def _up_to_date(builds: Sequence[ModuleBuild], cache_dir: Path) -> Iterator[tupl
 
 
 def _built(
-    builds: Sequence[ModuleBuild], cache_dir: Path, how: BuildOptions, *, verbose: bool, quiet: bool, to_stderr: bool
+    builds: Sequence[ModuleBuild], store: LocalStore, how: BuildOptions, *, verbose: bool, quiet: bool, to_stderr: bool
 ) -> tuple[Outcome, ...]:
     from winml_dag.cli.progress import progress
-    from winml_dag.cli.remotes import opened
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.pipeline.builds import build_all, merged
     from winml_dag.pipeline.rounds import WithoutRounds
 
-    store = opened(cache_dir, builds[0].request.remote)
     planned = planned_each([(build.label, build.request) for build in builds], store, download=True)
     refuse_if_all_the_same(planned)
     with progress(quiet=quiet, to_stderr=to_stderr, stages=len(merged(planned).graph.nodes)) as observer:

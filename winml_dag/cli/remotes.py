@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,22 +47,23 @@ def say(sentence: str) -> None:
     click.echo(f"note: {sentence}", err=True)
 
 
-def remote_json(store: LocalStore) -> JsonObject:
+def traffic_of(store: LocalStore) -> Traffic | None:
+    """What has gone through *store*; None when it has no remote."""
+    return store.traffic() if store.asks_behind else None
+
+
+def traffic_json(traffic: Traffic | None) -> JsonObject:
     """``{"remote": {...}}`` for the JSON object of a command; nothing without a remote."""
-    if not store.asks_behind:
-        return {}
-    from dataclasses import asdict
-
-    return {"remote": asdict(store.traffic())}
+    return {} if traffic is None else {"remote": asdict(traffic)}
 
 
-def remote_line(store: LocalStore) -> str | None:
-    """``remote: 38 records, 4 blobs (9.7 MB) fetched; 12 records, 2 blobs (1.2 MB) put``; None without a remote."""
-    return f"remote: {traffic_text(store.traffic())}" if store.asks_behind else None
+def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
+    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if anything was asked."""
+    if traffic is not None and traffic.requests:
+        yield f"remote: {_text(traffic)}"
 
 
-def traffic_text(traffic: Traffic) -> str:
-    """What went, in words; that nothing did when nothing did."""
+def _text(traffic: Traffic) -> str:
     from winml_dag.store.quantities import counted, size_text
 
     def moved(records: int, blobs: int, size: int, verb: str) -> str:
@@ -75,4 +77,4 @@ def traffic_text(traffic: Traffic) -> str:
         f"{traffic.refused} refused" if traffic.refused else "",
         f"{traffic.left_alone} left alone" if traffic.left_alone else "",
     ]
-    return "; ".join(filter(None, told)) or "nothing fetched, nothing put"
+    return "; ".join(filter(None, told)) or f"none of {counted(traffic.records_missed, 'record')} was there"

@@ -12,6 +12,7 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, failure_lines, summary
+from winml_dag.cli.remotes import traffic_json
 from winml_dag.engine.events import Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -22,6 +23,7 @@ from winml_dag.pipeline.standing.surroundings import surroundings
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
+    from winml_dag.store.remote.traffic import Traffic
 
 
 def planned_each(
@@ -72,11 +74,13 @@ def outcome_lines(outcome: Outcome, *, verbose: bool) -> Iterator[str]:
     yield summary(outcome.result)
 
 
-def print_outcomes(outcomes: Sequence[Outcome], elapsed_seconds: float) -> None:
-    """Print exactly one JSON object to stdout: that of one build, with a name for each and the names that failed."""
+def print_outcomes(outcomes: Sequence[Outcome], elapsed_seconds: float, traffic: Traffic | None) -> None:
+    """Print exactly one JSON object to stdout: that of one build, with a name for each and the names that failed, and
+    what went between here and remotes.
+    """
     builds = [_outcome_json(outcome) for outcome in outcomes]
     failed = [outcome.label for outcome in outcomes if outcome.failed]
-    value = {"builds": builds, "failed": failed, "elapsed_seconds": round(elapsed_seconds, 3)}
+    value = {"builds": builds, "failed": failed, "elapsed_seconds": round(elapsed_seconds, 3), **traffic_json(traffic)}
     click.echo(json.dumps(value, ensure_ascii=False))
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
     from winml_dag.recipe.sweep import Cell
+    from winml_dag.store.remote.traffic import Traffic
 
 # More names than that in one line say nothing more.
 _MOST_NAMES = 4
@@ -68,7 +69,7 @@ def build_sweep(
     Raises:
         WinmlDagError: as reading the sweep and running it do.
     """
-    from winml_dag.cli.remotes import opened
+    from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
     from winml_dag.pipeline.standing.surroundings import surroundings
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
@@ -80,15 +81,18 @@ def build_sweep(
     folder, cells = asked.folder, asked.cells
     to_stderr = format_ == "json"
     try:
+        store = opened(cache_dir, request.remote)
         with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
-            done = run_sweep(asked, opened(cache_dir, request.remote), how, watcher)
+            done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
         click.echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
         raise
     if format_ == "json":
-        print_sweep(done)
+        print_sweep(done, traffic_of(store))
     for line in _lines(done, asked.left_out, folder, quiet=quiet, verbose=verbose):
         click.echo(line.text, err=to_stderr or line.is_error)
+    for text in () if quiet else traffic_lines(traffic_of(store)):
+        click.echo(text, err=to_stderr)
     click.echo(_total(done, len(asked.left_out), time.monotonic() - started), err=to_stderr)
     if not quiet and done.result.cells:
         click.echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
@@ -222,12 +226,16 @@ def time_text(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def print_sweep(done: SweepDone) -> None:
-    """Print exactly one JSON object to stdout: what ``sweep.json`` holds, and the names of cells that are not there."""
+def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
+    """Print exactly one JSON object to stdout: what ``sweep.json`` holds, the names of cells that are not there, and
+    what went between here and remotes.
+    """
+    from winml_dag.cli.remotes import traffic_json
     from winml_dag.pipeline.sweep.plainform import plain
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
-    click.echo(json.dumps({**plain(done.result), "asked": [cell.name for cell in done.cells], "failed": failed}))
+    asked = [cell.name for cell in done.cells]
+    click.echo(json.dumps({**plain(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
 
 
 def _is_settled(done: SweepDone) -> bool:

@@ -99,7 +99,8 @@ def build(
             planned = whole(planned, store)
             continue
         store.settle()
-        return replace(finished, cache_note=settle_accounts(planned, results, store))
+        note = settle_accounts(planned, results, store)
+        return replace(finished, cache_note=note, traffic=store.traffic() if store.asks_behind else None)
     raise StoreError(
         "What was made is damaged in the cache again and again.",
         advice="Check the disk, or choose another cache folder with --cache-dir.",

@@ -11,6 +11,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.outputs import Materialised
 from winml_dag.pipeline.rounds import folded
+from winml_dag.store.remote.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class BuildResult:
     """What became of a build. ``stages`` has one entry for every place in the line, those left out included;
     ``like_before`` are rounds of optimize and analyze that came to what an earlier one did, or may follow;
     ``cache_note`` is a sentence when the cache was kept to its limit, ``others`` the number of stages that were seen to
-    be up to date at a glance: they have no entry.
+    be up to date at a glance: they have no entry; ``traffic``: what went between here and remotes, if there are any.
     """
 
     build: BuildSummary
@@ -28,6 +29,7 @@ class BuildResult:
     cache_note: str = ""
     others: int = 0
     like_before: tuple[StageView, ...] = ()
+    traffic: Traffic | None = None
 
     @property
     def final_artifact(self) -> Path | None:
