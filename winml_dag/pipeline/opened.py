@@ -97,4 +97,4 @@ def _behind(
     if watcher is not None:
         remotes = [WatchedRemote(remote, watcher.received) for remote in remotes]
     levels = list(map(Level, remotes, used))
-    return Levels(levels, store.blobs, trust, scratch=store.incoming, tell=tell)
+    return Levels(levels, store.blobs, trust, scratch=store.incoming, tell=tell, locks=store.locks)

@@ -18,6 +18,8 @@ from winml_dag.store.local import LocalStore
 
 # What bears the name of unfinished work for this long is nobody's: a copy under way touches its file all the time.
 _ABANDONED_SECONDS = 3600.0
+# What came of a blob from a remote is gone on with, by the next attempt if there is one soon.
+_RESUMED_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,20 @@ def leftovers(store: LocalStore, older_than_ns: int, lost_keys: Collection[str])
 
 
 def abandoned(store: LocalStore) -> Iterator[Leftover]:
-    """Files that dead writers of blobs and records left half written."""
-    limit = time.time() - _ABANDONED_SECONDS
-    for folder in (store.blobs.folder, store.records.folder):
-        for entry in files_below(folder):
-            with suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                # Both times: a copy that is whole already bears the stamp of blobs, which is long ago.
-                if entry.name.endswith(PARTIAL) and max(status.st_mtime, status.st_ctime) < limit:
-                    yield Leftover(Path(entry.path), status.st_size)
+    """Files that dead writers of blobs and records left half written, and what nobody went on to fetch."""
+    now = time.time()
+    yield from _partial_files(store.blobs.folder, now - _ABANDONED_SECONDS)
+    yield from _partial_files(store.records.folder, now - _ABANDONED_SECONDS)
+    yield from _partial_files(store.incoming, now - _RESUMED_SECONDS)
+
+
+def _partial_files(folder: Path, older_than: float) -> Iterator[Leftover]:
+    for entry in files_below(folder):
+        with suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            # Both times: a copy that is whole already bears the stamp of blobs, which is long ago.
+            if entry.name.endswith(PARTIAL) and max(status.st_mtime, status.st_ctime) < older_than:
+                yield Leftover(Path(entry.path), status.st_size)
 
 
 def _leftover(path: Path) -> Leftover:

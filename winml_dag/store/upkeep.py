@@ -149,7 +149,8 @@ def _removed_if_incomplete(store: LocalStore, key: str) -> bool:
 
 
 def clear(store: LocalStore) -> Cleared:
-    """Remove every record, blob and fingerprint, and all that is in scratch, quarantine and logs of failures.
+    """Remove every record, blob and fingerprint, and all that is in scratch, quarantine and logs of failures, or came
+    in part.
 
     Raises:
         StoreError: when anybody is using the store.
@@ -160,7 +161,7 @@ def clear(store: LocalStore) -> Cleared:
         # Records first: stopped half-way, the store has blobs that nobody needs, never a record that lacks its blobs.
         remove_tree(store.records.folder)
         store.index.clear()
-        for folder in (store.blobs.folder, store.scratch.folder, store.quarantine, store.failures):
+        for folder in (store.blobs.folder, store.incoming, store.scratch.folder, store.quarantine, store.failures):
             remove_tree(folder)
         note_size(store.folder, 0)
         return Cleared(held.records, held.blobs, freed)

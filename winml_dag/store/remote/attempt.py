@@ -39,7 +39,7 @@ class Attempt(Generic[T]):
         self._work = work
         self._clock = clock
         self._rate = rate
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._pieces: deque[bytes] = deque()
         self._left = ATTEMPT_SECONDS
         self._waits_since: float | None = None
@@ -74,11 +74,16 @@ class Attempt(Generic[T]):
             if self._given_up is not None:
                 raise GivenUp
 
-    def result(self) -> T:
-        """What ``work`` has returned. Raises what it raised, or RemoteError when it takes too long or is given up."""
-        with self._changed:
-            while not self._done:
-                self._wait()
+    def result(self, lives: Callable[[], bool] = lambda: False) -> T:
+        """What ``work`` has returned. When its time has run out, *lives* is asked whether it may have more.
+
+        Raises:
+            RemoteError: when it takes too long or is given up. What ``work`` raised is raised as it is.
+        """
+        while not self._is_done_in_time():
+            if not lives():
+                raise self._run_out()
+            self.allow(ATTEMPT_SECONDS)
         if self._error is not None:
             raise self._error
         return self._result
@@ -103,25 +108,38 @@ class Attempt(Generic[T]):
     def _next(self) -> bytes | None:
         with self._changed:
             while not self._pieces and not self._done:
-                self._wait()
+                if not self._wait():
+                    raise self._run_out()
             if not self._pieces:
                 return None
             piece = self._pieces.popleft()
             self._changed.notify_all()
             return piece
 
-    def _wait(self) -> None:
-        if self._given_up is None and self._left <= 0:
-            self._given_up = RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:g} s")
-            self._changed.notify_all()
+    def _is_done_in_time(self) -> bool:
+        with self._changed:
+            while not self._done and self._wait():
+                pass
+            return self._done
+
+    def _wait(self) -> bool:
+        """Wait for anything to change; False when there is no time left for that. Raises RemoteError when given up."""
         if self._given_up is not None:
             raise self._given_up
+        if self._left <= 0:
+            return False
         self._waits_since = self._clock.now()
         try:
             self._clock.wait(self._changed, self._left)
         finally:
             self._charge()
             self._waits_since = None
+        return True
+
+    def _run_out(self) -> RemoteError:
+        error = RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:g} s")
+        self.give_up(error)
+        return error
 
     def _charge(self) -> None:
         if self._waits_since is not None:

@@ -17,7 +17,7 @@ from winml_dag.errors import Interrupted
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import new_hash, split_digest
-from winml_dag.store.files import PARTIAL, in_words, partial_in, remove_file, write
+from winml_dag.store.files import PARTIAL, in_words, make_writable, partial_in, remove_file, write
 from winml_dag.store.locks import Locks
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
@@ -51,12 +51,10 @@ class Partial:
 
     def __enter__(self) -> Partial:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):
-            self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
-        if self._opened < 0:
-            # Killed after it had got the stamp of blobs, which is read-only.
-            remove_file(self.path)
-            self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+        with suppress(FileNotFoundError):
+            # Whoever was killed last may have made it read-only already, as blobs are.
+            make_writable(self.path)
+        self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
         self._hash_what_is_here()
         return self
 
@@ -99,10 +97,10 @@ class Partial:
 class Fetching:
     """Into *blobs*, by way of partial files in *folder*, which is on the same device."""
 
-    def __init__(self, blobs: Blobs, folder: Path, count: Counting, clock: Clock) -> None:
+    def __init__(self, blobs: Blobs, folder: Path, locks: Locks, count: Counting, clock: Clock) -> None:
         self._blobs = blobs
         self._folder = folder
-        self._locks = Locks(folder)
+        self._locks = locks
         self._count = count
         self._clock = clock
 
@@ -117,7 +115,7 @@ class Fetching:
         with in_words(f"Cannot fetch {file.name}"):
             path = self._folder / f"{digits}{PARTIAL}"
             try:
-                with self._locks.hold_key(digits, self._watch(path)):
+                with self._locks.hold_key(f"blob-{digits}", self._watch(path)):
                     return self._into(path, file, levels)
             except Interrupted:
                 # Whoever holds it neither goes on nor ends.
@@ -129,15 +127,21 @@ class Fetching:
         partial = Partial(path, file)
         try:
             with partial:
-                number = next((n for n, level in enumerate(levels) if self._from(level, partial)), None)
+                number = -1 if partial.is_right else self._from_one_of(levels, partial)
             if number is not None:
                 self._blobs.receive(path, file)
-                self._count.add(Traffic(blobs_fetched=1))
             return number
         finally:
             if file.size < RESUMED_BYTES or not partial.size:
                 with suppress(OSError):
                     remove_file(path)
+
+    def _from_one_of(self, levels: Sequence[GuardedLevel], partial: Partial) -> int | None:
+        for number, level in enumerate(levels):
+            if self._from(level, partial):
+                self._count.add(Traffic(blobs_fetched=1))
+                return number
+        return None
 
     def _from(self, level: GuardedLevel, partial: Partial) -> bool:
         """Whether the blob is whole and right now."""

@@ -23,9 +23,13 @@ T = TypeVar("T")
 
 # With the pauses between them, each twice as long as the one before, these fill ATTEMPT_SECONDS.
 _ATTEMPTS = 5
+# Each of them took ATTEMPT_SECONDS already.
+_SLOW_COUNTS = 3
 _FIRST_PAUSE_SECONDS = 0.1
 # So many bytes count as an answer: what the least rate brings in that time.
 _ANSWER_BYTES = int(LEAST_BYTES_PER_SECOND * ATTEMPT_SECONDS)
+# What a library may have taken from us without having sent it: four parts of 8 MiB for a bucket.
+_UNSEEN_BYTES = 32 << 20
 # What a server takes to hash and to move what it has got, before it answers.
 _SETTLING_BYTES_PER_SECOND = 32 << 20
 # One wrong blob may be an accident on the server's disk; one question that fails while others are answered, too.
@@ -42,22 +46,32 @@ class Guard:
     Args:
         purpose: what is said to be given up, such as "it is left alone".
         tell: gets a sentence when that happens, once.
+        then: what else is to be done then.
     """
 
     def __init__(
-        self, remote: Remote, name: str, purpose: str, count: Counting, tell: Callable[[str], None], clock: Clock
+        self,
+        remote: Remote,
+        name: str,
+        purpose: str,
+        count: Counting,
+        tell: Callable[[str], None],
+        clock: Clock,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         self._remote = remote
         self._name = name
         self._purpose = purpose
         self._count = count
         self._tell = tell
+        self._then = then
         self._clock = clock
         self._changed = threading.Condition()
         self._underway: set[Attempt[object]] = set()
         self._alone = False
         self._answered = clock.now()
         self._uncounted_bytes = 0
+        self._times_let_go = 0
         self._lies = self._failures = 0
 
     @property
@@ -71,8 +85,13 @@ class Guard:
         return self.trying(lambda: self._result(lambda _: question(self._remote)))
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
-        """One attempt to put a blob, for use within :meth:`trying`; whether it was put. Raises RemoteError."""
+        """One attempt to put a blob, for use within :meth:`trying`; whether it was put. Raises RemoteError.
+
+        A library may tell of bytes that it has only taken, and then nothing while they go. As long as the remote
+        answers a question meanwhile, it is given the time that they take at the least rate.
+        """
         size = left = path.stat().st_size
+        more_seconds = min(size, _UNSEEN_BYTES) / LEAST_BYTES_PER_SECOND
 
         def work(attempt: Attempt[bool]) -> bool:
             def gone(count: int) -> None:
@@ -86,7 +105,12 @@ class Guard:
 
             return self._remote.put(digest, path, gone)
 
-        return self._result(work)
+        def lives() -> bool:
+            nonlocal more_seconds
+            more_seconds -= ATTEMPT_SECONDS
+            return more_seconds > 0 and self._answers(digest)
+
+        return self._result(work, lives)
 
     def read(self, digest: str, offset: int) -> Generator[bytes]:
         """One attempt at the bytes of a blob from *offset* on, for use within :meth:`trying`. Raises RemoteError, and
@@ -115,14 +139,16 @@ class Guard:
         Raises:
             LeftAlone: when it does not make sense, or no more.
         """
-        began, failed, before = self._clock.now(), 0, progress()
-        while not self._alone:
+        began, let_go, failed, before = self._clock.now(), self._times_let_go, 0, progress()
+        while not self._alone and let_go == self._times_let_go:
             try:
                 result = once()
             except RemoteError as error:
-                now_there = progress()
-                failed = 1 if now_there > before else failed + 1
-                before = now_there
+                if self._alone or let_go != self._times_let_go:
+                    break
+                if progress() - before >= _ANSWER_BYTES:
+                    failed, before = 0, progress()
+                failed += _SLOW_COUNTS if error.trouble == "slow" else 1
                 self._consider(error, failed, began)
                 self._pause(failed)
             except KeyError:
@@ -151,20 +177,19 @@ class Guard:
         """Leave the remote alone without a word: all has been said."""
         with self._changed:
             self._alone = True
-            self._changed.notify_all()
         self.let_go()
 
     def let_go(self) -> None:
-        """Give up what is underway."""
+        """Give up what is underway; the remote may be asked again."""
         with self._changed:
+            self._times_let_go += 1
             underway = list(self._underway)
+            self._changed.notify_all()
         for attempt in underway:
             attempt.give_up(RemoteError("slow", "it was given up"))
 
     def _consider(self, error: RemoteError, failed: int, began: float) -> None:
-        """Return when another attempt makes sense."""
-        if self._alone:
-            raise LeftAlone
+        """Return when another attempt makes sense. Raises LeftAlone when none does."""
         if error.trouble == "lying":
             self.lied(error.message)
             raise LeftAlone
@@ -186,9 +211,9 @@ class Guard:
             if self._alone:
                 raise LeftAlone
             self._alone = True
-            self._changed.notify_all()
         self._count.add(Traffic(left_alone=1))
         self._tell(f"The remote {self._name} {error.message.rstrip('.')}: {self._purpose}.")
+        self._then()
         self.let_go()
         raise LeftAlone
 
@@ -199,16 +224,24 @@ class Guard:
             if not self._alone:
                 self._clock.pause(self._changed, seconds)
 
-    def _result(self, work: Callable[[Attempt[T]], T]) -> T:
+    def _answers(self, digest: str) -> bool:
+        try:
+            self._result(lambda _: self._remote.has([digest]))
+        except RemoteError:
+            return False
+        self._answered = self._clock.now()
+        return True
+
+    def _result(self, work: Callable[[Attempt[T]], T], lives: Callable[[], bool] = lambda: False) -> T:
         attempt = self._begin(work)
         try:
-            return attempt.result()
+            return attempt.result(lives)
         finally:
             self._end(attempt)
 
     def _begin(self, work: Callable[[Attempt[T]], T]) -> Attempt[T]:
         self._count.add(Traffic(requests=1))
-        attempt = Attempt(work, self._clock, self._least_rate)
+        attempt = Attempt(_in_our_words(work), self._clock, self._least_rate)
         with self._changed:
             self._underway.add(attempt)  # type: ignore[arg-type]  # only to be given up
             alone = self._alone
@@ -229,3 +262,17 @@ class Guard:
             if self._uncounted_bytes >= _ANSWER_BYTES:
                 self._uncounted_bytes = 0
                 self._answered = self._clock.now()
+
+
+def _in_our_words(work: Callable[[Attempt[T]], T]) -> Callable[[Attempt[T]], T]:
+    """*work* that raises RemoteError and KeyError alone: no build fails for what a client library did not expect."""
+
+    def told(attempt: Attempt[T]) -> T:
+        try:
+            return work(attempt)
+        except (RemoteError, KeyError):
+            raise
+        except Exception as error:
+            raise RemoteError("failing", f"cannot be used ({type(error).__name__}: {error})") from error
+
+    return told

@@ -42,8 +42,9 @@ class GuardedLevel:
         self.name = shown(settings.url) + (f" ({settings.namespace})" if settings.namespace else "")
         self.settings = settings
         self.takes = settings.mode is Mode.READ_WRITE
-        self.reading = Guard(remote, self.name, _NOT_READ, count, tell, clock)
         self.writing = Guard(remote, self.name, _NOT_PUT, count, tell, clock)
+        # What cannot be read is not written to either, and that is said with one sentence.
+        self.reading = Guard(remote, self.name, _NOT_READ, count, tell, clock, then=self.writing.stop)
         self._remote = remote
         self._trust = trust
         self._count = count

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
+from winml_dag.store.locks import Locks
 from winml_dag.store.record import Record
 from winml_dag.store.remote.clock import Clock, SystemClock
 from winml_dag.store.remote.counting import Counting
@@ -42,6 +43,7 @@ class Levels:
         scratch: a folder of its own for what has not come whole, on the device of *blobs*; made if need be, and not
             that of runs, which is swept.
         tell: gets a sentence for the user now and then, from any thread.
+        locks: those of the store, which is not cleared then while a blob is on its way; by default some of its own.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Levels:
         *,
         scratch: Path,
         tell: Callable[[str], None],
+        locks: Locks | None = None,
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
@@ -61,7 +64,7 @@ class Levels:
             for level in levels
             if level.settings.mode is not Mode.OFF
         ]
-        self._fetching = Fetching(blobs, scratch, self._count, clock)
+        self._fetching = Fetching(blobs, scratch, locks or Locks(scratch), self._count, clock)
         self._offers = Offers(blobs, clock)
 
     def records(self, keys: Collection[str]) -> dict[str, Record]:

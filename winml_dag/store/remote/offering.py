@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
@@ -93,7 +92,11 @@ class Offers:
                 if not self._blobs.is_sound(file.digest):
                     raise LeftAlone
                 self._told_all(file.size)
-                level.put_blob(file, self._path(file), self._told_gone)
+                try:
+                    level.put_blob(file, self._blobs.path(file.digest), self._told_gone)
+                except BaseException:
+                    self._told_all(-file.size)
+                    raise
         except (LeftAlone, OSError, StoreError):
             with self._changed:
                 blob.failed = True
@@ -109,9 +112,6 @@ class Offers:
             level.put_record(record)
         except LeftAlone:
             return
-
-    def _path(self, file: FileEntry) -> Path:
-        return self._blobs.path(file.digest)
 
     def _do(self, task: Callable[[], None]) -> None:
         def work() -> None:
