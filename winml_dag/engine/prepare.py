@@ -199,11 +199,20 @@ class Preparer:
         source = self._graph.sources.get(name)
         if source is None:
             self._store.fetch(artifact, folder)
-            return
-        digests = _digests(artifact)
-        for file in source.files:
-            # Of the copy: what the stage reads must be what its key says, even if the file is changed back later.
-            _clone(file, folder, digests[file.name])
+        else:
+            place_source(source, artifact, folder)
+
+
+def place_source(source: Source, artifact: Artifact, folder: Path) -> None:
+    """Put copies of the files of *source*, which are *artifact*, into *folder*.
+
+    Raises:
+        InputError: for one that is not what it was when the key was made.
+    """
+    digests = _digests(artifact)
+    for file in source.files:
+        # Of the copy: what the stage reads must be what its key says, even if the file is changed back later.
+        _clone(file, folder, digests[file.name])
 
 
 def changed(path: Path) -> InputError:

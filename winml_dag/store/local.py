@@ -102,6 +102,14 @@ class LocalStore:
     def bring(self, files: Iterable[FileEntry]) -> None:
         pass
 
+    def keep(self, record: Record) -> None:
+        """Have *record*, which another machine has made; its blobs are where they are."""
+        with in_words(f"Cannot store the record of {record.ingredients.stage}"):
+            self.records.write(record)
+
+    def offer(self, record: Record) -> None:
+        """Have *record* and its blobs, which are here, wherever this store shares things."""
+
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         for file in artifact.files:
             with in_words(f"Cannot put {file.name} into {folder}"):

@@ -1,0 +1,232 @@
+"""Who may run beside whom on several machines: the admission of one machine, for each worker of a cluster and for this
+machine.
+
+A run goes to a worker that makes the very toolchain that is in its key, so what a run needs includes which workers can
+serve it: then a run that waits for the one machine with a provider keeps nobody from the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from threading import RLock
+from typing import Protocol
+
+from winml_dag.engine.admission import UNLIMITED, Admission, Capacity, Need, Ticket, rounded
+from winml_dag.engine.cluster.order import is_ours
+from winml_dag.engine.stage import Node
+
+HERE = "here"
+
+
+class Worker(Protocol):
+    """What a worker says of itself. ``host``: its machine, which several workers may share."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def places(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def differs(self, node: Node) -> str:
+        """Why it cannot run *node*, as the end of a sentence; empty when it can."""
+
+
+@dataclass(frozen=True)
+class PlacedNeed(Need):
+    """What a run takes, and the kind of work that it is: who may do one of a kind may do all of it."""
+
+    kind: str = HERE
+
+
+@dataclass(frozen=True)
+class FleetCapacity(Capacity):
+    """All that there is. ``least_bytes``: the memory of the smallest worker, by which needs are rounded."""
+
+    least_bytes: int = UNLIMITED
+
+    def taken(self, need: Need) -> Need:
+        """*need* rounded; whether it is more than a worker has is asked when it is placed."""
+        if not self.counts_memory:
+            return replace(need, memory_bytes=0)
+        return replace(need, memory_bytes=rounded(need.memory_bytes, self.least_bytes))
+
+
+@dataclass(eq=False)
+class Seat:
+    """A worker with what it has to do for us. ``pools`` are those of its machine. None: this machine."""
+
+    worker: Worker | None
+    admission: Admission
+    pools: Counter[str] = field(default_factory=Counter)
+
+    def taken(self, need: Need) -> Need:
+        """*need* as it counts here. Devices count on the machine, and for this one as they always do."""
+        counted = self.admission.capacity.taken(Need(need.memory_bytes, need.pools, need.alone))
+        return counted if self.worker is None else replace(counted, pools=())
+
+    def fits(self, need: Need) -> bool:
+        return self._has_devices(need) and self.admission.fits(self.taken(need))
+
+    def fits_awaited(self, need: Need) -> bool:
+        return self._has_devices(need) and self.admission.fits_awaited()
+
+    def _has_devices(self, need: Need) -> bool:
+        return self.worker is None or not any(self.pools[pool] for pool in need.pools)
+
+
+@dataclass(eq=False)
+class SeatTicket(Ticket):
+    """What a run holds, and where; ``seat`` None: there was nobody who could have run it."""
+
+    seat: Seat | None = None
+    inner: Ticket | None = None
+
+
+class Fleet(Admission):
+    """See :class:`Admission`. Workers may come and go at any time, told by another thread."""
+
+    def __init__(self, here: Capacity) -> None:
+        super().__init__(here)
+        self._here = Seat(None, Admission(here))
+        self._seats: dict[str, Seat] = {}
+        self._hosts: dict[str, Counter[str]] = {}
+        # By what decides who may do it: its kind. By kind: one node of it.
+        self._kinds: dict[str, str] = {}
+        self._samples: dict[str, Node] = {}
+        self._able: dict[str, tuple[Seat, ...]] = {}
+        self._lock = RLock()
+        self._awaited_need: Need | None = None
+        self._awaited_at: Seat | None = None
+        # What was taken last: for the run that begins next.
+        self.last_taken = SeatTicket(Need())
+
+    def staff(self, workers: Iterable[Worker]) -> None:
+        """From now on there are *workers*. Those that stay keep what they do."""
+        with self._lock:
+            now = {worker.address: worker for worker in workers}
+            self._seats = {
+                address: _renewed(self._seats[address], worker)
+                if address in self._seats and _is_alike(self._seats[address].worker, worker)
+                else Seat(
+                    worker,
+                    Admission(Capacity(worker.places, worker.memory_bytes)),
+                    self._hosts.setdefault(worker.host, Counter()),
+                )
+                for address, worker in now.items()
+            }
+            self._able.clear()
+            places = self._here.admission.capacity.places + sum(worker.places for worker in now.values())
+            memory = [self._here.admission.capacity.memory_bytes, *(worker.memory_bytes for worker in now.values())]
+            total = UNLIMITED if UNLIMITED in memory else sum(memory)
+            self.capacity = FleetCapacity(places, total, min(memory))
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        with self._lock:
+            return tuple(seat.worker for seat in self._seats.values() if seat.worker is not None)
+
+    def why_nowhere(self, node: Node) -> Mapping[str, str]:
+        """By address, why a worker cannot run *node*."""
+        return {worker.address: worker.differs(node) for worker in self.workers}
+
+    def placed(self, need: Need, node: Node) -> Need:
+        if not is_ours(node):
+            return PlacedNeed(need.memory_bytes, need.pools, need.alone, HERE)
+        told = json.dumps([node.environment, sorted(node.toolchain.items())])
+        with self._lock:
+            kind = self._kinds.setdefault(told, str(len(self._kinds)))
+            self._samples.setdefault(kind, node)
+        return PlacedNeed(need.memory_bytes, need.pools, need.alone, kind)
+
+    @property
+    def is_full(self) -> bool:
+        with self._lock:
+            return self._here.admission.is_full and all(seat.admission.is_full for seat in self._seats.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        with self._lock:
+            return sum(seat.admission.memory_bytes for seat in (self._here, *self._seats.values()))
+
+    def fits(self, need: Need) -> bool:
+        with self._lock:
+            able = self._able_to(need)
+            return not able or any(seat.fits(need) for seat in able)
+
+    def fits_awaited(self) -> bool:
+        with self._lock:
+            need, seat = self._awaited_need, self._awaited_at
+            if need is None:
+                return False
+            if seat is None or seat not in self._able_to(need):
+                self.wait_for(need)
+                seat = self._awaited_at
+            return seat is None or seat.fits_awaited(need)
+
+    def wait_for(self, need: Need | None) -> None:
+        with self._lock:
+            if self._awaited_at is not None:
+                self._awaited_at.admission.wait_for(None)
+            able = () if need is None else self._able_to(need)
+            self._awaited_need = need
+            self._awaited_at = min(able, key=_share, default=None)
+            if self._awaited_at is not None and need is not None:
+                self._awaited_at.admission.wait_for(self._awaited_at.taken(need))
+
+    def take(self, need: Need) -> Ticket:
+        with self._lock:
+            free = [seat for seat in self._able_to(need) if seat.fits(need)]
+            seat = min(free, key=_share, default=None)
+            if seat is None:
+                self.last_taken = SeatTicket(need)
+            else:
+                if seat.worker is not None:
+                    seat.pools.update(need.pools)
+                self.last_taken = SeatTicket(need, seat, seat.admission.take(seat.taken(need)))
+            return self.last_taken
+
+    def give_back(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, SeatTicket)
+        with self._lock:
+            if ticket.seat is not None and ticket.inner is not None:
+                ticket.seat.admission.give_back(ticket.inner)
+                if ticket.seat.worker is not None:
+                    ticket.seat.pools.subtract(ticket.need.pools)
+
+    def _able_to(self, need: Need) -> tuple[Seat, ...]:
+        """The seats that may run what has *need*; of those with too little memory only the largest, if all are so."""
+        kind = need.kind if isinstance(need, PlacedNeed) else HERE
+        if kind == HERE:
+            return (self._here,)
+        if kind not in self._able:
+            sample = self._samples[kind]
+            seats = self._seats.values()
+            self._able[kind] = tuple(seat for seat in seats if seat.worker and not seat.worker.differs(sample))
+        able = self._able[kind]
+        enough = tuple(seat for seat in able if seat.admission.capacity.memory_bytes >= need.memory_bytes)
+        most = max((seat.admission.capacity.memory_bytes for seat in able), default=0)
+        return enough or tuple(seat for seat in able if seat.admission.capacity.memory_bytes == most)
+
+
+def _share(seat: Seat) -> float:
+    """How much of *seat* is taken: the least busy one is the first choice."""
+    return seat.admission.runs / seat.admission.capacity.places
+
+
+def _is_alike(before: Worker | None, worker: Worker) -> bool:
+    return before is not None and (before.places, before.memory_bytes) == (worker.places, worker.memory_bytes)
+
+
+def _renewed(seat: Seat, worker: Worker) -> Seat:
+    """*seat* with what its worker says of itself now."""
+    seat.worker = worker
+    return seat

@@ -1,0 +1,82 @@
+"""What a run on another machine reads is put where that machine finds it, before it is asked to run.
+
+What stages have made is in the store as it is. The user's files are put there as if a stage had made them, under a key
+of their content: so they are collected like anything else, and go to a remote in the way that results do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.prepare import place_source
+from winml_dag.engine.stage import Node
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+
+_STAGE = "source"
+_SLOT = "files"
+
+
+class Inputs:
+    """Shares the inputs of nodes of one graph, each once; used by several threads."""
+
+    def __init__(self, graph: Graph, store: LocalStore, scratch: Path, made_by: str) -> None:
+        self._graph = graph
+        self._store = store
+        self._scratch = scratch
+        self._made_by = made_by
+        self._lock = threading.Lock()
+        self._shared: set[str] = set()
+
+    def share(self, node: Node, inputs: Mapping[str, Artifact]) -> None:
+        """Have the artifacts that *node* reads where every machine finds them.
+
+        Raises:
+            InputError: for a source that is not what it was when the key was made.
+            StoreError: when there is no room for it.
+        """
+        # One at a time: all of them go to one disk, or to one remote, and who waits mostly waits for the same.
+        with self._lock:
+            new = {slot: artifact for slot, artifact in inputs.items() if artifact.digest not in self._shared}
+            for slot, artifact in new.items():
+                self._share(node.inputs[slot], artifact)
+            if new:
+                self._store.settle()
+            self._shared.update(artifact.digest for artifact in new.values())
+
+    def are_shared(self, record: Record) -> None:
+        """What *record* says was put out is there: a worker has put it."""
+        with self._lock:
+            self._shared.update(artifact.digest for artifact in record.outputs.values())
+
+    def _share(self, name: str, artifact: Artifact) -> None:
+        record = _record(artifact, self._made_by)
+        source = self._graph.sources.get(name)
+        known = self._store.record(record.cache_key)
+        if source is not None and (known is None or self._store.missing(known.files())):
+            folder = self._scratch / f"source-{uuid4().hex}"
+            try:
+                place_source(source, artifact, folder)
+                self._store.publish(record, {_SLOT: folder})
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        elif not self._store.far(artifact.files):
+            self._store.offer(record)
+
+
+def _record(artifact: Artifact, made_by: str) -> Record:
+    ingredients = Ingredients(_STAGE, 1, {}, {_SLOT: artifact.digest}, {})
+    return Record(
+        cache_key=cache_key(ingredients),
+        config_hash=ingredients.config_hash,
+        ingredients=ingredients,
+        outputs={_SLOT: artifact},
+        made_by=made_by,
+    )
