@@ -80,6 +80,7 @@ def _authorization(parts: SplitResult) -> str:
 
 def _objects(parts: SplitResult, namespace: str) -> Remote:
     _need("obstore")
+    _need("urllib3")
     from winml_dag.store.remote.objects import open_bucket
 
     if not parts.netloc or "@" in parts.netloc:

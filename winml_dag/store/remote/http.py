@@ -6,85 +6,70 @@ only; for those that know none we ask first, and two that put the same record wi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import getproxies, proxy_bypass
-
-import urllib3
-from urllib3 import exceptions
-from urllib3.util import Timeout, make_headers, parse_url
+from urllib.parse import urljoin, urlsplit
 
 from winml_dag.store.remote.places import blob_place, record_place
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError
+from winml_dag.store.remote.remote import MOST_RECORD_BYTES, RemoteError
 from winml_dag.store.remote.sidebyside import those_that
-from winml_dag.store.remote.statuses import is_good, refusal, said
+from winml_dag.store.remote.statuses import THERE, is_good, refusal, said
+from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
 
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
 
-# Kept open to a host; more are made when more threads ask, and closed after their answer.
-_IDLE_CONNECTIONS = 16
 _READ_BYTES = 256 << 10
-# Smaller than what is read: a time limit of a socket is one for each piece that is sent.
-_SEND_BYTES = 64 << 10
 # From here on we ask whether a blob is there before we send it.
 _BIG_BYTES = 64 << 10
-# Bodies of errors up to here are read, so that their connection can be used again: most answers are 404.
-_SMALL_BYTES = 4096
 _MOST_REDIRECTS = 3
-# A record that comes slower, after the first moments, is as good as none.
-_RECORD_PACE = 64 << 10
-# A server may hash and move what it has got before it answers.
-_SETTLING_PACE = 32 << 20
 
 _ABSENT = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-_THERE = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
 # How servers say that they do not know a condition.
 _NO_CONDITIONS = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_IMPLEMENTED)
 
 
 class HttpRemote:
-    """See ``Remote``. *url* has no password in it; *authorization* goes to its host only. *clock* tells seconds."""
+    """See ``Remote``. *url* has no password in it; *authorization* goes to its host only."""
 
-    def __init__(self, url: str, authorization: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, authorization: str = "") -> None:
         self._url = url.rstrip("/")
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "winml_dag"}
         self._secrets = {"Authorization": authorization} if authorization else {}
-        self._clock = clock
-        self._pool = _pool_for(url)
+        self._pool = pool_for(url)
         self._conditions = {"If-None-Match": "*"}
 
     def record(self, key: str) -> bytes | None:
-        with _troubles():
+        with troubles():
             response = self._answer("GET", record_place(key))
             if response is None:
                 return None
-            try:
-                return self._whole_record(response)
-            finally:
-                response.close()
+            data = bytearray()
+            while piece := response.read1(_READ_BYTES, decode_content=False):
+                data += piece
+                if len(data) > MOST_RECORD_BYTES:
+                    response.close()
+                    raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
+            return bytes(data)
 
     def put_record(self, key: str, data: bytes) -> bool:
         place = record_place(key)
-        with _troubles():
+        with troubles():
             return not self._is_there(place) and self._put(place, lambda: [data], len(data))
 
     def has(self, digests: Collection[str]) -> set[str]:
         return those_that(self._has_blob, digests)
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        with _troubles():
+        with troubles():
             response = self._answer("GET", blob_place(digest), {"Range": f"bytes={offset}-"} if offset else {})
-        if response is None:
-            raise KeyError(digest)
-        if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            _let_go(response)
-            return iter(())
+            if response is None:
+                raise KeyError(digest)
+            if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                let_go(response)
+                return iter(())
         if response.status != HTTPStatus.PARTIAL_CONTENT:
             return _Body(response, offset)
         began = response.headers.get("Content-Range", "")
@@ -95,44 +80,32 @@ class HttpRemote:
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
         place, size = blob_place(digest), path.stat().st_size
-        with _troubles():
+        with troubles():
             if size >= _BIG_BYTES and self._is_there(place):
                 return False
-            return self._put(place, lambda: _pieces(path, told), size)
+            return self._put(place, lambda: pieces(path, told), size)
 
     def close(self) -> None:
         self._pool.clear()
 
-    def _whole_record(self, response: BaseHTTPResponse) -> bytes:
-        began, data = self._clock(), bytearray()
-        while piece := response.read1(_READ_BYTES, decode_content=False):
-            data += piece
-            if len(data) > MOST_RECORD_BYTES:
-                raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
-            if self._clock() - began > ATTEMPT_SECONDS + len(data) / _RECORD_PACE:
-                raise RemoteError("slow", f"sent {len(data)} bytes of a record in {self._clock() - began:.0f} s")
-        return bytes(data)
-
     def _has_blob(self, digest: str) -> bool:
-        with _troubles():
+        with troubles():
             return self._is_there(blob_place(digest))
 
     def _is_there(self, place: str) -> bool:
         response = self._answer("HEAD", place)
         if response is not None:
-            _let_go(response)
+            let_go(response)
         return response is not None
 
     def _put(self, place: str, body: Callable[[], Iterable[bytes]], size: int) -> bool:
         """Whether it was put. *body* gives the pieces anew each time that it is called."""
         response = self._send(place, body(), size, self._conditions)
-        _let_go(response)
         if self._conditions and response.status in _NO_CONDITIONS:
             response = self._send(place, body(), size, {})
-            _let_go(response)
             if is_good(response.status):
                 self._conditions = {}
-        if response.status in _THERE:
+        if response.status in THERE:
             # 409 is also what WebDAV says of a folder that is not there.
             if response.status == HTTPStatus.CONFLICT and not self._is_there(place):
                 raise RemoteError("forbidden", f"{said(response.status)}, and makes no folders for what is put")
@@ -142,29 +115,21 @@ class HttpRemote:
         return True
 
     def _send(self, place: str, body: Iterable[bytes], size: int, more: Mapping[str, str]) -> BaseHTTPResponse:
-        headers = {**self._headers, **self._secrets, **more}
-        headers |= {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
-        return self._pool.request(
-            "PUT",
-            f"{self._url}/{place}",
-            body=body,
-            headers=headers,
-            timeout=Timeout(connect=ATTEMPT_SECONDS, read=ATTEMPT_SECONDS + size / _SETTLING_PACE),
-            preload_content=False,
-            redirect=False,
-            retries=False,
-        )
+        headers = {**self._headers, **self._secrets, **more, **of_body(size)}
+        response = ask(self._pool, "PUT", f"{self._url}/{place}", headers, body)
+        let_go(response)
+        return response
 
     def _answer(self, method: str, place: str, more: Mapping[str, str] | None = None) -> BaseHTTPResponse | None:
         """The open response, None when nothing is there. Raises RemoteError for all others but 416."""
         response = self._follow(method, f"{self._url}/{place}", {**self._headers, **(more or {})})
         if response.status in _ABSENT:
-            _let_go(response)
+            let_go(response)
             return None
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and more:
             return response
         if not is_good(response.status):
-            _let_go(response)
+            let_go(response)
             raise refusal(response.status)
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
@@ -179,15 +144,7 @@ class HttpRemote:
         start = urlsplit(url)
         for _ in range(_MOST_REDIRECTS + 1):
             at_home = urlsplit(url)[:2] == start[:2]
-            response = self._pool.request(
-                method,
-                url,
-                headers={**headers, **(self._secrets if at_home else {})},
-                timeout=Timeout(connect=ATTEMPT_SECONDS, read=ATTEMPT_SECONDS),
-                preload_content=False,
-                redirect=False,
-                retries=False,
-            )
+            response = ask(self._pool, method, url, {**headers, **(self._secrets if at_home else {})})
             target = response.get_redirect_location()
             if not target:
                 return response
@@ -208,7 +165,7 @@ class _Body(Iterator[bytes]):
         self._skip = skip
 
     def __next__(self) -> bytes:
-        with _troubles():
+        with troubles():
             while piece := self._response.read1(_READ_BYTES, decode_content=False):
                 kept = piece[self._skip :]
                 self._skip = max(0, self._skip - len(piece))
@@ -219,48 +176,3 @@ class _Body(Iterator[bytes]):
 
     def close(self) -> None:
         self._response.close()
-
-
-def _pool_for(url: str) -> urllib3.PoolManager:
-    """Connections to *url*, by a proxy where the environment or the system names one. Certificates are checked."""
-    parts = parse_url(url)
-    proxy = None if proxy_bypass(parts.host or "") else getproxies().get(parts.scheme or "")
-    if not proxy:
-        return urllib3.PoolManager(maxsize=_IDLE_CONNECTIONS)
-    through = parse_url(proxy)
-    headers = make_headers(proxy_basic_auth=unquote(through.auth)) if through.auth else None
-    return urllib3.ProxyManager(proxy, maxsize=_IDLE_CONNECTIONS, proxy_headers=headers)
-
-
-def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while piece := file.read(_SEND_BYTES):
-            yield piece
-            told(len(piece))
-
-
-def _let_go(response: BaseHTTPResponse) -> None:
-    """Have the connection used again if that costs little."""
-    left = response.length_remaining
-    if left is not None and left <= _SMALL_BYTES:
-        response.read(decode_content=False)
-        response.release_conn()
-    else:
-        response.close()
-
-
-@contextmanager
-def _troubles() -> Iterator[None]:
-    """What urllib3 raises, as RemoteError."""
-    try:
-        yield
-    except (exceptions.ConnectTimeoutError, exceptions.NameResolutionError) as error:
-        raise RemoteError("unreachable", "cannot be reached") from error
-    except (exceptions.TimeoutError, TimeoutError) as error:
-        raise RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:.0f} s") from error
-    except (exceptions.SSLError, exceptions.LocationParseError) as error:
-        raise RemoteError("forbidden", f"cannot be trusted: {error}") from error
-    except exceptions.NewConnectionError as error:
-        raise RemoteError("unreachable", "cannot be reached") from error
-    except (exceptions.HTTPError, OSError) as error:
-        raise RemoteError("unreachable", f"broke off: {error}") from error

@@ -1,7 +1,8 @@
 """A remote in a bucket of S3, Azure or Google, or in a folder that several machines see.
 
-Records and small blobs are put on the condition that nothing is there. Big blobs go in parts, for which there is no
-such condition: two that put the same one at once both do so, and what is there then is the same either way.
+All is put on the condition that nothing is there, where that can be said. It cannot be said of blobs that go in parts:
+those of more than 5 GB, and others where we may not sign a request of our own. Two that put the same blob at once then
+both do so, and what is there afterwards is the same either way.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -25,18 +27,23 @@ from obstore import store as stores
 from winml_dag.store.remote.places import blob_place, record_place
 from winml_dag.store.remote.remote import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError
 from winml_dag.store.remote.sidebyside import those_that
-from winml_dag.store.remote.statuses import refusal
+from winml_dag.store.remote.statuses import THERE, is_good, refusal
 
 if TYPE_CHECKING:
+    from obstore import SignCapableStore
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from urllib3 import PoolManager
 
 _PIECE_BYTES = 1 << 20
-# From here on we ask whether a blob is there before we send it.
-_BIG_BYTES = 64 << 10
-# What is larger goes in parts of this size, so many at once: they are what an upload takes of memory. S3 wants at least
-# 5 MiB, and knows at most 10,000 parts.
-_PART_BYTES = 8 << 20
-_PARTS_AT_ONCE = 4
+# What is larger goes to a bucket in one request of ours that obstore signs: obstore's own takes a file into memory, or
+# sends it in parts of which nobody knows how far they are, so that a slow line looks like a dead one.
+_SMALL_BYTES = 256 << 10
+# As much as S3 and Azure take in one request.
+_MOST_STREAMED_BYTES = 5000 << 20
+_SIGNED_FOR = timedelta(hours=1)
+# Parts, and so many at once, are what an upload takes of memory. S3 wants at least 5 MiB, and knows 10,000 parts.
+_PART_BYTES = 5 << 20
+_PARTS_AT_ONCE = 2
 # A part that takes longer is given up: 128 KiB/s.
 _PART_SECONDS = 64
 # A folder gives as much at once as is asked for. From a network we take what has come, so that what only trickles is
@@ -53,17 +60,36 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 # Where credentials are looked for last, in a machine of the cloud's.
 _METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 
+# Google wants conditions to be signed, and obstore signs none.
+_STREAMED_WITH = {
+    "s3": {"If-None-Match": "*"},
+    "az": {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"},
+    "gs": dict[str, str](),
+}
+
 # Opens the store, for writing or not. Raises RemoteError, or FileNotFoundError when nothing can be there yet.
 Opened: TypeAlias = Callable[[bool], "ObjectStore"]
 
 
-class ObjectRemote:
-    """See ``Remote``."""
+@dataclass(frozen=True)
+class Streaming:
+    """How a file goes to a bucket in one request: to the URL that *sign* gives for a place, with these *headers*."""
 
-    def __init__(self, opened: Opened, *, prefix: str = "", read_bytes: int = 1) -> None:
+    sign: Callable[[str], str]
+    headers: Mapping[str, str]
+
+
+class ObjectRemote:
+    """See ``Remote``. Without *streaming*, files go in parts."""
+
+    def __init__(
+        self, opened: Opened, *, prefix: str = "", read_bytes: int = 1, streaming: Streaming | None = None
+    ) -> None:
         self._opened = opened
         self._prefix = f"{prefix}/" if prefix else ""
         self._read_bytes = read_bytes
+        self._streaming = streaming
+        self._pool: PoolManager | None = None
 
     def record(self, key: str) -> bytes | None:
         data = bytearray()
@@ -90,12 +116,46 @@ class ObjectRemote:
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
         place, size = blob_place(digest), path.stat().st_size
-        if size >= _BIG_BYTES and self._size(place) is not None:
-            return False
-        if size <= _PART_BYTES:
+        if size <= _SMALL_BYTES:
             if put := self._create(place, path.read_bytes()):
                 told(size)
             return put
+        if self._size(place) is not None:
+            return False
+        url = self._signed(place) if size <= _MOST_STREAMED_BYTES else None
+        return self._stream(url, path, size, told) if url else self._put_parts(place, path, told)
+
+    def close(self) -> None:
+        """obstore lets go of its own connections by itself."""
+        if self._pool is not None:
+            self._pool.clear()
+
+    def _signed(self, place: str) -> str | None:
+        """Where to put a file; None where we may not sign, which is a right of its own."""
+        if self._streaming is None:
+            return None
+        try:
+            with _troubles():
+                return self._streaming.sign(self._prefix + place)
+        except RemoteError:
+            self._streaming = None
+            return None
+
+    def _stream(self, url: str, path: Path, size: int, told: Callable[[int], None]) -> bool:
+        from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
+
+        more = self._streaming.headers if self._streaming else {}
+        with troubles():
+            self._pool = self._pool or pool_for(url)
+            response = ask(self._pool, "PUT", url, {**of_body(size), **more}, pieces(path, told))
+            let_go(response)
+        if response.status in THERE:
+            return False
+        if not is_good(response.status):
+            raise refusal(response.status)
+        return True
+
+    def _put_parts(self, place: str, path: Path, told: Callable[[int], None]) -> bool:
         with _troubles():
             obstore.put(
                 self._opened(True),
@@ -105,9 +165,6 @@ class ObjectRemote:
                 max_concurrency=_PARTS_AT_ONCE,
             )
         return True
-
-    def close(self) -> None:
-        """obstore lets go of connections by itself."""
 
     def _create(self, place: str, data: bytes) -> bool:
         with _troubles():
@@ -165,10 +222,11 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
     )
     # A limit for each byte would count while nothing is to be read because we are sending.
     writing = _bucket(scheme, bucket, {"timeout": timedelta(seconds=_PART_SECONDS)})
-    return ObjectRemote(lambda writes: writing if writes else reading, prefix=prefix)
+    streaming = Streaming(lambda place: obstore.sign(writing, "PUT", place, _SIGNED_FOR), _STREAMED_WITH[scheme])
+    return ObjectRemote(lambda writes: writing if writes else reading, prefix=prefix, streaming=streaming)
 
 
-def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> ObjectStore:
+def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> SignCapableStore:
     options: ClientConfig = {
         "connect_timeout": timedelta(seconds=ATTEMPT_SECONDS),
         "user_agent": "winml_dag",

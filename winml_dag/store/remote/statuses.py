@@ -6,6 +6,8 @@ from http import HTTPStatus
 
 from winml_dag.store.remote.remote import RemoteError, Trouble
 
+# What a put that may only create is answered with when something is there.
+THERE = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
 _FULL = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.INSUFFICIENT_STORAGE)
 _MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 
@@ -19,7 +21,7 @@ def refusal(status: int, because: str = "") -> RemoteError:
     trouble: Trouble = "forbidden"
     if status in _FULL:
         trouble = "full"
-    elif status >= 500 or status in _MAY_PASS:
+    elif status in _MAY_PASS or (status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED):
         trouble = "failing"
     return RemoteError(trouble, said(status) + because)
 
