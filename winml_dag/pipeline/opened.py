@@ -49,21 +49,31 @@ def open_store(
     folder = default_cache_dir() if cache_dir is None else cache_dir
     if not remote.is_configured and remote.mode is None:
         return LocalStore(folder)
-    from winml_dag.pipeline.remoteconfig import remote_settings
-
-    configured = remote_settings(remote)
-    if configured is None:
+    settings, restricted = settled_remotes(remote)
+    if settings is None:
         return LocalStore(folder)
-    from winml_dag.store.remote.keys import check_keys
-    from winml_dag.store.remote.namespace import allowed
-    from winml_dag.store.shared import SharedStore
-
-    settings, restricted = allowed(configured, os.environ)
     if restricted:
         tell(restricted)
+    from winml_dag.pipeline.adoption import adopt_at_first
+    from winml_dag.store.remote.keys import check_keys
+    from winml_dag.store.shared import SharedStore
+
     check_keys(settings)
     told = None if watcher is None else watcher.waits
-    return SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)
+    store = SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)
+    adopt_at_first(store, tell)
+    return store
+
+
+def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
+    """All that is configured, less what this run of CI may not do, and a sentence on that if it is so; None without a
+    remote. Raises UsageError as :func:`open_store` does.
+    """
+    from winml_dag.pipeline.remoteconfig import remote_settings
+    from winml_dag.store.remote.namespace import allowed
+
+    configured = remote_settings(remote)
+    return (None, "") if configured is None else allowed(configured, os.environ)
 
 
 def let_go(store: LocalStore) -> None:

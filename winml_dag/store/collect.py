@@ -335,7 +335,8 @@ def _remove_blob(blob: _Bytes) -> bool:
 
 
 def _forget_names(store: LocalStore, keys: Collection[str]) -> None:
-    """Forget what was built last under a name, where that has gone."""
+    """Forget what was built last under a name, or was adopted, where that has gone."""
+    store.index.remove("adopted", keys)
     latest = store.index.read("latest", store.index.names("latest"))
     if dead := [name for name, key in latest.items() if key in keys]:
         store.index.remove("latest", dead)

@@ -104,13 +104,13 @@ class SharedStore(LocalStore):
         self._behind.offer(record)
 
     def together(self, names: Sequence[str]) -> AbstractContextManager[None]:
-        return super().together([_own(name) for name in names])
+        return super().together([adopted_name(name) for name in names])
 
     def latest(self, name: str) -> Record | None:
-        return super().latest(_own(name))
+        return super().latest(adopted_name(name))
 
     def remember(self, name: str, key: str) -> None:
-        super().remember(_own(name), key)
+        super().remember(adopted_name(name), key)
 
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
         self._behind.settle(told or self._told)
@@ -152,7 +152,7 @@ class SharedStore(LocalStore):
                 self.bring([error.file])
 
 
-def _own(name: str) -> str:
+def adopted_name(name: str) -> str:
     """What is remembered under *name* of results with these digests: without a remote, the same name has others."""
     return _PREFIX + name
 
