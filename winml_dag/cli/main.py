@@ -32,6 +32,7 @@ COMMANDS = {
     "report": ("winml_dag.cli.report", "Tell what became of a sweep or of builds, and what has changed."),
     "inspect": ("winml_dag.cli.inspect", "Tell what an ONNX model is, and which build made it."),
     "verify": ("winml_dag.cli.verify", "Check that an output folder is as it was built."),
+    "provenance": ("winml_dag.cli.provenance", "Tell others of a finished build: as SLSA provenance, as CycloneDX."),
     "plan": ("winml_dag.cli.plan", "Show what a build would run, and why."),
     "catalog": ("winml_dag.cli.catalog", "List the recipes that come with winml_dag."),
     "config": ("winml_dag.cli.config", "Write a recipe in which everything is decided."),

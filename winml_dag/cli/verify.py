@@ -9,23 +9,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished.verification import Verification
+    from winml_dag.pipeline.finished.verification import FileCheck, Verification
+    from winml_dag.report.provenance.against import Against
 
 _MOST_EXTRA = 10
 
 
 @click.command(name="verify")
 @click.argument("path", type=FILE)
+@click.option(
+    "--against", type=FILE, metavar="FILE", help="Hold it against what `winml-dag provenance` has written instead."
+)
 @format_option
-def command(*, path: Path, format_: str) -> int:
+def command(*, path: Path, against: Path | None, format_: str) -> int:
     """Read every file of an output folder again and hold it against build_manifest.json. PATH is the folder, or one
     file in it, which is then checked with what belongs to it.
+
+    With --against, hold it against SLSA provenance or a CycloneDX bill of materials, which is believed only as far as
+    its format: no signature is checked. By-products may be missing, since they were not to be shipped.
 
     Ends with 0 when all is as it was built, and with 1 when not. Files that no build put there are told, and are no
     fault.
@@ -33,10 +40,13 @@ def command(*, path: Path, format_: str) -> int:
     \b
     winml-dag verify out
     winml-dag verify out/model.onnx
+    winml-dag verify out --against out.slsa.json
     """
     from winml_dag.pipeline.finished.verification import verify
 
     try:
+        if against is not None:
+            return _against(path, against, format_)
         found = verify(path)
     except WinmlDagError as error:
         if format_ == "json":
@@ -52,25 +62,80 @@ def command(*, path: Path, format_: str) -> int:
     return 0 if is_sound else 1
 
 
+def _against(path: Path, document: Path, format_: str) -> int:
+    from winml_dag.report.provenance.against import check_against
+
+    found = check_against(path, document)
+    if format_ == "json":
+        value = {"sound": found.is_sound, "folders": [_against_json(found)], "errors": []}
+        click.echo(json.dumps(value, ensure_ascii=False))
+    else:
+        for line in _against_lines(found):
+            click.echo(line)
+    return 0 if found.is_sound else 1
+
+
+def _against_lines(found: Against) -> Iterator[str]:
+    from winml_dag.pipeline.finished.verification import Found
+    from winml_dag.store.quantities import counted
+
+    yield from _faults(found.files)
+    yield from _named("left out, a by-product", found.left_out, found.folder)
+    yield from _named("not in the document", found.extra, found.folder)
+    sound = sum(file.found is Found.SOUND for file in found.files)
+    state = "Sound" if found.is_sound else "Not sound"
+    of = f"{sound} of {counted(len(found.files), 'file')}"
+    yield f"{state}: {found.folder}, {of} as {found.document} ({found.format}) has them."
+
+
+def _against_json(found: Against) -> JsonObject:
+    return {
+        "folder": str(found.folder),
+        "document": str(found.document),
+        "format": found.format,
+        "sound": found.is_sound,
+        "files": _files_json(found.files),
+        "left_out": found.left_out,
+        "extra": found.extra,
+    }
+
+
 def _lines(found: Sequence[Verification]) -> Iterator[str]:
     from winml_dag.pipeline.finished.verification import Found
     from winml_dag.store.quantities import counted, size_text
 
     for verification in found:
         folder = verification.manifest.parent
-        for file in verification.files:
-            if file.found is not Found.SOUND:
-                yield f"{file.found}: {file.path}{f' ({file.detail})' if file.detail else ''}"
+        yield from _faults(verification.files)
         yield from (f"contradiction in {verification.manifest}: {text}" for text in verification.contradictions)
         if verification.unfinished:
             yield f"unfinished: a build is writing to {folder}, or was killed; build again to finish it"
-        yield from (f"not of the build: {folder / name}" for name in verification.extra[:_MOST_EXTRA])
-        if len(verification.extra) > _MOST_EXTRA:
-            yield f"not of the build: {len(verification.extra) - _MOST_EXTRA} more files"
+        yield from _named("not of the build", verification.extra, folder)
         sound = [file for file in verification.files if file.found is Found.SOUND]
         size = size_text(sum(file.size for file in sound))
         state = "Sound" if verification.is_sound else "Not sound"
         yield f"{state}: {folder}, {len(sound)} of {counted(len(verification.files), 'file')} as built, {size} read."
+
+
+def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
+    from winml_dag.pipeline.finished.verification import Found
+
+    for file in files:
+        if file.found is not Found.SOUND:
+            yield f"{file.found}: {file.path}{f' ({file.detail})' if file.detail else ''}"
+
+
+def _named(what: str, names: Sequence[str], folder: Path) -> Iterator[str]:
+    yield from (f"{what}: {folder / name}" for name in names[:_MOST_EXTRA])
+    if len(names) > _MOST_EXTRA:
+        yield f"{what}: {len(names) - _MOST_EXTRA} more files"
+
+
+def _files_json(files: Sequence[FileCheck]) -> list[JsonValue]:
+    return [
+        {"path": str(file.path), "found": str(file.found), "size_bytes": file.size, "detail": file.detail or None}
+        for file in files
+    ]
 
 
 def _json(verification: Verification) -> JsonObject:
@@ -78,10 +143,7 @@ def _json(verification: Verification) -> JsonObject:
         "folder": str(verification.manifest.parent),
         "manifest": str(verification.manifest),
         "sound": verification.is_sound,
-        "files": [
-            {"path": str(file.path), "found": str(file.found), "size_bytes": file.size, "detail": file.detail or None}
-            for file in verification.files
-        ],
+        "files": _files_json(verification.files),
         "extra": verification.extra,
         "contradictions": verification.contradictions,
         "unfinished": verification.unfinished,

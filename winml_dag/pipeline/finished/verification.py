@@ -141,9 +141,9 @@ def _fault(path: Path) -> str:
 def _verify_folder(folder: Path) -> Verification:
     manifest = load_manifest(folder)
     checks = [check_file(folder / entry.name, entry) for entry in manifest.files]
-    if (recipe_folder := _recipe_folder(folder, manifest)) is not None:
+    if (placed_in := recipe_folder(folder, manifest)) is not None:
         for entries in manifest.placed.values():
-            checks += [check_file(recipe_folder / entry.name, entry) for entry in entries]
+            checks += [check_file(placed_in / entry.name, entry) for entry in entries]
     if final_artifacts(manifest.value):
         checks.append(_check_settings(folder / BUILD_CONFIG, manifest))
     return Verification(
@@ -187,7 +187,7 @@ def _output_files(value: JsonObject) -> Iterator[Sequence[FileEntry]]:
                 continue
 
 
-def _recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
+def recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
     text = manifest.value.get("folder")
     return Path(os.path.normpath(folder / text)) if isinstance(text, str) else None
 
@@ -230,8 +230,8 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
 
 def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
     ours = {entry.name for entry in manifest.files} | {MANIFEST, BUILD_CONFIG}
-    recipe_folder = _recipe_folder(folder, manifest)
-    if recipe_folder is not None and recipe_folder.resolve() == folder.resolve():
+    placed_in = recipe_folder(folder, manifest)
+    if placed_in is not None and placed_in.resolve() == folder.resolve():
         ours |= {entry.name for entries in manifest.placed.values() for entry in entries}
     for file in files_below(folder):
         name = name_below(folder, file.path)

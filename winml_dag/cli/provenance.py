@@ -1,0 +1,50 @@
+"""``winml-dag provenance``: a finished build told to others, as SLSA provenance or as a bill of materials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from winml_dag.cli.parameters import FILE
+from winml_dag.errors import UsageError
+
+
+@click.command(name="provenance")
+@click.argument("folder", type=FILE, metavar="OUT")
+@click.option(
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(["slsa", "cyclonedx"]),
+    required=True,
+    help="SLSA provenance v1 in an in-toto statement, or a CycloneDX bill of materials.",
+)
+@click.option("-o", "--output", type=FILE, help="Where it goes [stdout]; with several statements, a folder.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that is no such document.")
+def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool) -> None:
+    """Tell others of the build in OUT: which files it has put out, by SHA-256, what they were made from, with which
+    tools, settings and results. OUT is checked first; of a folder that is not as it was built nothing is told.
+
+    OUT may be the folder of a sweep: then a bill has every build, and of statements there is one for each, in the
+    folder -o. Nothing is signed: that is done by who has a key.
+
+    \b
+    winml-dag provenance out --format slsa -o out.slsa.json
+    winml-dag provenance out --format cyclonedx -o out.cdx.json
+    winml-dag verify out --against out.slsa.json
+    """
+    from winml_dag.report.provenance.document import documents_of
+
+    documents = documents_of(folder, format_)
+    if output is None:
+        if len(documents) > 1:
+            raise UsageError(
+                f"{folder} has {len(documents)} builds, each with a statement.", advice="Give a folder with -o."
+            )
+        click.echo(documents[0].text, nl=False)
+        return
+    from winml_dag.report.provenance.written import write_documents
+
+    for path in write_documents(output, format_, documents, overwrite=overwrite):
+        click.echo(f"written: {path}", err=True)

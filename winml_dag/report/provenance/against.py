@@ -1,0 +1,165 @@
+"""Whether a folder holds what a document says that a build has put there: every file is hashed again.
+
+Who has written the document is for its signature to tell, which is checked by who signs such things. So nothing of it
+is believed: it must be valid as its format wants it, and no name in it leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import InputError, StoreError
+from winml_dag.pipeline.finished.verification import FileCheck, Found, check_file, recipe_folder
+from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.pipeline.manifest import read_manifest
+from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
+from winml_dag.report.told import text_at
+from winml_dag.store.artifact import FileEntry, check_name
+from winml_dag.store.files import files_below, name_below
+
+# Of thousands of builds with thousands of files; whatever is larger is another file by mistake.
+_MAX_BYTES = 256 * 1024 * 1024
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HIDDEN = ".winml-dag"
+
+
+@dataclass(frozen=True, order=True)
+class Listed:
+    """A file that a document lists: its path below the folder, or, ``placed``, below that of the recipe."""
+
+    path: str
+    sha256: str
+    is_output: bool
+    placed: bool
+
+
+@dataclass(frozen=True)
+class Against:
+    """What came of holding ``folder`` against ``document``, which is in ``format``.
+
+    ``files``: those that were to be there, and by-products that are; ``left_out``: by-products that are not, which is
+    no fault: they were on the way to what is shipped. ``extra``: what the document does not list; no fault.
+    """
+
+    document: Path
+    format: str
+    folder: Path
+    files: tuple[FileCheck, ...]
+    left_out: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        return all(file.found is Found.SOUND for file in self.files)
+
+
+def check_against(path: Path, document: Path) -> Against:
+    """Hold *path*, an output folder or one file in it, against *document*.
+
+    Raises:
+        UsageError: when the libraries for its format are not installed.
+        InputError: when there is no such path, and for a document that is not valid, or lists no file.
+    """
+    if not path.exists():
+        raise InputError(f"{path} does not exist.", advice="Give the output folder of a build, or a file in it.")
+    format_, listed = read_document(document)
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir():
+        extra = tuple(_extra(folder, listed, document))
+    else:
+        extra = ()
+        listed = [file for file in listed if file.path == path.name and not file.placed]
+        if not listed:
+            raise InputError(
+                f"{document} does not list {path.name}.", advice="Give the whole folder to see what it lists."
+            )
+    checks = [(file, _check(folder, file)) for file in listed]
+    left_out = tuple(file.path for file, check in checks if not file.is_output and check.found is Found.MISSING)
+    kept = (check for file, check in checks if file.path not in left_out or file.is_output)
+    return Against(document, format_, folder, tuple(kept), left_out, extra)
+
+
+def read_document(document: Path) -> tuple[str, list[Listed]]:
+    """The format of *document*, told from what is in it, and the files that it lists.
+
+    Raises:
+        UsageError: when the libraries for its format are not installed.
+        InputError: for one that is not valid, or lists no file.
+    """
+    try:
+        if document.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{document} is larger than {_MAX_BYTES >> 20} MiB: it is no such document.")
+        text = document.read_text(encoding="utf-8")
+        value = json.loads(text)
+    except OSError as error:
+        raise InputError(f"{document} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{document} is not JSON: {error}.", advice=_KNOWN) from None
+    try:
+        format_, found = _listed(value if isinstance(value, dict) else {}, text)
+        listed = sorted(Listed(check_name(name), _hex(name, sha256), *flags) for name, sha256, *flags in found)
+    except (InputError, StoreError) as error:
+        raise InputError(f"{document}: {error.message}", advice=error.advice) from None
+    if not listed:
+        raise InputError(f"{document} lists no file of an output folder.", advice=_KNOWN)
+    return format_, listed
+
+
+_KNOWN = "Give what `winml-dag provenance` has written, or a signed envelope around its statement."
+
+
+def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str, bool, bool]]]:
+    if text_at(value, "bomFormat") == "CycloneDX":
+        require(CYCLONEDX)
+        from winml_dag.report.provenance import bom
+
+        return CYCLONEDX, bom.listed_files(bom.read_bom(text))
+    from winml_dag.report.provenance import statement
+
+    payload = statement.payload_of(value)
+    if payload is None and not text_at(value, "_type"):
+        raise InputError("It is neither a statement of in-toto nor a bill of materials of CycloneDX.", advice=_KNOWN)
+    require(SLSA)
+    return SLSA, statement.listed_files(statement.read_statement(text if payload is None else payload))
+
+
+def _hex(name: str, sha256: str) -> str:
+    if not _SHA256.fullmatch(sha256):
+        raise InputError(f"It has no SHA-256 for {name}, so nothing can be held against it.")
+    return sha256
+
+
+def _check(folder: Path, file: Listed) -> FileCheck:
+    root: Path | None = folder
+    if file.placed:
+        manifest = read_manifest(folder)
+        root = None if manifest is None else recipe_folder(folder, manifest)
+    if root is None:
+        where = f"it lies in the recipe's folder, and without {MANIFEST} nothing says where that is"
+        return FileCheck(folder / file.path, Found.MISSING, 0, where)
+    path = root / file.path
+    try:
+        size = path.lstat().st_size
+    except OSError:
+        size = 0  # what is wrong with it is told below
+    return check_file(path, FileEntry(file.path, f"sha256:{file.sha256}", size))
+
+
+def _extra(folder: Path, listed: Sequence[Listed], document: Path) -> Iterator[str]:
+    names = {file.path for file in listed if not file.placed}
+    for file in files_below(folder):
+        name = name_below(folder, file.path)
+        if name not in names and not name.startswith(_HIDDEN) and not _is(Path(file.path), document):
+            yield name
+
+
+def _is(path: Path, document: Path) -> bool:
+    try:
+        return path.samefile(document)
+    except OSError:
+        return False

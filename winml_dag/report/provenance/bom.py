@@ -1,0 +1,378 @@
+"""Builds as a CycloneDX 1.6 bill of materials: https://cyclonedx.org/capabilities/mlbom/.
+
+Components, hashes, licenses and their order are the work of CycloneDX's own library. Model cards, what data is and how
+models were made are in the format, and that library has no classes for them: these are put into what it has written
+(:mod:`modelcard`, :mod:`formula`). All of it is then held against the schema that comes with the library, in which
+nothing unknown is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from winml_dag import __version__
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.errors import InputError
+from winml_dag.pipeline.manifest import component_names, told_of
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Wheel, tellable
+from winml_dag.report.provenance.formula import workflow_of
+from winml_dag.report.provenance.modelcard import Measured, card_of
+from winml_dag.report.provenance.statement import folder_digest
+from winml_dag.report.told import object_at, objects_at, text_at
+from winml_dag.stages import kinds
+
+if TYPE_CHECKING:
+    from cyclonedx.model import Property
+    from cyclonedx.model.component import Component
+
+# Properties of ours begin so; see docs/buildtypes/build-v1.md.
+_OURS = "winml_dag:"
+PATH = f"{_OURS}path"
+_ROLE = f"{_OURS}role"
+_PLACED = f"{_OURS}placed"
+
+_ORDER = (
+    *("$schema", "bomFormat", "specVersion", "serialNumber", "version", "metadata"),
+    *("components", "dependencies", "formulation"),
+)
+_NAMESPACE = uuid.UUID("6f5a1e5c-8d0b-5a5e-9a55-0c9a4a0f1d10")
+_MOST_FILES = 64
+_DATA_TYPES = {kinds.CALIBRATION_DATA: "dataset", kinds.USER_SCRIPT: "source-code", kinds.OPTION_FILES: "configuration"}
+_MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
+
+
+def bom_of(name: str, builds: Sequence[BuildFacts], measured: Mapping[str, Measured]) -> str:
+    """The bill as JSON, the same for the same builds. *name*: what they are called together; *measured*: by the name of
+    a build, what was measured of it besides its manifest.
+
+    Raises:
+        InputError: when it would not be one.
+    """
+    written = _written(name, builds)
+    cards = {_model_ref(model): card for build in builds for model, card in _cards(build, measured.get(build.name))}
+    data = {_source_ref(each): _data(each) for build in builds for each in build.dependencies}
+    for component in written.get("components", ()):
+        if (card := cards.get(component["bom-ref"])) is not None:
+            component["modelCard"] = card
+        if component["type"] == "data":
+            component["data"] = [data[component["bom-ref"]]]
+    written["formulation"] = [_formula(builds, data)]
+    value = tellable(written)
+    assert isinstance(value, dict)
+    content = {part: inner for part, inner in value.items() if part != "serialNumber"}
+    value["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, canonical_json(content))}"
+    text = json.dumps({part: value[part] for part in _ORDER if part in value}, indent=2, ensure_ascii=False) + "\n"
+    read_bom(text)
+    return text
+
+
+def read_bom(text: str) -> JsonObject:
+    """The bill *text*, after it was held against the schema of the version that it says it has, strictly.
+
+    Raises:
+        InputError: saying what is wrong, and where.
+    """
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    try:
+        value = json.loads(text)
+        version = SchemaVersion.from_version(text_at(value, "specVersion"))
+        found = JsonStrictValidator(version).validate_str(text)
+    except (ValueError, KeyError, NotImplementedError, RecursionError) as error:
+        raise InputError(f"This is no bill of materials of CycloneDX in JSON: {str(error).rstrip('.')}.") from None
+    if found is not None:
+        what: Any = found.data
+        where = "/".join(map(str, what.absolute_path)) or "its top"
+        raise InputError(f"This is no valid bill of materials of CycloneDX: at {where}: {what.message[:300]}.")
+    assert isinstance(value, dict)
+    return value
+
+
+def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
+    """What the library writes."""
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+
+    bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, name))
+    ends = [build.ended for build in builds if build.ended is not None]
+    if ends:
+        bom.metadata.timestamp = max(ends)
+    bom.metadata.tools.components.add(_tool())
+    models = [component for build in builds for component in _models(build)]
+    others = {str(each.bom_ref): each for build in builds for each in (*_loose_files(build), *_data_components(build))}
+    bom.components.update([*models, *others.values()])
+    whole = Component(
+        type=ComponentType.APPLICATION,
+        name=name,
+        version=_short(canonical_json([[file.sha256 for file in build.outputs] for build in builds])),
+        bom_ref="whole",
+        description="What is shipped: the output of one build" if len(builds) == 1 else "The outputs of several builds",
+    )
+    bom.metadata.component = whole
+    bom.register_dependency(whole, models)
+    return _json_of(bom)
+
+
+def _json_of(bom: Any) -> dict[str, Any]:
+    from cyclonedx.output.json import JsonV1Dot6
+
+    written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
+    return written
+
+
+def _short(text: str) -> str:
+    return uuid.uuid5(_NAMESPACE, text).hex[:16]
+
+
+def _tool() -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+
+    return Component(type=ComponentType.APPLICATION, name="winml_dag", version=__version__, bom_ref="tool:winml_dag")
+
+
+def _models(build: BuildFacts) -> Iterator[Component]:
+    """A component for each model to ship, with its files; none of a build without a model."""
+    from cyclonedx.model.component import Component, ComponentType, Pedigree
+
+    for main in _main_files(build):
+        told = told_of(build.value, main.path.rpartition("/")[2])
+        sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
+        precision, target = text_at(told, "precision"), text_at(told, "execution_provider")
+        yield Component(
+            type=ComponentType.MACHINE_LEARNING_MODEL,
+            name=f"{build.model} {main.component}".strip(),
+            version=text_at(told, "cache_key")[:16] or None,
+            bom_ref=_model_ref(main),
+            description=f"{precision} for {target} ({text_at(told, 'device')})",
+            hashes=_hashes("sha256", main.sha256),
+            licenses=_licenses(sources),
+            properties=[
+                *_properties(precision=precision, execution_provider=target, device=text_at(told, "device")),
+                *_properties(cache_key=text_at(told, "cache_key"), build=build.name),
+            ],
+            pedigree=Pedigree(
+                ancestors=[_ancestor(each, _model_ref(main)) for each in sources],
+                notes=", ".join(text_at(stage, "id") for stage in build.stages),
+            ),
+            components=[_file(file) for file in build.outputs if file.component == main.component],
+        )
+
+
+def _main_files(build: BuildFacts) -> list[HashedFile]:
+    """The models themselves, without what belongs to them: one, or one for each component."""
+    if text_at(build.value, "model_id") == "":
+        return []
+    names = component_names(build.value) or ("",)
+    finals = {told.get("final_artifact") for told in (build.value, *_of_components(build.value))}
+    found = (file for file in build.outputs if file.path.rpartition("/")[2] in finals and not file.placed)
+    return [file for file in found if file.component in names]
+
+
+def _of_components(value: JsonObject) -> Iterator[JsonObject]:
+    for own in object_at(value, "components").values():
+        if isinstance(own, Mapping):
+            yield own
+
+
+def _model_ref(main: HashedFile) -> str:
+    return f"model:{main.path}"
+
+
+def file_ref(file: HashedFile) -> str:
+    return f"{'placed' if file.placed else 'file'}:{file.path}"
+
+
+def _source_ref(dependency: Dependency) -> str:
+    return f"source:{dependency.digest.rpartition(':')[2][:24]}"
+
+
+def _ancestor(source: Dependency, model: str) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    hub = None if source.hub is None else source.hub[1].rpartition("/")
+    return Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        name=source.hub[1] if source.hub else source.called,
+        version=source.revision or None,
+        bom_ref=f"{model}:{_source_ref(source)}",
+        purl=None if hub is None else PackageURL("huggingface", hub[0] or None, hub[2], source.revision),
+        licenses=_licenses([source]),
+        properties=_properties(source=source.called, kind=source.kind),
+        components=_read_files(source, f"{model}:{_source_ref(source)}"),
+    )
+
+
+def _read_files(source: Dependency, ref: str) -> list[Component]:
+    from cyclonedx.model.component import Component, ComponentType
+
+    return [
+        Component(
+            type=ComponentType.FILE,
+            name=file.name,
+            bom_ref=f"{ref}:{file.name}",
+            hashes=_hashes(file.algorithm, file.digest),
+            properties=_properties(
+                size=str(file.size), **({} if file.algorithm == "sha256" else {file.algorithm: file.digest})
+            ),
+        )
+        for file in (source.files if len(source.files) <= _MOST_FILES else ())
+    ]
+
+
+def _data_components(build: BuildFacts) -> Iterator[Component]:
+    for each in build.dependencies:
+        if each.kind not in _MODELS and not each.is_ours:
+            yield _data_component(each)
+
+
+def _data_component(source: Dependency) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+
+    many = folder_digest(source.files) if len(source.files) > _MOST_FILES else {}
+    return Component(
+        type=ComponentType.DATA,
+        name=source.hub[1] if source.hub else source.called,
+        version=source.revision or None,
+        bom_ref=_source_ref(source),
+        licenses=_licenses([source]),
+        properties=_properties(
+            kind=source.kind, files=str(len(source.files)), **{name: str(text) for name, text in many.items()}
+        ),
+        components=_read_files(source, _source_ref(source)),
+    )
+
+
+def _data(source: Dependency) -> JsonObject:
+    return {"type": _DATA_TYPES.get(source.kind, "other"), "name": source.called, "description": source.kind}
+
+
+def _loose_files(build: BuildFacts) -> Iterator[Component]:
+    """Files that belong to no model to ship: what was on the way, and outputs of a build without a model."""
+    models = {file.component for file in _main_files(build)}
+    for file in build.files:
+        if not (file.is_output and file.component in models):
+            yield _file(file)
+
+
+def _file(file: HashedFile) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+
+    told = {"stage": file.stage, "component": file.component}
+    return Component(
+        type=ComponentType.FILE,
+        name=file.path,
+        bom_ref=file_ref(file),
+        hashes=_hashes("sha256", file.sha256),
+        properties=_properties(
+            path=file.path,
+            role="output" if file.is_output else "byproduct",
+            size=str(file.size),
+            placed="true" if file.placed else "",
+            **told,
+        ),
+    )
+
+
+def _hashes(algorithm: str, digest: str) -> list[Any]:
+    from cyclonedx.model import HashAlgorithm, HashType
+
+    return [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if algorithm == "sha256" else []
+
+
+def _licenses(sources: Sequence[Dependency]) -> list[Any]:
+    from cyclonedx.contrib.license.factories import LicenseFactory
+
+    names = sorted({source.license for source in sources if source.license})
+    # As the card has it: an expression must stand alone, and a card has one word.
+    return [LicenseFactory().make_from_string(name) for name in names[:1]]
+
+
+def _properties(**values: str) -> list[Property]:
+    from cyclonedx.model import Property
+
+    return [Property(name=f"{_OURS}{name}", value=value) for name, value in values.items() if value]
+
+
+def _cards(build: BuildFacts, measured: Measured | None) -> Iterator[tuple[HashedFile, JsonObject]]:
+    refs = [
+        _source_ref(each)
+        for each in build.dependencies
+        if each.kind not in _MODELS and not each.is_ours and _DATA_TYPES.get(each.kind) == "dataset"
+    ]
+    for main in _main_files(build):
+        yield (
+            main,
+            card_of(
+                told_of(build.value, main.path.rpartition("/")[2]),
+                refs,
+                measured,
+                build.tensors.get(main.path, ((), ())),
+            ),
+        )
+
+
+def _formula(builds: Sequence[BuildFacts], data: Mapping[str, JsonValue]) -> JsonObject:
+    """The tools, and how each build went."""
+    from cyclonedx.model.bom import Bom
+
+    bom = Bom()
+    wheels = {(wheel.name, wheel.version): wheel for build in builds for wheel in build.wheels}
+    tools = {_source_ref(each): each for build in builds for each in build.dependencies if each.is_ours}
+    bom.components.update(_wheel(wheel) for wheel in wheels.values())
+    bom.components.update(_data_component(each) for each in tools.values())
+    components = _json_of(bom).get("components", [])
+    for component in components:
+        if component["type"] == "data":
+            component["data"] = [data[component["bom-ref"]]]
+    workflows: list[JsonValue] = [workflow_of(build, *_refs(build)) for build in builds]
+    return {"components": components, "workflows": workflows}
+
+
+def _refs(build: BuildFacts) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What a workflow refers to: by source, its component (of the first model's ancestors where it is a model); by
+    stage, its files.
+    """
+    first = next((_model_ref(main) for main in _main_files(build)), "")
+    sources = {
+        each.name: f"{first}:{_source_ref(each)}" if each.kind in _MODELS and first else _source_ref(each)
+        for each in build.dependencies
+        if first or each.kind not in _MODELS
+    }
+    files: dict[str, list[str]] = {}
+    for file in build.files:
+        files.setdefault(file.stage, []).append(file_ref(file))
+    return sources, files
+
+
+def _wheel(wheel: Wheel) -> Component:
+    from cyclonedx.model.component import Component, ComponentType
+    from packageurl import PackageURL
+
+    purl = PackageURL("pypi", None, wheel.name.lower().replace("_", "-"), wheel.version)
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=wheel.name,
+        version=wheel.version,
+        bom_ref=str(purl),
+        purl=purl,
+        properties=_properties(wheelRecord=wheel.record),
+    )
+
+
+def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, bool]]:
+    """Name, SHA-256 or nothing, whether it is to be shipped, and whether it lies in the recipe's folder, of every file
+    that the bill *value* lists in the folder that it is about.
+    """
+    waiting = [*objects_at(value, "components")]
+    while waiting:
+        component = waiting.pop()
+        waiting += objects_at(component, "components")
+        told = {text_at(each, "name"): text_at(each, "value") for each in objects_at(component, "properties")}
+        if PATH in told:
+            hashes = {text_at(each, "alg"): text_at(each, "content") for each in objects_at(component, "hashes")}
+            yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED) == "true"

@@ -1,0 +1,176 @@
+"""What there is to tell others of a finished build, whatever the format: its files by SHA-256, and what they were made
+from.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.report.told import number_at, object_at, objects_at, text_at
+
+# What the formats carry numbers in has so many bits; whole numbers beyond them are told as texts.
+_EXACT = 2**53
+
+
+@dataclass(frozen=True)
+class HashedFile:
+    """A file that a build has put somewhere.
+
+    Attributes:
+        path: below the folder that the document is about, with ``/``; of a ``placed`` one below the recipe's folder.
+        sha256: 64 hex digits. size: in bytes.
+        stage: the id of the stage whose result it is; empty for the manifest and the settings.
+        component: of a composite model, the one that it is of.
+        is_output: whether it is to be shipped; others are what was on the way to it.
+        placed: a recipe's own stage put it into the recipe's folder.
+    """
+
+    path: str
+    sha256: str
+    size: int
+    stage: str = ""
+    component: str = ""
+    is_output: bool = False
+    placed: bool = False
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """A file that a build read: ``algorithm`` is ``sha256``, or ``xxh3_128`` where the file is not to be found any more
+    and nothing else was noted of it.
+    """
+
+    name: str
+    algorithm: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A source of a build. ``digest``: over names and contents of its files, as the manifest has it.
+
+    ``hub``: ``models`` or ``datasets``, and the name there, at the commit ``revision``; both empty for what is not from
+    the hub. ``is_ours``: it came with this program. ``license``: as the model's card has it.
+    """
+
+    name: str
+    kind: str
+    digest: str
+    files: tuple[ReadFile, ...]
+    hub: tuple[str, str] | None = None
+    revision: str = ""
+    license: str = ""
+    is_ours: bool = False
+
+    @property
+    def called(self) -> str:
+        """Its name for others: a path by its last part, since where it lay is nobody's business."""
+        return last_part(self.name)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A tool of a stage, as its key has it; ``record``: the digest over what was installed of it, empty if unknown."""
+
+    name: str
+    version: str
+    record: str
+
+
+@dataclass(frozen=True)
+class BuildFacts:
+    """One build. ``name``: its folder below the one that the document is about, empty for that itself; ``value``: its
+    manifest; ``settings``: the recipe with everything decided, empty for a build without a model; ``tensors``: by the
+    path of a model to ship, its inputs and its outputs, a text each.
+    """
+
+    name: str
+    value: JsonObject
+    settings: JsonObject
+    files: tuple[HashedFile, ...]
+    dependencies: tuple[Dependency, ...]
+    tensors: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> tuple[HashedFile, ...]:
+        return tuple(file for file in self.files if file.is_output)
+
+    @property
+    def byproducts(self) -> tuple[HashedFile, ...]:
+        return tuple(file for file in self.files if not file.is_output)
+
+    @property
+    def stages(self) -> tuple[JsonObject, ...]:
+        """Those that were not left out."""
+        return tuple(each for each in objects_at(self.value, "stages") if text_at(each, "status") == "completed")
+
+    @property
+    def wheels(self) -> tuple[Wheel, ...]:
+        records = object_at(self.value, "run", "wheels")
+        versions = {
+            (name, version): text_at(records, name)
+            for stage in self.stages
+            for name, version in object_at(stage, "toolchain").items()
+            if isinstance(version, str)
+        }
+        # The digest is that of the version which was installed; another one is of a stage that ran elsewhere.
+        several = {name for name, version in versions if sum(name == other for other, _ in versions) > 1}
+        return tuple(
+            Wheel(name, version, "" if name in several else record)
+            for (name, version), record in sorted(versions.items())
+        )
+
+    @property
+    def model(self) -> str:
+        """What the model is called; empty for a build without one."""
+        return last_part(text_at(self.value, "model_id"))
+
+    @property
+    def ended(self) -> datetime.datetime | None:
+        return time_of(text_at(self.value, "timestamp"))
+
+    @property
+    def began(self) -> datetime.datetime | None:
+        return None if self.ended is None else self.ended - duration(self.value)
+
+
+def last_part(name: str) -> str:
+    """*name*; of one that is a path, its last part. The name of a repository has a slash as well."""
+    plain = name.replace("\\", "/")
+    is_path = plain.startswith((".", "/", "~")) or plain.casefold().endswith(".onnx") or plain[1:2] == ":"
+    return plain.rstrip("/").rpartition("/")[2] if is_path else name
+
+
+def time_of(text: str) -> datetime.datetime | None:
+    """UTC; None for what is no time."""
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def time_text(moment: datetime.datetime) -> str:
+    """As RFC 3339 has it, to the millisecond."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def duration(value: JsonObject) -> datetime.timedelta:
+    """``elapsed_seconds`` of a manifest or of one of its stages."""
+    return datetime.timedelta(seconds=min(number_at(value, "elapsed_seconds") or 0.0, 1e8))
+
+
+def tellable(value: JsonValue) -> JsonValue:
+    """*value* as any reader of JSON has it: texts that are UTF-8, and no number that is rounded on the way."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {str(tellable(name)): tellable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [tellable(inner) for inner in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
+        return str(value)
+    return value

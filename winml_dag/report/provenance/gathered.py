@@ -1,0 +1,198 @@
+"""From an output folder to what there is to tell of its builds: files are hashed with SHA-256 and held against the
+manifest, and sources are looked for where the manifest says that they lay.
+
+A manifest of a local cache has digests that are no proof for others. A document with SHA-256 is only made of a folder
+that is as its build left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import InputError, StoreError
+from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
+from winml_dag.pipeline.finished.verification import Found, Verification, load_manifest, recipe_folder, verify
+from winml_dag.pipeline.hub import cached_snapshot
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
+from winml_dag.pipeline.manifest import Manifest, component_in, component_names, final_artifacts
+from winml_dag.report.found import find
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
+from winml_dag.report.told import object_at, objects_at, text_at, texts_at, words_at
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_file, split_digest
+
+_PACKAGE = Path(__file__).parent.parent.parent
+_MOST_NAMED = 3
+
+
+def gather(folder: Path) -> tuple[BuildFacts, ...]:
+    """Every build in *folder*: its own, or those of a sweep, in the order of their folders.
+
+    Raises:
+        InputError: when there is none, and for a folder that is not as its build left it.
+    """
+    if (folder / MANIFEST).is_file():
+        return (_facts(folder, ""),)
+    found = find(folder)
+    if found.notices:
+        raise InputError(found.notices[0], advice="Build again, or give the folder of one build.")
+    if not found.builds:
+        raise InputError(
+            f"There is no build of ours in {folder}.", advice="Give the output folder of a build or of a sweep."
+        )
+    return tuple(_facts(build.folder, build.folder.relative_to(folder).as_posix()) for build in found.builds)
+
+
+def _facts(folder: Path, name: str) -> BuildFacts:
+    manifest = load_manifest(folder)
+    files = tuple(_files(folder, name, manifest))
+    # After they were hashed: what changes in between is seen, too.
+    (checked,) = verify(folder)
+    if not checked.is_sound:
+        raise InputError(
+            f"{folder} is not as its build left it: {_first_faults(checked)}.",
+            advice=f"`winml-dag verify {folder}` tells all; build again.",
+        )
+    dependencies = tuple(_dependencies(folder, manifest.value))
+    tensors = {_below(name, final): _tensors(folder / final) for final in final_artifacts(manifest.value)}
+    return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies, tensors)
+
+
+def _first_faults(checked: Verification) -> str:
+    faults = [f"{file.path.name} is {file.found}" for file in checked.files if file.found is not Found.SOUND]
+    faults += [text.rstrip(".") for text in checked.contradictions]
+    faults += ["a build is writing to it, or was killed"] if checked.unfinished else []
+    return "; ".join(faults[:_MOST_NAMED])
+
+
+def _tensors(model: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Inputs and outputs, such as ``x: float32[1, 4]``."""
+    try:
+        summary = inspect_model(model)
+    except InputError:  # what it lacks is no fault of who tells of it
+        return (), ()
+    return tuple(map(_tensor, summary.inputs)), tuple(map(_tensor, summary.outputs))
+
+
+def _tensor(spec: TensorSpec) -> str:
+    return f"{spec.name}: {spec.dtype}[{', '.join(map(str, spec.shape))}]"
+
+
+def _settings(folder: Path, manifest: Manifest) -> JsonObject:
+    if not final_artifacts(manifest.value):
+        return {}
+    with suppress(OSError, ValueError):
+        value = json.loads((folder / BUILD_CONFIG).read_bytes())
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _files(folder: Path, name: str, manifest: Manifest) -> Iterator[HashedFile]:
+    value = manifest.value
+    finals, makers = final_artifacts(value), _makers(value)
+    shipped = _shipped(value)
+    for entry in manifest.files:
+        yield HashedFile(
+            _below(name, entry.name),
+            *_hashed(folder / entry.name, entry),
+            stage=makers.get(entry.name, ""),
+            component=component_in(value, entry.name),
+            is_output=not finals or entry.name in shipped,
+        )
+    for text in (MANIFEST, *((BUILD_CONFIG,) if finals else ())):
+        yield HashedFile(_below(name, text), *_hashed(folder / text, None))
+    where = recipe_folder(folder, manifest)
+    for stage, entries in manifest.placed.items():
+        for entry in entries if where is not None else ():
+            assert where is not None
+            hashed = _hashed(where / entry.name, entry)
+            yield HashedFile(entry.name, *hashed, stage=stage, is_output=not finals, placed=True)
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _hashed(path: Path, entry: FileEntry | None) -> tuple[str, int]:
+    """SHA-256 and size. Who checks the folder says what is wrong with a file that cannot be read."""
+    if entry is not None and entry.digest.startswith("sha256:"):
+        return split_digest(entry.digest)[1], entry.size
+    try:
+        return split_digest(digest_file(path, "sha256"))[1], path.stat().st_size
+    except OSError:
+        return "", 0
+
+
+def _makers(value: JsonObject) -> dict[str, str]:
+    """The id of the stage whose result it is, by the name of a file in the folder."""
+    components = component_names(value)
+    makers: dict[str, str] = {}
+    for stage in objects_at(value, "stages"):
+        stage_id = text_at(stage, "id")
+        first = stage_id.partition(".")[0]
+        component = first if first in components else ""
+        for output in object_at(stage, "outputs").values():
+            for file in objects_at(output, "files"):
+                makers[prefixed(text_at(file, "name"), component)] = stage_id
+        for name in (text_at(stage, "filename"), *texts_at(stage, "filenames")):
+            makers[name] = stage_id
+    return makers
+
+
+def _shipped(value: JsonObject) -> frozenset[str]:
+    """The names of the models to ship, and of the weights and binaries that belong to them."""
+    names = set(final_artifacts(value))
+    for stage in objects_at(value, "stages"):
+        if text_at(stage, "name") == "finalize":
+            for output in object_at(stage, "outputs").values():
+                names |= {text_at(file, "name") for file in objects_at(output, "files")}
+    return frozenset(names)
+
+
+def _dependencies(folder: Path, value: JsonObject) -> Iterator[Dependency]:
+    for name, listed in object_at(value, "sources").items():
+        try:
+            artifact = Artifact.from_json(listed)
+        except StoreError as error:
+            raise InputError(f"{folder / MANIFEST} is damaged: {error}") from None
+        told = object_at(value, "run", "sources", name)
+        hub = object_at(told, "hub")
+        where = _place(folder, told)
+        names = words_at(told, "names")
+        yield Dependency(
+            name,
+            text_at(told, "kind") or name,
+            artifact.digest,
+            tuple(_read(entry, where, names) for entry in artifact.files),
+            (text_at(hub, "kind"), text_at(hub, "name")) if hub else None,
+            text_at(hub, "revision"),
+            text_at(told, "license"),
+            is_ours="package" in told,
+        )
+
+
+def _place(folder: Path, told: JsonObject) -> Path | None:
+    """Where a source lay when it was read, as far as that is still to be found."""
+    below = text_at(told, "folder")
+    if "package" in told:
+        return _PACKAGE / below
+    if hub := object_at(told, "hub"):
+        snapshot = cached_snapshot(text_at(hub, "name"), text_at(hub, "revision"), text_at(hub, "kind"))
+        return None if snapshot is None else snapshot / below
+    return Path(os.path.normpath(folder.resolve() / below)) if below else None
+
+
+def _read(entry: FileEntry, where: Path | None, names: Mapping[str, str]) -> ReadFile:
+    function, digest = split_digest(entry.digest)
+    if function != "sha256" and where is not None:
+        path = where / names.get(entry.name, entry.name)
+        with suppress(OSError, ValueError):
+            if path.is_file() and path.stat().st_size == entry.size and digest_file(path) == entry.digest:
+                return ReadFile(entry.name, "sha256", split_digest(digest_file(path, "sha256"))[1], entry.size)
+    return ReadFile(entry.name, function.replace("-", "_"), digest, entry.size)

@@ -1,0 +1,285 @@
+"""One build as SLSA provenance v1 in an in-toto Statement v1: https://slsa.dev/spec/v1.1/provenance.
+
+What each parameter means is told in docs/buildtypes/build-v1.md, which is what the type of build refers to. Messages
+are those of in-toto's own library, and a statement is read back as a stranger would read it before anybody gets it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.errors import InputError
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile, tellable, time_text
+from winml_dag.report.told import at, object_at, objects_at, text_at
+
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "pkg:pypi/winml-dag#docs/buildtypes/build-v1.md"
+# Where a person has started it, on a machine of which nobody else can say anything.
+LOCAL_BUILDER = "pkg:pypi/winml-dag"
+
+_ORDER = ("_type", "subject", "predicateType", "predicate")
+
+# A data set of more files is told as one folder.
+_MOST_FILES = 64
+
+
+def statement_of(build: BuildFacts) -> str:
+    """The statement as JSON, the same for the same build.
+
+    Raises:
+        InputError: when it would not be one, for example of a build that has put out nothing.
+    """
+    from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
+    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+    from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
+    from in_toto_attestation.v1.statement import Statement
+
+    predicate = MessageToDict(ParseDict(tellable(_predicate(build)), Provenance()))
+    subjects = [
+        ResourceDescriptor(file.path, digest={"sha256": file.sha256}, annotations=_annotations(file)).pb
+        for file in build.outputs
+    ]
+    value = MessageToDict(Statement(subjects, PREDICATE_TYPE, predicate).pb)
+    ordered = {name: _ordered(value[name]) for name in _ORDER if name in value}
+    text = json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
+    read_statement(text)
+    return text
+
+
+def read_statement(text: str) -> JsonObject:
+    """The statement *text*, after everything in it was checked as the formats want it; unknown fields are refused.
+
+    Raises:
+        InputError: saying what is wrong.
+    """
+    from google.protobuf.json_format import Parse, ParseError  # type: ignore[import-untyped]
+    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
+
+    try:
+        value = json.loads(text)
+        message = Parse(text, StatementMessage())
+        Statement.copy_from_pb(message).validate()
+        if message.predicate_type != PREDICATE_TYPE:
+            raise ValueError(f"its predicate is of the type {message.predicate_type}, not {PREDICATE_TYPE}")
+        provenance = Parse(json.dumps(at(value, "predicate")), Provenance())
+        _check(provenance)
+    except (ParseError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"This is no SLSA provenance v1 in an in-toto Statement v1: {str(error).rstrip('.')}."
+        ) from None
+    assert isinstance(value, dict)
+    return value
+
+
+def _check(provenance: Any) -> None:
+    """What the specification of SLSA requires, and no schema can say. Raises ValueError."""
+    definition, details = provenance.build_definition, provenance.run_details
+    if not definition.build_type:
+        raise ValueError("buildDefinition.buildType is missing")
+    if not definition.HasField("external_parameters"):
+        raise ValueError("buildDefinition.externalParameters is missing")
+    if not details.builder.id:
+        raise ValueError("runDetails.builder.id is missing")
+    for place, found in (
+        ("buildDefinition.resolvedDependencies", definition.resolved_dependencies),
+        ("runDetails.byproducts", details.byproducts),
+    ):
+        for number, descriptor in enumerate(found):
+            if not (descriptor.name or descriptor.uri or descriptor.digest):
+                raise ValueError(f"{place}[{number}] has neither a name nor a URI nor a digest")
+
+
+def payload_of(value: JsonObject) -> str | None:
+    """The statement in a signed envelope (DSSE), or in a Sigstore bundle around one; None when *value* is neither. Its
+    signature is not looked at.
+    """
+    envelope = object_at(value, "dsseEnvelope") or value
+    if text_at(envelope, "payloadType") != "application/vnd.in-toto+json":
+        return None
+    try:
+        return base64.b64decode(text_at(envelope, "payload"), validate=True).decode("utf-8")
+    except ValueError as error:
+        raise InputError(f"Its payload is no text: {error}.") from None
+
+
+def _predicate(build: BuildFacts) -> JsonObject:
+    run = object_at(build.value, "run")
+    return {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": _external(build),
+            "internalParameters": {
+                **({"settings": build.settings} if build.settings else {}),
+                "target": {name: build.value.get(name) for name in ("execution_provider", "device")},
+                "stages": [_stage(stage) for stage in build.stages],
+            },
+            "resolvedDependencies": [*_dependencies(build)],
+        },
+        "runDetails": {
+            "builder": {
+                "id": text_at(run, "ci", "builder") or LOCAL_BUILDER,
+                "version": {
+                    "winml_dag": _version(build),
+                    **({"python": text_at(run, "python")} if run else {}),
+                },
+            },
+            "metadata": _metadata(build),
+            "byproducts": [*_byproducts(build)],
+        },
+    }
+
+
+def _external(build: BuildFacts) -> JsonObject:
+    asked = object_at(build.value, "run", "asked")
+    if asked:
+        return {"recipe": asked.get("recipe"), "options": asked.get("options")}
+    # A manifest of before that was noted: what was asked for shows only in what came of it.
+    return {"model": build.model, **{name: build.value.get(name) for name in ("task", "precision")}}
+
+
+def _stage(stage: JsonObject) -> JsonObject:
+    return {
+        "id": stage.get("id"),
+        "stage": stage.get("name"),
+        "version": stage.get("version"),
+        "config": stage.get("config"),
+        "cacheKey": stage.get("cache_key"),
+        "toolchain": stage.get("toolchain"),
+        # When and by whom the work was done: before this run, where it was reused.
+        "madeAt": stage.get("made_at"),
+        "madeBy": stage.get("made_by"),
+        "reused": stage.get("cached"),
+    }
+
+
+def _version(build: BuildFacts) -> str:
+    """Of who wrote the manifest; of an older one, of who made its last stage."""
+    told = text_at(build.value, "run", "made_by") or next(
+        (text_at(stage, "made_by") for stage in reversed(build.stages)), ""
+    )
+    return told.removeprefix("winml_dag ")
+
+
+def _metadata(build: BuildFacts) -> JsonObject:
+    began, ended = build.began, build.ended
+    return {
+        "invocationId": text_at(build.value, "run", "ci", "run") or invocation_of(build),
+        **({} if began is None else {"startedOn": time_text(began)}),
+        **({} if ended is None else {"finishedOn": time_text(ended)}),
+    }
+
+
+def invocation_of(build: BuildFacts) -> str:
+    """A name for the run that follows from its manifest, so that it is the same each time."""
+    return f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{BUILD_TYPE} {canonical_json(build.value)}')}"
+
+
+def _dependencies(build: BuildFacts) -> Iterator[JsonObject]:
+    ci = object_at(build.value, "run", "ci")
+    if text_at(ci, "repository"):
+        revision = text_at(ci, "revision")
+        yield {
+            "name": "repository",
+            "uri": f"git+{text_at(ci, 'repository')}{f'@{revision}' if revision else ''}",
+            **({"digest": {"gitCommit": revision}} if revision else {}),
+        }
+    recipe = object_at(build.value, "run", "asked", "recipe")
+    if text_at(recipe, "digest").startswith("sha256:"):
+        digest = {"sha256": text_at(recipe, "digest").removeprefix("sha256:")}
+        yield {"name": text_at(recipe, "file"), "digest": digest, "annotations": {"role": "recipe"}}
+    for dependency in build.dependencies:
+        yield from _of_dependency(dependency)
+    for wheel in build.wheels:
+        yield {
+            "name": wheel.name,
+            "uri": f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}",
+            "digest": {"wheelRecord": wheel.record} if wheel.record else {},
+            "annotations": {"role": "tool"},
+        }
+
+
+def _of_dependency(dependency: Dependency) -> Iterator[JsonObject]:
+    shared: JsonObject = {"role": dependency.kind, "source": dependency.called}
+    if dependency.hub is not None:
+        yield {
+            "name": dependency.hub[1],
+            "uri": hub_address(dependency.hub, dependency.revision),
+            "digest": {"gitCommit": dependency.revision},
+            "annotations": shared,
+        }
+    if len(dependency.files) > _MOST_FILES:
+        many: JsonObject = {**shared, "files": len(dependency.files)}
+        yield {"name": dependency.called, "digest": folder_digest(dependency.files), "annotations": many}
+        return
+    for file in dependency.files:
+        yield {"name": file.name, "digest": {file.algorithm: file.digest}, "annotations": {**shared, "size": file.size}}
+
+
+def hub_address(hub: tuple[str, str], revision: str) -> str:
+    """As pip and others name a commit of a repository."""
+    kind, name = hub
+    return f"git+https://huggingface.co/{'datasets/' if kind == 'datasets' else ''}{name}@{revision}"
+
+
+def folder_digest(files: tuple[ReadFile, ...]) -> Mapping[str, JsonValue]:
+    """``dirHash`` of in-toto, which is Go's Hash1, over *files*; where one has no SHA-256 it is over the digests that
+    there are, under another name.
+    """
+    lines = "".join(f"{file.digest}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
+    every = all(file.algorithm == "sha256" for file in files)
+    return {"dirHash" if every else "digestsSha256": hashlib.sha256(lines.encode()).hexdigest()}
+
+
+def _byproducts(build: BuildFacts) -> Iterator[JsonObject]:
+    for file in build.byproducts:
+        yield {"name": file.path, "digest": {"sha256": file.sha256}, "annotations": _annotations(file)}
+    for stage in build.stages:
+        algorithm, _, digest = text_at(stage, "log", "digest").partition(":")
+        if digest:
+            name, size = text_at(stage, "id"), at(stage, "log", "size")
+            annotations: JsonObject = {"role": "log", "stage": name, "size": size}
+            yield {"name": f"{name}.log", "digest": {algorithm.replace("-", "_"): digest}, "annotations": annotations}
+
+
+def _annotations(file: HashedFile) -> dict[str, JsonValue]:
+    return {
+        "size": file.size,
+        "role": "output" if file.is_output else "byproduct",
+        **({"stage": file.stage} if file.stage else {}),
+        **({"component": file.component} if file.component else {}),
+        **({"placed": True} if file.placed else {}),
+    }
+
+
+def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, bool]]:
+    """Name, SHA-256 or nothing, whether it is to be shipped, and whether it lies in the recipe's folder, of every file
+    that the statement *value* lists in the folder of a build.
+    """
+    for subject in objects_at(value, "subject"):
+        yield *_named(subject), True, at(subject, "annotations", "placed") is True
+    if text_at(value, "predicate", "buildDefinition", "buildType") != BUILD_TYPE:
+        return
+    for byproduct in objects_at(value, "predicate", "runDetails", "byproducts"):
+        if text_at(byproduct, "annotations", "role") == "byproduct":
+            yield *_named(byproduct), False, at(byproduct, "annotations", "placed") is True
+
+
+def _named(descriptor: JsonObject) -> tuple[str, str]:
+    return text_at(descriptor, "name"), text_at(descriptor, "digest", "sha256")
+
+
+def _ordered(value: JsonValue) -> JsonValue:
+    """*value* with its names in order, and whole numbers as such: a Struct of protobuf has none."""
+    if isinstance(value, Mapping):
+        return {name: _ordered(value[name]) for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_ordered(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
