@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-fast faults browser lint types layers docs check cache-fixtures bench bench-sweep clean
+.PHONY: quickstart ep-openvino op-support test test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -57,6 +57,18 @@ browser:
 	else \
 		echo 'There is no Chromium here. Install it (Debian: apt-get install chromium), or name a browser' >&2; \
 		echo 'of that family in WINML_DAG_TEST_BROWSER.' >&2; \
+		exit 1; \
+	fi
+
+# The tests of remotes speak with nginx, which Debian builds with WebDAV. It is started by them, as who runs them.
+servers:
+	@if PATH="$$PATH:/usr/sbin:/usr/local/sbin:/opt/homebrew/bin" command -v nginx; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq -o Acquire::Retries=3 && \
+		RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 nginx; \
+	else \
+		echo 'There is no nginx here. Install it: Debian: apt-get install nginx; macOS: brew install nginx;' >&2; \
+		echo 'Windows: nginx.exe from nginx.org, in a folder of PATH.' >&2; \
 		exit 1; \
 	fi
 

@@ -1,0 +1,121 @@
+"""nginx with WebDAV as a cache, as ``docs/how-to/set-up-a-remote.md`` shows it: a process of its own on 127.0.0.1."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "set-up-a-remote.md"
+# Debian has it where only root looks.
+_MORE_PLACES = "/usr/sbin:/usr/local/sbin:/opt/homebrew/bin"
+
+
+# As on the page: who may write everything, and who may write below pull/ only. nginx takes passwords as they are.
+_WRITERS = {"writers-of-main": ("main",), "writers-of-pull": ("main", "pull")}
+_PASSWORD = "of-the-tests"
+
+_AROUND = """
+pid nginx.pid;
+events {{}}
+http {{
+    access_log off;
+    fastcgi_temp_path temp/fastcgi;
+    proxy_temp_path temp/proxy;
+    scgi_temp_path temp/scgi;
+    uwsgi_temp_path temp/uwsgi;
+{server}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Nginx:
+    """*host*: with its port. *folder*: what is served, such as ``main/ac/<key>``."""
+
+    host: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        """For who may write everything."""
+        return self.url_of("main")
+
+    def url_of(self, user: str) -> str:
+        """For *user*, ``main`` or ``pull``."""
+        return f"http://{user}:{_PASSWORD}@{self.host}"
+
+    @property
+    def url_of_readers(self) -> str:
+        return f"http://{self.host}"
+
+
+def nginx_program() -> str:
+    """Raises FileNotFoundError that says how to get it."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}{_MORE_PLACES}")
+    if program is None:
+        raise FileNotFoundError(
+            "There is no nginx here, which the tests of remotes need. Run: make servers "
+            "(macOS: brew install nginx; Windows: put nginx.exe on PATH)"
+        )
+    return program
+
+
+@contextmanager
+def nginx_server(folder: Path) -> Iterator[Nginx]:
+    """Serves below *folder* until the end of the block."""
+    port = _free_port()
+    for name in ("content", "temp"):
+        (folder / name).mkdir(parents=True)
+    for name, users in _WRITERS.items():
+        (folder / name).write_text("".join(f"{user}:{{PLAIN}}{_PASSWORD}\n" for user in users), encoding="utf-8")
+    (folder / "nginx.conf").write_text(_AROUND.format(server=_server(folder, port)), encoding="utf-8")
+    # Root's nginx gives its rights away, to somebody who may not read this folder.
+    stay = "user root;" if getattr(os, "getuid", lambda: 1)() == 0 else ""
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [nginx_program(), "-p", str(folder), "-c", "nginx.conf", "-e", "stderr", "-g", f"daemon off; {stay}"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        _wait_for(process, port, folder / "log")
+        yield Nginx(f"127.0.0.1:{port}", folder / "content", process)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _server(folder: Path, port: int) -> str:
+    """The page's own, with our folder and port."""
+    block = re.search(r"^```nginx\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    if block is None:
+        raise RuntimeError(f"{_PAGE} shows no configuration of nginx")
+    return block[1].replace("listen 8080;", f"listen 127.0.0.1:{port};").replace("/srv/winml_dag", str(folder))
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Until it takes connections. Raises RuntimeError with its log if it ends instead."""
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+        else:
+            return
+    raise RuntimeError(f"nginx does not run: {log.read_text(encoding='utf-8', errors='replace')}")
