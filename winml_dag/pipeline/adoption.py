@@ -77,8 +77,8 @@ class Adopted:
 
 
 def adopt_at_first(store: LocalStore, tell: Callable[[str], None]) -> None:
-    """Adopt what *store* has of a time without a remote, if nothing of that was ever adopted, and say so. That it cannot
-    be is no reason for a build to fail.
+    """Adopt what *store* has of a time without a remote, if nothing of that was ever adopted, and say so. That it
+    cannot be is no reason for a build to fail.
     """
     if (store.folder / _MARKER).exists() or not (store.blobs.folder / _OLD).is_dir():
         return

@@ -32,6 +32,7 @@ def _kept(result: StageResult, store: LocalStore) -> Path | None:
     kept = store.failures / f"{result.node.stage.name}-{result.record.cache_key[:16]}{Path(entry.name).suffix}"
     with suppress(OSError):
         store.failures.mkdir(parents=True, exist_ok=True)
+        store.bring((entry,))
         shutil.copyfile(store.blobs.path(entry.digest), kept)
         return kept
     return None

@@ -69,6 +69,7 @@ def log_text(store: LocalStore, record: Record) -> str | None:
     """The log of *record*; None when it has none, or none that is sound."""
     if record.log is None:
         return None
+    store.bring((record.log,))
     try:
         data = store.blobs.path(record.log.digest).read_bytes()
     except OSError:

@@ -88,10 +88,13 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """A blob as it was found."""
+    """A blob as it was found. ``size``: its part of the room that it takes, when it has several names; ``inode`` then
+    is what they have in common, else 0.
+    """
 
     path: Path
     size: int
+    inode: int
     changed_ns: int
     accessed_ns: int
     in_use: bool
@@ -164,15 +167,21 @@ def _look(store: LocalStore, now_ns: int, own: Path | None) -> _Survey:
     # When nobody lives, a time that is far ahead is nobody's use, but of a clock that was wrong.
     end_ns = now_ns + _AHEAD_NS if began_ns is None else None
     horizon_ns = now_ns if began_ns is None else min(now_ns, began_ns)
-    blobs = {}
+    found = {}
     for blob in store.blobs.all():
         with suppress(FileNotFoundError):
             if blob.digest:
-                status = blob.path.lstat()
-                changed_ns = change_time_ns(blob.path, status)
-                touched_ns = max(changed_ns, status.st_atime_ns)
-                in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
-                blobs[blob.digest] = _Bytes(blob.path, status.st_size, changed_ns, status.st_atime_ns, in_use)
+                found[blob.digest] = blob.path, blob.path.lstat()
+    names = Counter(status.st_ino for _, status in found.values())
+    blobs = {}
+    for digest, (path, status) in found.items():
+        with suppress(FileNotFoundError):
+            changed_ns = change_time_ns(path, status)
+            touched_ns = max(changed_ns, status.st_atime_ns)
+            in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
+            shared = names[status.st_ino]
+            inode = status.st_ino if shared > 1 else 0
+            blobs[digest] = _Bytes(path, status.st_size // shared, inode, changed_ns, status.st_atime_ns, in_use)
     held = held_by_standing(store.folder / STANDING)
     records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))
     return _Survey(now_ns, horizon_ns, records, blobs)
@@ -263,9 +272,13 @@ def _remove(store: LocalStore, survey: _Survey, choice: _Choice, limits: Limits)
     # A record that was used in the meantime is back, with all that it needs.
     gone = {record.key: record for record in gone.values() if not store.records.path(record.key).exists()}
     needed = {digest for record in survey.records if record.key not in gone for digest in record.digests}
-    removed = [
-        survey.blobs[digest] for digest in choice.blobs if digest not in needed and _remove_blob(survey.blobs[digest])
-    ]
+    removed: list[_Bytes] = []
+    # To remove one name of a file changes the times of its others.
+    touched: set[int] = set()
+    for blob in (survey.blobs[digest] for digest in choice.blobs if digest not in needed):
+        if _remove_blob(blob, touched=blob.inode in touched):
+            removed.append(blob)
+            touched.update([blob.inode] if blob.inode else ())
     _forget_names(store, gone)
     rest = [one for one in leftovers(store, _old_ns(survey, limits), gone) if one.remove()]
     store.locks.remove_free()
@@ -312,12 +325,13 @@ def _remove_record(store: LocalStore, record: _Kept) -> bool:
     return True
 
 
-def _remove_blob(blob: _Bytes) -> bool:
-    """False when the blob was stored again, or read, since it was looked at."""
+def _remove_blob(blob: _Bytes, *, touched: bool) -> bool:
+    """False when the blob was stored again, or read, since it was looked at. *touched*: by us, through another name."""
     aside = partial_beside(blob.path)
     try:
         status = blob.path.lstat()
-        if (change_time_ns(blob.path, status), status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
+        changed_ns = blob.changed_ns if touched else change_time_ns(blob.path, status)
+        if (changed_ns, status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
             return False
         blob.path.rename(aside)
         # The change time is that of the rename now; whoever stores a blob again sets the access time with it.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.errors import Interrupted, StoreError
+from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.leftovers import abandoned
@@ -37,11 +40,13 @@ class VerifyReport:
         blobs: number of sound blobs.
         damaged: digests of blobs whose bytes were wrong; they are in quarantine.
         unreadable: keys of records that were damaged; they are in quarantine.
-        incomplete: keys of sound records whose blobs are not all here. Not damage: they count as not built.
+        incomplete: keys of sound records whose blobs are nowhere to be had. Not damage: they count as not built.
         foreign: names of files that a store does not have; left alone.
         restamped: digests of sound blobs whose times were not kept; they are as they should be again.
         rows: keys of records whose row in the index was wrong, missing or about nothing. Only :func:`repair` looks.
         removed: keys of incomplete records that were taken out. Only :func:`repair` does that.
+        only_behind: number of blobs that are not here, and need not be: a remote has them, or had them when their
+            record came from there.
     """
 
     records: int
@@ -53,6 +58,7 @@ class VerifyReport:
     restamped: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    only_behind: int = 0
 
     @property
     def clean(self) -> bool:
@@ -76,12 +82,13 @@ class Cleared:
 def info(store: LocalStore) -> StoreInfo:
     """Count and measure what *store* holds; records that cannot be read are left out."""
     with in_words("Cannot look through the cache"):
-        sizes = [size for blob in store.blobs.all() if blob.digest and (size := _size(blob.path)) is not None]
+        blobs = [status for blob in store.blobs.all() if blob.digest and (status := _status(blob.path)) is not None]
         records = store.records.all()
         return StoreInfo(
             records=len(records),
-            blobs=len(sizes),
-            unique_bytes=sum(sizes),
+            blobs=len(blobs),
+            # One that has a name for each of two digests takes its room once.
+            unique_bytes=sum({(status.st_dev, status.st_ino): status.st_size for status in blobs}.values()),
             apparent_bytes=sum(file.size for record in records for file in record.files()),
             index_bytes=bytes_below(store.folder / "index"),
             scratch_bytes=bytes_below(store.scratch.folder),
@@ -111,18 +118,42 @@ def verify(store: LocalStore) -> VerifyReport:
             else:
                 damaged.append(blob.digest)
         foreign += [path.relative_to(store.folder).as_posix() for path in store.records.foreign()]
-        readable, unreadable, incomplete = 0, [], []
+        readable, unreadable, lacking = 0, [], []
         for key in store.records.keys():  # noqa: SIM118  # not a mapping
             record = _checked_record(store, key)
             if record is None:
                 unreadable.append(key)
                 continue
             readable += 1
-            if store.blobs.missing(record.files()):
-                incomplete.append(key)
+            if gone := store.blobs.missing(record.files()):
+                lacking.append((record, gone))
+        incomplete, only_behind = _lacking(store, lacking)
     return VerifyReport(
-        readable, sound, tuple(damaged), tuple(unreadable), tuple(incomplete), tuple(foreign), tuple(restamped)
+        records=readable,
+        blobs=sound,
+        damaged=tuple(damaged),
+        unreadable=tuple(unreadable),
+        incomplete=tuple(incomplete),
+        foreign=tuple(foreign),
+        restamped=tuple(restamped),
+        only_behind=only_behind,
     )
+
+
+def _lacking(store: LocalStore, lacking: Sequence[tuple[Record, Sequence[FileEntry]]]) -> tuple[list[str], int]:
+    """The keys of those records that lack a blob for good, and how many blobs the others have elsewhere.
+
+    A record that came from a remote is never one of the first: its blobs come when they are needed, and a remote that
+    is not asked now, or does not answer, says nothing of them. It is removed when it was not used for long, as any.
+    """
+    gone = [file for record, files in lacking if not record.origin for file in files]
+    nowhere = {file.digest for file in store.missing(gone)}
+    incomplete = [
+        record.cache_key
+        for record, files in lacking
+        if not record.origin and any(file.digest in nowhere for file in files)
+    ]
+    return incomplete, len({file.digest for _, files in lacking for file in files} - nowhere)
 
 
 def repair(store: LocalStore) -> VerifyReport:
@@ -192,8 +223,8 @@ def _has_stamp(blob: Blob) -> bool:
         return False
 
 
-def _size(path: Path) -> int | None:
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return path.lstat().st_size
+        return path.lstat()
     except FileNotFoundError:
         return None

@@ -37,6 +37,9 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
         sound = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
         lack = "lacks" if lacking == 1 else "lack"
         click.echo(f"Sound: {sound}. {counted(lacking, 'record')} {lack} a blob.")
+        if report.only_behind:
+            are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
+            click.echo(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
     return 0 if is_well else 1
 
 
