@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
     from winml_dag.store.remote.behind import Behind
     from winml_dag.store.remote.settings import RemoteSettings
+    from winml_dag.store.shared import SharedStore
 
 _LOG = logging.getLogger("winml_dag")
 
@@ -55,14 +56,22 @@ def open_store(
     if restricted:
         tell(restricted)
     from winml_dag.pipeline.adoption import adopt_at_first
+
+    store = store_with(folder, settings, tell, watcher)
+    adopt_at_first(store, tell)
+    return store
+
+
+def store_with(
+    folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
+) -> SharedStore:
+    """The store in *folder* with the remotes of *settings* behind it. Raises as :func:`open_store` does."""
     from winml_dag.store.remote.keys import check_keys
     from winml_dag.store.shared import SharedStore
 
     check_keys(settings)
     told = None if watcher is None else watcher.waits
-    store = SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)
-    adopt_at_first(store, tell)
-    return store
+    return SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)
 
 
 def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
