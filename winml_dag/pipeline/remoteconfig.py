@@ -117,6 +117,17 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
         )
         for level in levels
     ]
+    return _signed(levels, user)
+
+
+def with_signing_of_this_machine(levels: Sequence[LevelSettings]) -> RemoteSettings:
+    """*levels* that another machine has settled, with the keys of this one, and what it says of unsigned records.
+    Raises UsageError as :func:`remote_settings` does.
+    """
+    return _signed(levels, _user_file())
+
+
+def _signed(levels: Sequence[LevelSettings], user: UserFile) -> RemoteSettings:
     keys_file = user.signing.keys_file
     keys = signing_keys(os.environ, None if keys_file is None else config_file().parent / expanded(keys_file))
     return RemoteSettings(tuple(levels), keys, _accepts_unsigned(user))
@@ -159,7 +170,8 @@ def _mode(options: RemoteOptions) -> Mode | None:
     given = os.environ.get(MODE_VARIABLE, "").strip()
     if given and given not in set(Mode):
         raise UsageError(
-            f"{MODE_VARIABLE} is {given!r}{known_instead(given, Mode)}.", advice="Set it to one of these, or unset it."
+            f"{MODE_VARIABLE} is {given!r}{known_instead(given, map(str, Mode))}.",
+            advice="Set it to read, read-write or off, or unset it.",
         )
     return Mode(given) if given else None
 
