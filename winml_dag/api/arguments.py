@@ -111,7 +111,7 @@ def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions
     """
     urls, mode = arguments.get("remote"), arguments.get("remote_mode")
     if mode not in (None, *Mode):
-        raise UsageError(f"remote_mode is {mode!r}{known_instead(mode, Mode)}.")
+        raise UsageError(f"remote_mode is {mode!r}{known_instead(mode, map(str, Mode))}.")
     folder = None
     if isinstance(recipe, str | os.PathLike):
         folder = Path(recipe) if Path(recipe).is_dir() else Path(recipe).parent

@@ -23,24 +23,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def cache_option(function: F) -> F:
     """Where results are looked for, and kept: the folder, and remotes behind it."""
+    return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(
+        remote_option(function)
+    )
+
+
+def remote_option(function: F) -> F:
+    """Which remotes there are, and what may be done with them."""
     modes = click.Choice(["read", "read-write", "off"])
-    for option in reversed(
-        (
-            click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR]."),
-            click.option(
-                "--remote",
-                type=TEXT,
-                multiple=True,
-                metavar="URL",
-                help="Where results are shared; again for more, nearest first [WINML_DAG_REMOTE, or as configured].",
-            ),
-            click.option(
-                "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+    function = click.option(
+        "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
+    )(function)
+    return click.option(
+        "--remote",
+        type=TEXT,
+        multiple=True,
+        metavar="URL",
+        help="Where results are shared; again for more, nearest first [WINML_DAG_REMOTE, or as configured].",
+    )(function)
 
 
 _RECIPE = click.option(

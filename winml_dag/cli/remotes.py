@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
     """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if anything was asked."""
-    if traffic is not None and traffic.requests:
+    if traffic is not None and any(astuple(traffic)):
         yield f"remote: {_text(traffic)}"
 
 

@@ -126,7 +126,7 @@ class SharedStore(LocalStore):
         """The records of *keys* that a remote has, kept here from now on."""
         if not keys:
             return {}
-        found = {key: record for key, record in self._behind.records(keys).items() if _is_shareable(record)}
+        found = {key: record for key, record in self._behind.records(keys).items() if is_shareable(record)}
         self._nowhere.update(key for key in keys if key not in found)
         with self.index.holding_back():
             for key, record in found.items():
@@ -157,6 +157,6 @@ def adopted_name(name: str) -> str:
     return _PREFIX + name
 
 
-def _is_shareable(record: Record) -> bool:
+def is_shareable(record: Record) -> bool:
     """Whether all digests are of the function that nobody can make another file for."""
     return all(file.digest.startswith(_PREFIX) for file in record.files())

@@ -3,9 +3,10 @@
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; what builds store later comes on top
     sum <time> <builds> <reused> <ran> <ms saved> <bytes stored>       all builds up to there, the first at <time>
-    remote <time> <ten numbers, as Traffic has them>       what went between here and remotes in one run, or in many
+    remote <time> <numbers, in the order of Traffic>       what went between here and remotes, in one run or in many
 
-A line that is damaged or cut off is left out. Whoever reads a long file replaces its lines by their sum.
+A line that is damaged or cut off is left out. One of remotes with fewer numbers than Traffic has is of an older
+version. Whoever reads a long file replaces its lines by their sum.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _counted(lines: Iterable[str]) -> Statistics:
     for line in lines:
         kind, _, rest = line.partition(" ")
         numbers = _numbers(rest)
-        if kind == "remote" and len(numbers) == _TRAFFIC + 1:
+        if kind == "remote" and 1 < len(numbers) <= _TRAFFIC + 1:
             traffic += Traffic(*numbers[1:])
             continue
         if kind == "build" and len(numbers) == 5:

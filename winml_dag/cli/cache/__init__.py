@@ -1,10 +1,11 @@
-"""``winml-dag cache``: what is in the cache, whether it is sound, keeping it small, and emptying it."""
+"""``winml-dag cache``: what is in the cache, whether it is sound, keeping it small and emptying it, and what it shares
+with other machines."""
 
 from __future__ import annotations
 
 import click
 
-from winml_dag.cli.cache import contents, size, soundness
+from winml_dag.cli.cache import contents, remote, sharing, size, soundness
 
 
 @click.group(name="cache")
@@ -20,5 +21,9 @@ for _inner in (
     size.limit,
     soundness.verify,
     size.clear,
+    sharing.push,
+    sharing.pull,
+    sharing.adopt,
+    remote.remote,
 ):
     command.add_command(_inner)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from winml_dag.cli.parameters import FILE
+from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
@@ -22,6 +25,17 @@ def opened(cache_dir: Path | None) -> LocalStore:
     from winml_dag.store.location import default_cache_dir
 
     return LocalStore(cache_dir or default_cache_dir())
+
+
+@contextmanager
+def errors_as_object(format_: str) -> Iterator[None]:
+    """With the format json, what is refused is the one object on stdout too; its sentence still goes to stderr."""
+    try:
+        yield
+    except WinmlDagError as error:
+        if format_ == "json":
+            print_object({"success": False, "errors": [str(error)]})
+        raise
 
 
 def print_object(value: object) -> None:

@@ -106,8 +106,9 @@ def _saved(statistics: Statistics) -> list[str]:
 
 def _moved(traffic: Traffic) -> list[str]:
     from winml_dag.store.quantities import counted, size_text
+    from winml_dag.store.remote.traffic import Traffic
 
-    if not traffic.requests:
+    if traffic == Traffic():
         return []
 
     def told(records: int, blobs: int, size: int) -> str:

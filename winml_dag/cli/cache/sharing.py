@@ -1,0 +1,225 @@
+"""``cache push``, ``cache pull`` and ``cache adopt``: giving remotes what this cache has, taking from them what a build
+would need without building, and making what was built alone fit to be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from winml_dag.cli.cache.common import cache_dir_option, errors_as_object, print_object
+from winml_dag.cli.options import cache_option, format_option
+from winml_dag.cli.parameters import RECIPE
+from winml_dag.cli.remotes import opened, remote_options, traffic_json, traffic_lines
+from winml_dag.errors import StoreError, UsageError
+from winml_dag.store.location import default_cache_dir
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.remoteoptions import RemoteOptions
+    from winml_dag.pipeline.request import Request
+    from winml_dag.store.record import Record
+    from winml_dag.store.remote.traffic import Traffic
+    from winml_dag.store.shared import SharedStore
+
+_recipes_option = click.option(
+    "-c", "--config", "recipes", type=RECIPE, multiple=True, help="What a build of this recipe needs; again for more."
+)
+
+
+@click.command()
+@click.argument("keys", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every record that this cache has.")
+@_recipes_option
+@cache_option
+@format_option
+def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], format_: str, **options: Any) -> int:
+    """Put records and their blobs where the remotes may be written: those with these KEYS (or beginnings of them), all,
+    or what a build of a recipe has here. What is there already stays as it is.
+    """
+    with errors_as_object(format_):
+        if (bool(keys), everything, bool(recipes)).count(True) != 1:
+            raise UsageError("Say what is to be put: --all, keys, or a recipe with -c.")
+        remote = remote_options(options, next(iter(recipes), None))
+        store = _shared(options, remote)
+        _refuse_unwritable(remote)
+        records = _chosen(store, keys, recipes, remote)
+        whole = [record for record in records.values() if not store.far(record.files())]
+        for record in whole:
+            store.offer(record)
+        store.settle()
+        traffic = store.traffic()
+        lacking = len(records) - len(whole)
+        if format_ == "json":
+            print_object({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
+        else:
+            _tell_of_push(len(whole), lacking, traffic)
+        return _code(traffic)
+
+
+@click.command()
+@_recipes_option
+@click.option("--all-blobs", is_flag=True, help="Also the blobs of every record, of intermediates too.")
+@cache_option
+@format_option
+def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: Any) -> int:
+    """Get the records that a build of a recipe would need, so that it can be planned, explained and drawn without the
+    remote; with --all-blobs it can be built without.
+    """
+    with errors_as_object(format_):
+        if not recipes:
+            raise UsageError("Say what is to be had: a recipe with -c.")
+        remote = remote_options(options, recipes[0])
+        store = _shared(options, remote)
+        records, to_run = _known(store, recipes, remote)
+        if all_blobs:
+            store.bring(file for record in records.values() for file in record.files())
+        lacking = sum(bool(store.far(record.files())) for record in records.values())
+        traffic = store.traffic()
+        if format_ == "json":
+            told = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
+            print_object({**told, **traffic_json(traffic)})
+        else:
+            _tell_of_pull(len(records), to_run, traffic)
+        return _code(traffic)
+
+
+@click.command()
+@cache_dir_option
+@format_option
+def adopt(cache_dir: Path | None, format_: str) -> int:
+    """Give what was built without a remote the keys that it has with one. Nothing is built: every blob is read once.
+
+    This happens by itself when a cache is first used with a remote; later, for what was built without one since.
+    """
+    from winml_dag.cli.transfers import Reading
+    from winml_dag.pipeline import adoption
+    from winml_dag.store.local import LocalStore
+
+    with errors_as_object(format_):
+        store = LocalStore(cache_dir or default_cache_dir(), function="sha256")
+        done = adoption.adopt(store, Reading().told)
+    if format_ == "json":
+        print_object(asdict(done))
+    else:
+        click.echo(str(done))
+    return 0
+
+
+def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> SharedStore:
+    from winml_dag.store.shared import SharedStore
+
+    store = opened(options["cache_dir"] or default_cache_dir(), remote)
+    if not isinstance(store, SharedStore):
+        raise UsageError(
+            "There is no remote.", advice="Name one with --remote, WINML_DAG_REMOTE, or in a winml_dag.toml."
+        )
+    return store
+
+
+def _refuse_unwritable(remote: RemoteOptions) -> None:
+    from winml_dag.pipeline.opened import settled_remotes
+    from winml_dag.store.remote.settings import Mode
+
+    settings, why = settled_remotes(remote)
+    if settings is not None and not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+        raise UsageError(
+            f"No remote may be written. {why}".rstrip(), advice="" if why else "Give --remote-mode read-write."
+        )
+
+
+def _chosen(
+    store: SharedStore, keys: tuple[str, ...], recipes: tuple[Path, ...], remote: RemoteOptions
+) -> Mapping[str, Record]:
+    """The records of this machine that are meant."""
+    from winml_dag.pipeline.adoption import adopt as adopt_all
+    from winml_dag.store.catalog import find
+    from winml_dag.store.files import in_words
+    from winml_dag.store.shared import is_shareable
+
+    if recipes:
+        return _known(store, recipes, remote)[0]
+    adopted = adopt_all(store)
+    if adopted.records:
+        click.echo(f"note: {adopted}", err=True)
+    if not keys:
+        with in_words("Cannot look through the cache"):
+            return {record.cache_key: record for record in store.records.all() if is_shareable(record)}
+    found = [find(store, key).record for key in keys]
+    # Under the key that a record had without a remote, the one that it was adopted as is meant.
+    others = store.index.read("adopted", [record.cache_key for record in found])
+    meant = [
+        find(store, str(others[record.cache_key])).record if record.cache_key in others else record for record in found
+    ]
+    if unshared := [record.cache_key[:12] for record in meant if not is_shareable(record)]:
+        raise StoreError(
+            f"{', '.join(unshared)} could not be adopted, so it has no key that others know.",
+            advice="`winml-dag cache adopt` says why.",
+        )
+    return {record.cache_key: record for record in meant}
+
+
+def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
+    """The records that a build of *recipes* would reuse, and how many stages it would run."""
+    from winml_dag.cli.several import planned_each, refuse_if_all_the_same
+    from winml_dag.engine.admission import Capacity
+    from winml_dag.engine.events import Status
+    from winml_dag.pipeline.sweep.foreseen import look_ahead
+
+    planned = planned_each(_requests(recipes, remote), store, download=False, needs_folder=False)
+    refuse_if_all_the_same(planned)
+    foreseen = look_ahead(planned, store, Capacity(1), rebuild=False)
+    for label, error in foreseen.errors.items():
+        click.echo(f"note: {label} cannot be planned: {error}", err=True)
+    records = {
+        view.result.record.cache_key: view.result.record
+        for result in foreseen.results.values()
+        for view in (*result.stages, *result.like_before)
+        if view.result is not None and view.result.record is not None and view.status is Status.REUSED
+    }
+    return records, foreseen.to_run
+
+
+def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[str, Request]]:
+    """By its label, each build that *recipes* ask for."""
+    from winml_dag.cli.chosencells import are_a_sweep
+    from winml_dag.cli.sweepplan import requests_of
+    from winml_dag.pipeline.request import Overrides, Request
+    from winml_dag.pipeline.sweep.selection import Selection, selected
+    from winml_dag.recipe.reading import module_items
+    from winml_dag.recipe.sweepfiles import sweep_of_files
+
+    request = Request(recipes[0], Overrides(), remote=remote)
+    if are_a_sweep(recipes) or module_items(recipes[0]) is not None:
+        sweep = sweep_of_files(recipes)
+        return list(requests_of(sweep, selected(sweep, Selection()), request))
+    return [(recipes[0].name, request)]
+
+
+def _tell_of_push(offered: int, lacking: int, traffic: Traffic) -> None:
+    from winml_dag.store.quantities import counted
+
+    for line in traffic_lines(traffic):
+        click.echo(line)
+    there = max(0, offered - traffic.records_put)
+    others = f"; {there} of them were there already, or were not taken" if there else ""
+    click.echo(f"{counted(offered, 'record')} offered{others}.")
+    if lacking:
+        click.echo(f"{counted(lacking, 'record')} left out, whose blobs are not on this machine.")
+
+
+def _tell_of_pull(known: int, to_run: int, traffic: Traffic) -> None:
+    from winml_dag.store.quantities import counted
+
+    for line in traffic_lines(traffic):
+        click.echo(line)
+    run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
+    click.echo(f"{counted(known, 'record')} of what a build needs are here. {run}")
+
+
+def _code(traffic: Traffic) -> int:
+    """1 when a remote was left alone, or said what is not believed: then not all of it was done."""
+    return 1 if traffic.left_alone or traffic.refused else 0

@@ -1,0 +1,153 @@
+"""Whether a remote does what is wanted of it, asked directly: each finding says what to do.
+
+The only thing that is left there is a probe, always the same: a blob and a text under a key that no record has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from winml_dag.store.remote.remote import ATTEMPT_SECONDS, Remote, RemoteError
+from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+
+PROBE = b"winml_dag probe\n"
+PROBE_BLOB = "sha256:" + hashlib.sha256(PROBE).hexdigest()
+PROBE_KEY = hashlib.sha256(b"winml_dag probe: no record").hexdigest()
+_OTHER_PROBE = b"winml_dag probe, put a second time\n"
+_REQUESTS = 5
+# Buckets refuse requests whose time is so wrong, and credentials that expire are not far behind.
+_MOST_SECONDS_APART = 300
+
+_ADVICE = {
+    "unreachable": "Look at the address, and whether the server runs and a proxy or firewall is between.",
+    "slow": "A remote that does not answer within two seconds is left alone: a nearer level would help.",
+    "failing": "The log of the server says more.",
+    "forbidden": "Look at the credentials, at what they may do there, and at the clock of this machine.",
+    "full": "Make room there; until then nothing is put.",
+    "lying": "What answers there is no remote of ours, or something between us changes what it says.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what`` was looked at, whether it ``is_well``, and what to do where it is not."""
+
+    what: str
+    is_well: bool
+    text: str
+    advice: str = ""
+
+
+def check_level(
+    level: LevelSettings,
+    settings: RemoteSettings,
+    remote: Remote,
+    scratch: Path,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Finding]:
+    """What there is to say of *level*, which *remote* speaks with; *scratch*: a folder for a file of a few bytes."""
+    yield from _keys(level, settings)
+    try:
+        seconds = [_seconds(lambda: remote.record(PROBE_KEY), clock) for _ in range(_REQUESTS)]
+    except RemoteError as error:
+        yield _failed("reach", error)
+        return
+    yield Finding("reach", True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
+    yield from _clock_apart(level.url)
+    try:
+        remote.has([PROBE_BLOB])
+        yield Finding("read", True, "records and blobs may be asked for")
+    except RemoteError as error:
+        yield _failed("read", error)
+        return
+    if level.mode is Mode.READ_WRITE:
+        yield from _writing(remote, scratch)
+
+
+def _keys(level: LevelSettings, settings: RemoteSettings) -> Iterator[Finding]:
+    known = [key.id for key in settings.keys if level.trusted is None or key.id in level.trusted]
+    if not known and not settings.accept_unsigned:
+        yield Finding(
+            "keys",
+            False,
+            "No key is here that its records may be signed with, so nothing of it could be believed",
+            "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE; `winml-dag cache remote key` makes a key.",
+        )
+        return
+    believed = f"believes what {', '.join(known)} signed" if known else "believes what nobody signed"
+    if level.mode is Mode.READ_WRITE and settings.keys and settings.keys[0].id not in known:
+        yield Finding(
+            "keys",
+            False,
+            f"{believed}, but this machine signs with {settings.keys[0].id}, which is not believed here",
+            "Put a key that is trusted here first, or use --remote-mode read.",
+        )
+        return
+    signs = f", signs with {settings.keys[0].id}" if level.mode is Mode.READ_WRITE and settings.keys else ""
+    yield Finding("keys", True, believed + signs)
+
+
+def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
+    probe = scratch / "winml_dag.probe"
+    probe.write_bytes(PROBE)
+    try:
+        remote.put(PROBE_BLOB, probe, lambda _: None)
+        came = b"".join(remote.read(PROBE_BLOB))
+        remote.put_record(PROBE_KEY, PROBE)
+        before = remote.record(PROBE_KEY)
+        was_put = remote.put_record(PROBE_KEY, _OTHER_PROBE)
+        after = remote.record(PROBE_KEY)
+    except RemoteError as error:
+        yield _failed("write", error)
+        return
+    except KeyError:
+        came, before, after, was_put = b"", None, None, False
+    finally:
+        probe.unlink()
+    if came != PROBE or before is None:
+        yield Finding(
+            "write", False, "What was put there does not come back as it was", "Something there changes what is put."
+        )
+        return
+    yield Finding("write", True, f"may be written; the probe cas/{PROBE_BLOB.partition(':')[2][:12]}... is left there")
+    first_wins = not was_put and before == after
+    yield Finding(
+        "first wins",
+        first_wins,
+        "what is there stays" if first_wins else "A second record took the place of the first",
+        "" if first_wins else "Whoever writes last decides what all get: let only one place write there.",
+    )
+
+
+def _clock_apart(url: str) -> Iterator[Finding]:
+    """Of a server that tells its time, which those of HTTP do."""
+    if not url.startswith(("http://", "https://")):
+        return
+    import urllib3
+
+    try:
+        with urllib3.PoolManager() as pool:
+            answer = pool.request("HEAD", url, timeout=ATTEMPT_SECONDS, retries=False, redirect=False)
+        told = parsedate_to_datetime(answer.headers.get("Date", ""))
+    except (urllib3.exceptions.HTTPError, ValueError, TypeError):
+        return
+    apart = abs(time.time() - told.timestamp())
+    is_well = apart <= _MOST_SECONDS_APART
+    text = f"{apart:.0f} s apart" if apart >= 2 else "the same time as here"
+    yield Finding("clock", is_well, text, "" if is_well else "Set the clock of this machine, or of that one.")
+
+
+def _failed(what: str, error: RemoteError) -> Finding:
+    return Finding(what, False, f"it {error.message}".rstrip("."), _ADVICE[error.trouble])
+
+
+def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    began = clock()
+    work()
+    return clock() - began
