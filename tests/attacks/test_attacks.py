@@ -1,0 +1,338 @@
+"""What is known to have been done to shared caches, done to this one over a real server, and what each of it meets.
+
+``docs/how-to/trust-a-cache.md`` has a row for every test here, and ``test_table.py`` sees to that.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from attackers import envelope, forge, place
+from conftest import MAIN, PULL, MachineMaker
+from servers.faulty import Fault, FaultyServer
+
+from winml_dag.errors import StoreError, UsageError
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_bytes
+
+SECRET = b"what nobody else may read"
+GITHUB = {"GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "contoso/models"}
+PULL_REQUEST = {**GITHUB, "GITHUB_EVENT_NAME": "pull_request", "GITHUB_REF": "refs/pull/12/merge"}
+PUSH_TO_MAIN = {
+    **GITHUB,
+    "GITHUB_EVENT_NAME": "push",
+    "GITHUB_REF": "refs/heads/main",
+    "GITHUB_REF_PROTECTED": "true",
+}
+
+
+def test_without_an_attacker_one_machine_has_what_another_made(machine: MachineMaker, tmp_path: Path) -> None:
+    """The measure of all the others."""
+    record = machine("read-write").make(b"a model")
+    reader = machine()
+
+    found = reader.look(record)
+    assert found is not None
+    assert replace(found, origin={}) == record
+    reader.take(record, tmp_path)
+    assert (tmp_path / "model.onnx").read_bytes() == b"a model"
+    assert reader.said == []
+
+
+def test_an_unsigned_record(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = envelope(record, "main", key="")
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "nobody has signed it" in reader.said[0]
+
+
+def test_a_record_signed_with_a_key_that_nobody_gave_out(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = envelope(record, "main", key="main:" + "A" * 43 + "=")
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "its signature is not one of the key 'main'" in reader.said[0]
+
+
+def test_a_record_that_was_changed_after_it_was_signed(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make(b"a model")
+    poisoned = digest_bytes(b"another model", "sha256")
+    server.content[f"/main/cas/{poisoned.partition(':')[2]}"] = b"another model"
+    data = server.content[place("main", record)]
+    server.content[place("main", record)] = data.replace(record.files()[0].digest.encode(), poisoned.encode())
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "its signature is not one of the key 'main'" in reader.said[0]
+
+
+def test_a_swapped_blob(machine: MachineMaker, server: FaultyServer, tmp_path: Path) -> None:
+    record = machine("read-write").make(b"a model")
+    blob = f"/main/cas/{record.files()[0].digest.partition(':')[2]}"
+    server.content[blob] = b"A model"
+
+    reader = machine()
+    with pytest.raises(StoreError):
+        reader.take(record, tmp_path / "out")
+    assert not list(tmp_path.glob("out/*"))
+    assert b"A model" not in {
+        path.read_bytes() for path in (reader.folder / "cache" / "blobs").rglob("*") if path.is_file()
+    }
+    assert "has other bytes" in reader.said[0]
+
+
+def test_a_record_under_another_key(machine: MachineMaker, server: FaultyServer) -> None:
+    """As if an older model, which is signed as it should be, were the result of a newer recipe."""
+    builder = machine("read-write")
+    old, new = builder.make(b"old", opset=17), builder.make(b"new", opset=21)
+    server.content[place("main", new)] = server.content[place("main", old)]
+
+    reader = machine()
+    assert reader.look(new) is None
+    assert "it is that of another key" in reader.said[0]
+
+
+def test_an_older_record_of_the_same_key(machine: MachineMaker, server: FaultyServer) -> None:
+    """It is believed: equal keys mean equal work. Who has signed what is wrong takes back the key that signed it."""
+    record = machine("read-write").make(b"first")
+    old = server.content[place("main", record)]
+    machine("read-write", keys=f"new:{MAIN.partition(':')[2]}").make(b"second")
+    assert server.content[place("main", record)] == old, "the first stays"
+
+    assert machine().look(record) is not None
+    after = machine(keys=f"new:{MAIN.partition(':')[2]}")
+    assert after.look(record) is None
+    assert "the key 'main', which is not here" in after.said[0]
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "C:\\escaped", "NUL", "a/../../escaped"])
+def test_an_output_whose_name_leaves_its_folder(name: str, machine: MachineMaker, server: FaultyServer) -> None:
+    """Signed by a machine that is trusted, and has been taken over."""
+    record = machine("read-write").make()
+    server.content[place("main", record)] = forge(
+        record, "main", key=MAIN, change=lambda told: told["outputs"]["model"][0].update(name=name)
+    )
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "is not a safe file name" in reader.said[0]
+    assert not list(reader.folder.parent.rglob("*escaped*"))
+
+
+def test_two_outputs_whose_names_differ_by_case_only(machine: MachineMaker, server: FaultyServer) -> None:
+    """On Windows and macOS the second would be written over the first, which was checked."""
+    record = machine("read-write").make()
+
+    def add(told: dict) -> None:  # type: ignore[type-arg]
+        told["outputs"]["model"].append({**told["outputs"]["model"][0], "name": "MODEL.ONNX"})
+
+    server.content[place("main", record)] = forge(record, "main", key=MAIN, change=add)
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "one name twice" in reader.said[0]
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> object:
+        return os.mkdir, (str(self.proof),)
+
+
+def test_a_pickle_in_place_of_a_record(machine: MachineMaker, server: FaultyServer, tmp_path: Path) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = pickle.dumps(Payload(tmp_path / "proof"))
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "it is not two lines of JSON" in reader.said[0]
+    assert not (tmp_path / "proof").exists()
+
+
+def test_a_pickle_in_the_index_of_a_cache_folder(machine: MachineMaker, tmp_path: Path) -> None:
+    """A cache folder that CI restores was written by some other job: diskcache would run what its database holds."""
+    reader = machine()
+    record = machine("read-write").make()
+    assert reader.look(record) is not None
+    (database,) = (reader.folder / "cache" / "index").rglob("cache.db")
+    bomb = pickle.dumps(Payload(tmp_path / "proof"))
+    with sqlite3.connect(database) as rows:
+        assert rows.execute("UPDATE Cache SET mode = 4, value = ?", (bomb,)).rowcount > 0
+    rows.close()
+
+    assert reader.look(record) is not None, "from its file"
+    assert not (tmp_path / "proof").exists()
+
+
+@pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS], ids=["50 GB", "without an end"])
+def test_an_endless_answer_to_a_question_for_a_record(
+    fault: Fault, machine: MachineMaker, server: FaultyServer
+) -> None:
+    record = machine("read-write").make()
+    server.switch_on(fault, method="GET", below="ac")
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "8 MiB" in reader.said[0]
+    # What a socket holds comes on top of what is read.
+    assert server.bytes_sent() < 64 << 20
+
+
+@pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS], ids=["50 GB", "without an end"])
+def test_an_endless_answer_to_a_question_for_a_blob(
+    fault: Fault, machine: MachineMaker, server: FaultyServer, tmp_path: Path
+) -> None:
+    record = machine("read-write").make(b"x" * 1000)
+    server.switch_on(fault, method="GET", below="cas")
+
+    reader = machine()
+    with pytest.raises(StoreError):
+        reader.take(record, tmp_path / "out")
+    assert server.bytes_sent() < 64 << 20
+    assert sum(path.stat().st_size for path in reader.folder.rglob("*") if path.is_file()) < 1 << 20
+
+
+def test_an_answer_that_unpacks_to_far_more(machine: MachineMaker, server: FaultyServer) -> None:
+    """Nothing is ever unpacked: there is no bomb of compression."""
+    record = machine("read-write").make()
+    server.switch_on(Fault.ENCODED, method="GET", below="ac")
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "encoded as 'gzip'" in reader.said[0]
+
+
+@pytest.mark.parametrize("accept", ["", "1"], ids=["signed", "unsigned accepted"])
+def test_a_bomb_of_nesting(accept: str, machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = b'{"format":1}\n' + b"[" * 4_000_000 + b"\n"
+
+    reader = machine(WINML_DAG_REMOTE_ACCEPT_UNSIGNED=accept)
+    assert reader.look(record) is None
+    assert ("it is not JSON as we write it" if accept else "nobody has signed it") in reader.said[0]
+
+
+def test_a_pull_request_that_is_configured_to_write_what_main_reads(
+    machine: MachineMaker, server: FaultyServer
+) -> None:
+    """The configuration is part of what a pull request changes."""
+    before = dict(server.content)
+    pull = machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST)
+    record = pull.make(b"poison")
+
+    assert {path.rsplit("/", 2)[0] for path in server.content.keys() - before.keys()} == {"/pull/12"}
+    assert "put into the namespace pull/12 only" in pull.said[0]
+    assert machine("read-write", **PUSH_TO_MAIN).look(record) is None
+    assert machine("read", keys=f"{PULL},{MAIN}", **PULL_REQUEST).look(record) is None, (
+        "nor does one that may only read"
+    )
+    other = {**PULL_REQUEST, "GITHUB_REF": "refs/pull/13/merge"}
+    assert machine("read-write", keys=f"{PULL},{MAIN}", **other).look(record) is None
+    assert machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST).look(record) is not None
+
+
+def test_a_pull_request_that_moves_its_record_to_main(machine: MachineMaker, server: FaultyServer) -> None:
+    """With credentials that may write there after all, and with the key of main, which signs for its namespace only."""
+    record = machine("read-write", keys=MAIN, **PULL_REQUEST).make(b"poison")
+    server.content[place("main", record)] = server.content[place("pull/12", record)]
+
+    reader = machine("read-write", **PUSH_TO_MAIN)
+    assert reader.look(record) is None
+    assert "it was made for the namespace 'pull/12', not for 'main'" in reader.said[0]
+
+
+def test_a_pull_request_that_signs_for_main_with_its_own_key(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = envelope(record, "main", key=PULL)
+
+    reader = machine("read-write", **PUSH_TO_MAIN)
+    assert reader.look(record) is None
+    assert "the key 'pull', which is not here" in reader.said[0]
+
+    # A developer has both keys, and says which of them main is to be believed with.
+    developer = machine("", keys=f"{MAIN},{PULL}", url="")
+    (developer.folder / "winml_dag.toml").write_text(
+        f'[[remote]]\nurl = "{server.url}"\nnamespace = "main"\ntrusted = ["main"]\n', encoding="utf-8"
+    )
+    assert developer.look(record) is None
+    assert "the key 'pull', which this remote is not trusted with" in developer.said[0]
+
+
+def test_a_pull_request_without_any_key(machine: MachineMaker) -> None:
+    """From a fork, which gets no secrets: there is nothing that it could check, so it has to be told what to do."""
+    with pytest.raises(UsageError, match="no key to check the records of"):
+        machine("read-write", keys="", **PULL_REQUEST).make()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right there")
+def test_links_in_a_folder_that_is_shared(machine: MachineMaker, tmp_path: Path) -> None:
+    """Who may write into the folder puts a link where a blob, a record or a folder should be."""
+    shared = tmp_path / "shared"
+    url = shared.as_uri()
+    builder = machine("read-write", url=url)
+    read, written, endless = (builder.make(bytes([opset]) * 100, opset=opset) for opset in (1, 2, 3))
+    (tmp_path / "secret").write_bytes(SECRET)
+    for record, target, kind in ((read, tmp_path / "secret", "cas"), (endless, Path("/dev/zero"), "ac")):
+        name = record.cache_key if kind == "ac" else record.files()[0].digest.partition(":")[2]
+        link = shared / "main" / kind / name
+        link.unlink()
+        link.symlink_to(target)
+    (shared / "main" / "ac" / written.cache_key).unlink()
+    (shared / "main" / "ac" / written.cache_key).symlink_to(tmp_path / "made by us")
+
+    reader = machine("read-write", url=url)
+    with pytest.raises(StoreError):
+        reader.take(read, tmp_path / "out")
+    assert reader.look(endless) is None
+    reader.make(b"\x02" * 100, opset=2)
+
+    assert SECRET not in {path.read_bytes() for path in reader.folder.rglob("*") if path.is_file()}
+    assert not (tmp_path / "made by us").exists()
+    assert (tmp_path / "secret").read_bytes() == SECRET
+
+
+def test_a_record_whose_blob_has_a_weak_digest(machine: MachineMaker, server: FaultyServer) -> None:
+    """xxh3, which is quick and which is what a cache without a remote uses: another file with it is easily made."""
+    record = machine("read-write").make()
+    weak = Artifact.of([FileEntry("model.onnx", digest_bytes(b"a model"), 7)])
+    server.content[place("main", record)] = forge(
+        record, "main", key=MAIN, change=lambda told: told.update(outputs={"model": weak.to_json()})
+    )
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "is not a sha256" in reader.said[0]
+
+
+def test_a_record_that_says_it_was_made_from_something_else(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = forge(
+        record, "main", key=MAIN, change=lambda told: told.update(toolchain={"onnx": "9"})
+    )
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert "its key is not made from what it says" in reader.said[0]
+
+
+def test_a_record_that_does_something_to_a_terminal(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    server.content[place("main", record)] = forge(
+        record, "main", key=MAIN, change=lambda told: told.update(made_by="\x1b]0;owned\x07")
+    )
+
+    reader = machine()
+    assert reader.look(record) is None
+    assert all(line.isprintable() for line in reader.said)

@@ -1,0 +1,17 @@
+"""The page on trust tells of every attack that is replayed here, and of none that is not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "trust-a-cache.md"
+
+
+def test_every_attack_has_a_row_and_every_row_an_attack() -> None:
+    tree = ast.parse((Path(__file__).parent / "test_attacks.py").read_text(encoding="utf-8"))
+    replayed = [each.name for each in tree.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+    told = re.findall(r"^\|.*\| `(test_\w+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert sorted(told) == sorted(set(replayed) - {"test_without_an_attacker_one_machine_has_what_another_made"})
