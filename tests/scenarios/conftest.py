@@ -20,6 +20,7 @@ import pytest
 import yaml
 from filelock import FileLock
 from oneprocess import OneProcess
+from remotes import beside
 
 RECIPE: dict[str, Any] = {
     "model": "model",
@@ -99,7 +100,8 @@ class Project:
         return [sys.executable, "-m", "winml_dag", *arguments]
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), "HF_HUB_OFFLINE": "1"}
+        own = {"WINML_DAG_CACHE_DIR": str(self.cache), "HF_HUB_OFFLINE": "1"}
+        return {**os.environ, **own, **beside(self.cache)}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

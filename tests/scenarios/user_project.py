@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from remotes import beside
 
 TIDY = """\
 import os, sys
@@ -91,7 +92,8 @@ class UserProject:
 
     def environment(self) -> dict[str, str]:
         search = os.pathsep.join(filter(None, [self.search_path, os.environ.get("PYTHONPATH", "")]))
-        return {**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), "PYTHONPATH": search}
+        own = {"WINML_DAG_CACHE_DIR": str(self.cache), "PYTHONPATH": search}
+        return {**os.environ, **own, **beside(self.cache)}
 
     def build(self, *arguments: str) -> Result:
         self.save()
