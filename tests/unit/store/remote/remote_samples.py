@@ -1,0 +1,189 @@
+"""A clock that goes when it is told to, remotes that misbehave when they are told to, and machines that share them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.remote.clock import Clock
+from winml_dag.store.remote.envelope import Trust
+from winml_dag.store.remote.levels import Level, Levels
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remote import Remote, RemoteError
+from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+
+KEYS = tuple(f"{number:064x}" for number in range(1, 9))
+TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
+# So long may a thread of a test take for what it does at once.
+_PATIENCE_SECONDS = 60.0
+
+
+class HandClock:
+    """See ``Clock``: time stands still until :meth:`advance`, and pauses are over at once."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self._now = 0.0
+        self._waits = 0
+        self._changed = threading.Condition()
+        self._waiting: dict[int, threading.Condition] = {}
+
+    def now(self) -> float:
+        return self._now
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:  # noqa: ARG002
+        with self._changed:
+            self._waits += 1
+            number = self._waits
+            self._waiting[number] = changed
+            self._changed.notify_all()
+        changed.wait(_PATIENCE_SECONDS)
+        with self._changed:
+            del self._waiting[number]
+            self._changed.notify_all()
+
+    def pause(self, changed: threading.Condition, seconds: float) -> None:  # noqa: ARG002
+        self.pauses.append(seconds)
+        self._now += seconds
+
+    def until_waiting(self, count: int) -> None:
+        """Until *count* threads wait."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._waiting) >= count, _PATIENCE_SECONDS)
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* pass for those that wait, and return when each of them has looked."""
+        with self._changed:
+            self._now += seconds
+            waiting = dict(self._waiting)
+        for changed in waiting.values():
+            with changed:
+                changed.notify_all()
+        with self._changed:
+            assert self._changed.wait_for(lambda: waiting.keys().isdisjoint(self._waiting), _PATIENCE_SECONDS)
+
+
+class ScriptedRemote(MemoryRemote):
+    """A remote in memory with something done before each call: ``before[method]`` in turn, the last for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: defaultdict[str, deque[Callable[[], object]]] = defaultdict(deque)
+
+    def fail(self, method: str, *troubles: str) -> None:
+        """Have the next calls of *method* fail, one for each of *troubles*; empty for one that does not."""
+        for trouble in troubles:
+            self.before[method].append(lambda trouble=trouble: _raise(trouble))  # type: ignore[misc]
+
+    def hang(self, method: str, begun: threading.Semaphore, until: threading.Event) -> None:
+        """Have every further call of *method* hang."""
+
+        def hang() -> None:
+            begun.release()
+            until.wait(_PATIENCE_SECONDS)
+
+        self.before[method].append(hang)
+        self.before[method].append(hang)
+
+    def _begin(self, method: str) -> None:
+        planned = self.before[method]
+        if planned:
+            (planned.popleft() if len(planned) > 1 or not _lasts(planned[0]) else planned[0])()
+
+    def record(self, key: str) -> bytes | None:
+        self._begin("record")
+        return super().record(key)
+
+    def put_record(self, key: str, data: bytes) -> bool:
+        self._begin("put_record")
+        return super().put_record(key, data)
+
+    def has(self, digests: Collection[str]) -> set[str]:
+        self._begin("has")
+        return super().has(digests)
+
+    def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
+        self._begin("read")
+        return super().read(digest, offset)
+
+    def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
+        self._begin("put")
+        return super().put(digest, path, told)
+
+
+def _lasts(planned: Callable[[], object]) -> bool:
+    return planned.__name__ == "hang"
+
+
+def _raise(trouble: str) -> None:
+    if trouble == "bug":
+        raise ZeroDivisionError("of a library")
+    if trouble:
+        raise RemoteError(trouble, f"is {trouble}")  # type: ignore[arg-type]
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def entry(data: bytes, name: str = "model.onnx") -> FileEntry:
+    return FileEntry(name, digest_of(data), len(data))
+
+
+class Machine:
+    """A machine with a store of its own and these remotes behind it.
+
+    Attributes:
+        said: what its user was told.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *remotes: Remote,
+        mode: Mode = Mode.READ_WRITE,
+        trust: Trust = TRUST,
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = LocalStore(folder, function="sha256")
+        self.said: list[str] = []
+        settings = [LevelSettings(f"http://me:secret@level{number}/c", mode) for number, _ in enumerate(remotes)]
+        self.levels = Levels(
+            [Level(remote, each) for remote, each in zip(remotes, settings, strict=True)],
+            self.store.blobs,
+            trust,
+            scratch=self.store.incoming,
+            tell=self.said.append,
+            locks=self.store.locks,
+            clock=clock,
+        )
+
+    def make(self, *files: bytes, key: str = KEYS[0]) -> Record:
+        """A record with these files, in the store of this machine only."""
+        folder = self.store.folder.parent / f"made-{key[-4:]}"
+        folder.mkdir()
+        for number, data in enumerate(files):
+            (folder / f"file{number}").write_bytes(data)
+        made = Ingredients("export", 1, {}, {}, {})
+        return self.store.publish(Record(key, made.config_hash, made, {}), {"out": folder})
+
+    def bytes_of(self, file: FileEntry) -> bytes | None:
+        """What lies under the name of its blob, if anything."""
+        path = self.store.blobs.path(file.digest)
+        return path.read_bytes() if path.exists() else None
+
+    def partial_files(self) -> list[Path]:
+        return sorted(self.store.incoming.glob("*.partial"))
+
+
+def record_of(key: str, *files: FileEntry) -> Record:
+    """A record as another machine makes it."""
+    made = Ingredients("export", 1, {}, {}, {})
+    return Record(key, made.config_hash, made, {"out": Artifact.of(files)})
