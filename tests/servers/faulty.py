@@ -229,6 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         told_of = self.server.told_of
+        # What follows is the signature of who asks a bucket.
+        self.path = self.path.partition("?")[0]
         self._request = Request(self.command, self.path, dict(self.headers.items()))
         fault = told_of.begin(self._request)
         if fault in (Fault.RESET, Fault.SILENT):
@@ -295,7 +297,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif len(data) < length:
             self.close_connection = True
         elif told_of.put(self.path, data, create=conditional and fault is not Fault.IGNORES_CONDITIONS):
-            self._say(HTTPStatus.CREATED)
+            # 200 and not 201, as S3 and bazel-remote have it.
+            self._say(HTTPStatus.OK, ETag=f'"{length}"')
         else:
             self._say(HTTPStatus.PRECONDITION_FAILED)
 
@@ -311,7 +314,9 @@ class _Handler(BaseHTTPRequestHandler):
             data = bytes([data[0] ^ 1]) + data[1:]
         if fault is Fault.SHORT:
             data = data[: len(data) // 2]
-        status, first, headers = HTTPStatus.OK, 0, {"Accept_Ranges": "bytes"}
+        status, first = HTTPStatus.OK, 0
+        # Clients of S3 want to know when it came and what it is.
+        headers = {"Accept_Ranges": "bytes", "ETag": f'"{len(data)}"', "Last_Modified": "Sun, 01 Nov 2026 00:00:00 GMT"}
         wanted = self.headers.get("Range", "")
         if wanted and fault is not Fault.NO_RANGES:
             first = int(wanted.removeprefix("bytes=").partition("-")[0])

@@ -88,7 +88,13 @@ def _objects(parts: SplitResult, namespace: str) -> Remote:
             f"{shown(parts.geturl())} names no bucket",
             advice=f"Say {parts.scheme}://bucket/path; credentials come from the environment.",
         )
-    return open_bucket(parts.scheme.lower(), parts.netloc, _below(parts.path, namespace).strip("/"))
+    prefix = _below(parts.path, namespace).strip("/")
+    if prefix and not all(_NAMESPACE_PART.fullmatch(part) for part in prefix.split("/")):
+        raise UsageError(
+            f"{prefix!r} is no path in a bucket",
+            advice="It is made of letters, digits, '.', '_' and '-', with '/' between its parts.",
+        )
+    return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
 def _folder(parts: SplitResult, namespace: str) -> Remote:

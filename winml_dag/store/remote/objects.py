@@ -24,6 +24,7 @@ import obstore
 from obstore import exceptions
 from obstore import store as stores
 
+from winml_dag.errors import UsageError
 from winml_dag.store.remote.places import blob_place, record_place
 from winml_dag.store.remote.remote import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError
 from winml_dag.store.remote.sidebyside import those_that
@@ -41,6 +42,7 @@ _SMALL_BYTES = 256 << 10
 # As much as S3 and Azure take in one request.
 _MOST_STREAMED_BYTES = 5000 << 20
 _SIGNED_FOR = timedelta(hours=1)
+_NO_LIMIT = timedelta(days=1)
 # Parts, and so many at once, are what an upload takes of memory. S3 wants at least 5 MiB, and knows 10,000 parts.
 _PART_BYTES = 5 << 20
 _PARTS_AT_ONCE = 2
@@ -57,8 +59,8 @@ _NO_SPACE = (28, 122, 39, 112)
 _READ_ONLY = (1, 5, 13, 30) if sys.platform == "win32" else (1, 13, 30)
 # What is not found when the bucket itself is not there.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-# Where credentials are looked for last, in a machine of the cloud's.
-_METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+# Where credentials are looked for last: with a machine of the cloud's own, which knows who it is.
+_ASKED_FOR_CREDENTIALS = ("/latest/api/token", "/latest/meta-data", "/metadata/identity", "/computeMetadata/")
 
 # Google wants conditions to be signed, and obstore signs none.
 _STREAMED_WITH = {
@@ -67,28 +69,42 @@ _STREAMED_WITH = {
     "gs": dict[str, str](),
 }
 
+_NAMED_IN = {
+    "s3": "AWS_REGION",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+
 # Opens the store, for writing or not. Raises RemoteError, or FileNotFoundError when nothing can be there yet.
 Opened: TypeAlias = Callable[[bool], "ObjectStore"]
 
 
 @dataclass(frozen=True)
-class Streaming:
-    """How a file goes to a bucket in one request: to the URL that *sign* gives for a place, with these *headers*."""
+class Uploads:
+    """How big files go to a bucket.
 
+    Attributes:
+        store: waits longer than others: with no limit for each byte, since none is read while all are sent.
+        sign: where to put a file with a request of our own, for an hour.
+        headers: what such a request says.
+    """
+
+    store: ObjectStore
     sign: Callable[[str], str]
     headers: Mapping[str, str]
 
 
 class ObjectRemote:
-    """See ``Remote``. Without *streaming*, files go in parts."""
+    """See ``Remote``. Without *uploads*, big files go in parts to what *opened* opens."""
 
     def __init__(
-        self, opened: Opened, *, prefix: str = "", read_bytes: int = 1, streaming: Streaming | None = None
+        self, opened: Opened, *, prefix: str = "", read_bytes: int = 1, uploads: Uploads | None = None
     ) -> None:
         self._opened = opened
         self._prefix = f"{prefix}/" if prefix else ""
         self._read_bytes = read_bytes
-        self._streaming = streaming
+        self._uploads = uploads
+        self._may_sign = uploads is not None
         self._pool: PoolManager | None = None
 
     def record(self, key: str) -> bytes | None:
@@ -122,43 +138,13 @@ class ObjectRemote:
             return put
         if self._size(place) is not None:
             return False
-        url = self._signed(place) if size <= _MOST_STREAMED_BYTES else None
-        return self._stream(url, path, size, told) if url else self._put_parts(place, path, told)
-
-    def close(self) -> None:
-        """obstore lets go of its own connections by itself."""
-        if self._pool is not None:
-            self._pool.clear()
-
-    def _signed(self, place: str) -> str | None:
-        """Where to put a file; None where we may not sign, which is a right of its own."""
-        if self._streaming is None:
-            return None
-        try:
-            with _troubles():
-                return self._streaming.sign(self._prefix + place)
-        except RemoteError:
-            self._streaming = None
-            return None
-
-    def _stream(self, url: str, path: Path, size: int, told: Callable[[int], None]) -> bool:
-        from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
-
-        more = self._streaming.headers if self._streaming else {}
-        with troubles():
-            self._pool = self._pool or pool_for(url)
-            response = ask(self._pool, "PUT", url, {**of_body(size), **more}, pieces(path, told))
-            let_go(response)
-        if response.status in THERE:
-            return False
-        if not is_good(response.status):
-            raise refusal(response.status)
-        return True
-
-    def _put_parts(self, place: str, path: Path, told: Callable[[int], None]) -> bool:
+        if self._uploads is not None and self._may_sign and size <= _MOST_STREAMED_BYTES:
+            url = self._signed(self._uploads, place)
+            if url is not None:
+                return self._stream(url, self._uploads.headers, path, size, told)
         with _troubles():
             obstore.put(
-                self._opened(True),
+                self._patient(),
                 self._prefix + place,
                 _pieces(path, told),
                 chunk_size=_PART_BYTES,
@@ -166,10 +152,41 @@ class ObjectRemote:
             )
         return True
 
+    def close(self) -> None:
+        """obstore lets go of its own connections by itself."""
+        if self._pool is not None:
+            self._pool.clear()
+
+    def _patient(self) -> ObjectStore:
+        return self._opened(True) if self._uploads is None else self._uploads.store
+
+    def _signed(self, uploads: Uploads, place: str) -> str | None:
+        """Where to put a file; None where we may not sign, which is a right of its own."""
+        try:
+            with _troubles():
+                return uploads.sign(self._prefix + place)
+        except RemoteError:
+            self._may_sign = False
+            return None
+
+    def _stream(self, url: str, headers: Mapping[str, str], path: Path, size: int, told: Callable[[int], None]) -> bool:
+        from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
+
+        with troubles():
+            self._pool = self._pool or pool_for(url)
+            response = ask(self._pool, "PUT", url, {**of_body(size), **headers}, pieces(path, told))
+            let_go(response)
+        if response.status in THERE:
+            return False
+        if not is_good(response.status):
+            raise refusal(response.status)
+        return True
+
     def _create(self, place: str, data: bytes) -> bool:
+        store = self._opened(True) if len(data) <= _SMALL_BYTES else self._patient()
         with _troubles():
             try:
-                obstore.put(self._opened(True), self._prefix + place, data, mode="create")
+                obstore.put(store, self._prefix + place, data, mode="create")
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return False
         return True
@@ -216,14 +233,21 @@ class _Body(Iterator[bytes]):
 
 
 def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
-    """Credentials, region and endpoint come from the environment, where the tools of each cloud look for them."""
-    reading = _bucket(
-        scheme, bucket, {"read_timeout": timedelta(seconds=ATTEMPT_SECONDS), "timeout": timedelta(days=1)}
-    )
-    # A limit for each byte would count while nothing is to be read because we are sending.
-    writing = _bucket(scheme, bucket, {"timeout": timedelta(seconds=_PART_SECONDS)})
-    streaming = Streaming(lambda place: obstore.sign(writing, "PUT", place, _SIGNED_FOR), _STREAMED_WITH[scheme])
-    return ObjectRemote(lambda writes: writing if writes else reading, prefix=prefix, streaming=streaming)
+    """Credentials, region and endpoint come from the environment, where the tools of each cloud look for them.
+
+    Raises:
+        UsageError: what is there cannot be right, or something is missing that says which bucket it is.
+    """
+    try:
+        quick = _bucket(scheme, bucket, {"read_timeout": timedelta(seconds=ATTEMPT_SECONDS), "timeout": _NO_LIMIT})
+        patient = _bucket(scheme, bucket, {"timeout": timedelta(seconds=_PART_SECONDS)})
+    except (exceptions.BaseError, ValueError) as error:
+        raise UsageError(
+            f"The bucket {scheme}://{bucket} cannot be used: {_in_short(str(error))}",
+            advice=f"Set what is missing in the environment, such as {_NAMED_IN[scheme]}.",
+        ) from error
+    uploads = Uploads(patient, lambda place: obstore.sign(patient, "PUT", place, _SIGNED_FOR), _STREAMED_WITH[scheme])
+    return ObjectRemote(lambda _writes: quick, prefix=prefix, uploads=uploads)
 
 
 def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> SignCapableStore:
@@ -251,7 +275,7 @@ def open_folder(folder: Path, namespace: str) -> ObjectRemote:
     def opened(writes: bool) -> ObjectStore:
         if not folder.is_dir():
             if not folder.parent.is_dir():
-                raise RemoteError("unreachable", f"is not there: there is no folder {folder.parent}")
+                raise RemoteError("unreachable", f"would lie in {folder.parent}, which is not there")
             if not writes:
                 raise FileNotFoundError(folder)
         return stores.LocalStore(folder, mkdir=True)
@@ -288,7 +312,7 @@ def _trouble(text: str) -> RemoteError:
     """obstore has few kinds of errors and tells the rest in words: those of a status, of the system, of the client."""
     if any(word in text for word in _NO_BUCKET):
         return RemoteError("forbidden", "has no such bucket")
-    if any(host in text for host in _METADATA_HOSTS):
+    if any(place in text for place in _ASKED_FOR_CREDENTIALS):
         return RemoteError("forbidden", "wants credentials, and the environment has none")
     if match := _STATUS.search(text):
         status = int(match[1])
@@ -304,7 +328,10 @@ def _trouble(text: str) -> RemoteError:
         return RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:.0f} s")
     if "kind: Connect" in text:
         return RemoteError("unreachable", "cannot be reached")
-    # What follows a question mark may be a signature.
-    first = re.sub(r"\?\S*", "", text.partition("\n")[0])[:200]
     broke_off = any(f"kind: {kind}" in text for kind in ("Request", "Decode", "Body", "Interrupted"))
-    return RemoteError("unreachable" if broke_off else "failing", f"broke off: {first}" if broke_off else first)
+    return RemoteError("unreachable", "broke off") if broke_off else RemoteError("failing", f"fails: {_in_short(text)}")
+
+
+def _in_short(text: str) -> str:
+    """The first line of what obstore says. What follows a question mark may be a signature, and is left out."""
+    return re.sub(r"\?\S*", "", text.partition("\n")[0])[:200]
