@@ -1,0 +1,384 @@
+"""Commands with a remote, as a user types them: what they say and count, how they end, and what a remote that does not
+answer costs.
+
+Two stages of a recipe's own stand for all stages; each machine is a cache folder.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servers.faulty import Fault, FaultyServer
+
+from winml_dag.cli.main import run
+from winml_dag.cli.transfers import Transfers
+from winml_dag.pipeline.remotecheck import PROBE_BLOB
+from winml_dag.store.remote import attempt, guard
+
+MAKING = "import sys; data = open(sys.argv[1]).read(); open(sys.argv[2], 'w').write(data * 100)"
+SECRET = "A" * 43 + "="
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(servers: FaultyServer) -> FaultyServer:
+    servers.reset()
+    return servers
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remote is left alone after a tenth of the time."""
+    monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a recipe is, with its two stages."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", f"team:{SECRET}")
+    (tmp_path / "making.py").write_text(MAKING)
+    (tmp_path / "seed.txt").write_text("seed")
+    command = [sys.executable, "{inputs.script}", "{inputs.of}", "{outputs.made}"]
+    stages = {
+        "make": {
+            "command": command,
+            "inputs": {"script": "./making.py", "of": "./seed.txt"},
+            "outputs": {"made": "made.txt"},
+        },
+        "more": {
+            "command": command,
+            "inputs": {"script": "./making.py", "of": "make.made"},
+            "outputs": {"made": "more.txt"},
+        },
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    return tmp_path
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command says, notes and errors after the rest."""
+
+    def says(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run(list(arguments)) == code, capsys.readouterr()
+        said = capsys.readouterr()
+        return said.out + said.err
+
+    return says
+
+
+@pytest.fixture
+def tells(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """The JSON object that a command prints."""
+
+    def tells(*arguments: str, code: int = 0) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run([*arguments, "--format", "json"]) == code, capsys.readouterr()
+        value: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return value
+
+    return tells
+
+
+def shared(folder: Path) -> str:
+    return (folder / "shared").as_uri()
+
+
+def build(machine: str, *arguments: str) -> list[str]:
+    return ["build", "-c", "recipe.yaml", "--cache-dir", machine, *arguments]
+
+
+def make_stages_new(folder: Path) -> None:
+    """As on a machine that has not built yet: what stages put beside the recipe goes."""
+    for name in ("made.txt", "more.txt"):
+        (folder / name).unlink()
+
+
+def test_a_build_says_what_went_between_here_and_the_remote(
+    folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+) -> None:
+    said = says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
+    assert "remote: 2 records, 2 blobs (39.5 KiB) put\n" in said
+    make_stages_new(folder)
+    said = says(*build("b", "--remote", shared(folder)))
+    assert "remote: 2 records, 2 blobs (39.5 KiB) fetched\n" in said
+    assert "found in the remote, made" in said
+    assert (folder / "more.txt").read_text() == "seed" * 10_000
+    make_stages_new(folder)
+    told = tells(*build("c", "--remote", shared(folder)))
+    assert told["remote"]["records_found"] == 2
+    assert told["remote"]["blobs_fetched"] == 2
+    assert "remote: " not in says(*build("d", "-q", "--remote", shared(folder)))
+    assert "remote" not in tells(*build("e"))
+
+
+def test_the_cache_counts_what_went(
+    folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+) -> None:
+    says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
+    make_stages_new(folder)
+    says(*build("b", "--remote", shared(folder)))
+    assert tells("cache", "info", "--cache-dir", "b")["remote"]["bytes_fetched"] == 40_400
+    said = says("cache", "info", "--cache-dir", "b")
+    assert "requests; 2 of 2 records were there" in said
+    assert "fetched      2 records, 2 blobs (39.5 KiB)" in said
+    assert "put          0 records, 0 blobs (0 B)" in said
+    assert "2 records, 2 blobs (39.5 KiB)" in says("cache", "info", "--cache-dir", "a")
+    says(*build("c"))
+    assert "remote" not in says("cache", "info", "--cache-dir", "c")
+
+
+@pytest.mark.parametrize("trouble", ["nothing listens", "it never answers"])
+@pytest.mark.usefixtures("impatient")
+def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(
+    trouble: str,
+    server: FaultyServer,
+    says: Callable[..., str],
+    tells: Callable[..., dict[str, Any]],
+) -> None:
+    server.switch_on(Fault.SILENT)
+    url = server.url if trouble == "it never answers" else f"http://127.0.0.1:{_closed_port()}"
+    said = says(*build("a", "--remote", url, "--remote-mode", "read-write"))
+    assert said.count(f"note: The remote {url}") == 1
+    assert "left alone for the rest of this run" in said
+    assert "2 ran" in said
+    assert tells("cache", "info", "--cache-dir", "a")["remote"]["left_alone"] == 1
+
+
+def test_what_is_not_believed_is_said_aloud(folder: Path, server: FaultyServer, says: Callable[..., str]) -> None:
+    says(*build("a", "--remote", server.url, "--remote-mode", "read-write"))
+    for path in server.content:
+        if "/ac/" in path:
+            server.content[path] = server.content[path].replace(b"seed.txt", b"sold.txt")
+            server.content[path] = server.content[path][:-3] + b" }\n"
+    make_stages_new(folder)
+    said = says(*build("b", "--remote", server.url))
+    assert "refused" in said
+    assert "2 ran" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "told"),
+    [
+        (["--remote", "ftp://cache"], {}, "No remote is reached by 'ftp://'. Say http://"),
+        (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": ""}, "There is no key to check the records of"),
+        (["--remote", "https://cache"], {"WINML_DAG_REMOTE_KEYS": "team"}, "WINML_DAG_REMOTE_KEYS, key 1 is no key"),
+        (["--remote-mode", "read"], {}, "--remote-mode read was given, and there is no remote."),
+        (["--remote-mode", "reed"], {}, "'reed' is not one of 'read', 'read-write', 'off'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_runs(
+    arguments: list[str],
+    variables: dict[str, str],
+    told: str,
+    says: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = says(*build("a", *arguments), code=2)
+    assert told in said
+    assert "Traceback" not in said
+
+
+def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winml_dag.store.remote.backends.find_spec", lambda _: None)
+    assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)
+
+
+class TestPushAndPull:
+    def test_what_was_built_alone_can_be_given_to_others(
+        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        says(*build("a"))
+        writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
+        assert "Give --remote-mode read-write" in says(
+            "cache", "push", "--all", "--cache-dir", "a", "--remote", shared(folder), code=2
+        )
+        pushed = tells("cache", "push", "--all", "--cache-dir", "a", *writable)
+        assert (pushed["records"], pushed["remote"]["records_put"], pushed["remote"]["blobs_put"]) == (2, 2, 2)
+        assert "2 of them were there already" in says("cache", "push", "--all", "--cache-dir", "a", *writable)
+        make_stages_new(folder)
+        assert "nothing ran" in says(*build("b", "--remote", shared(folder)))
+
+    def test_one_record_may_be_chosen_by_the_key_that_it_had_alone(
+        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        says(*build("a"))
+        [key] = [
+            each["key"] for each in tells("cache", "list", "--cache-dir", "a")["records"] if each["bytes"] == 40_000
+        ]
+        writable = ["--cache-dir", "a", "--remote", shared(folder), "--remote-mode", "read-write"]
+        assert "1 record offered." in says("cache", "push", key[:12], *writable)
+        assert len(list((folder / "shared" / "ac").iterdir())) == 1
+
+    def test_a_recipe_says_what_is_pushed_and_pulled(
+        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        says(*build("a"))
+        (folder / "seed.txt").write_text("other")
+        says(*build("a"))
+        both = ["-c", "recipe.yaml", "--remote", shared(folder)]
+        assert "2 records offered." in says("cache", "push", *both, "--remote-mode", "read-write", "--cache-dir", "a")
+        make_stages_new(folder)
+        pulled = tells("cache", "pull", *both, "--cache-dir", "b")
+        assert (pulled["records"], pulled["lacking_blobs"], pulled["to_run"]) == (2, 2, 0)
+        pulled = tells("cache", "pull", *both, "--all-blobs", "--cache-dir", "b")
+        assert (pulled["lacking_blobs"], pulled["remote"]["blobs_fetched"]) == (0, 2)
+        assert "nothing ran" in says(*build("b", "--remote", shared(folder), "--remote-mode", "off"))
+        assert (folder / "more.txt").read_text() == "other" * 10_000
+
+    @pytest.mark.usefixtures("impatient")
+    def test_what_could_not_be_had_ends_with_1(
+        self, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        url = f"http://127.0.0.1:{_closed_port()}"
+        pulled = tells("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
+        assert (pulled["records"], pulled["to_run"]) == (0, 2)
+        assert "left alone" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (["push"], "Say what is to be put: --all, keys, or a recipe with -c."),
+            (["push", "--all", "-c", "recipe.yaml"], "Say what is to be put"),
+            (["pull"], "Say what is to be had: a recipe with -c."),
+            (["push", "--all"], "There is no remote. Name one with --remote"),
+            (["pull", "-c", "recipe.yaml"], "There is no remote. Name one with --remote"),
+        ],
+    )
+    def test_what_is_not_said_is_asked_for(
+        self, arguments: list[str], told: str, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        assert told in says("cache", *arguments, "--cache-dir", "a", code=2)
+        assert told in tells("cache", *arguments, "--cache-dir", "a", code=2)["errors"][0]
+
+
+def test_a_cache_that_was_used_alone_is_adopted(says: Callable[..., str], tells: Callable[..., dict[str, Any]]) -> None:
+    says(*build("a"))
+    assert "Adopted 2 records of this cache" in says("cache", "adopt", "--cache-dir", "a")
+    assert tells("cache", "adopt", "--cache-dir", "a")["known"] == 2
+    assert "nothing ran" in says(*build("a", "--remote", "https://nowhere", "--remote-mode", "off"))
+
+
+class TestCheck:
+    def test_all_is_well(self, server: FaultyServer, says: Callable[..., str]) -> None:
+        said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
+        assert f"{server.url} (read-write)" in said
+        for line in (
+            "ok     keys: believes what team signed, signs with team",
+            "ok     reach: answers in ",
+            "ok     clock: ",
+            "ok     read: ",
+            f"ok     write: may be written; the probe cas/{PROBE_BLOB[7:19]}... is left there",
+            "ok     first wins: what is there stays",
+        ):
+            assert line in said
+        # And again, where the probe is.
+        says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
+
+    def test_only_what_may_be_written_gets_a_probe(self, server: FaultyServer, says: Callable[..., str]) -> None:
+        says("cache", "remote", "check", "--remote", server.url)
+        assert server.count("PUT") == 0
+        assert "switched off: nothing is asked" in says(
+            "cache", "remote", "check", "--remote", server.url, "--remote-mode", "off"
+        )
+
+    @pytest.mark.parametrize(
+        ("fault", "method", "below", "what", "told"),
+        [
+            (Fault.FORBIDDEN, "PUT", "", "write", "answered 403 Forbidden. Look at the credentials"),
+            (Fault.FULL, "PUT", "", "write", "Make room there"),
+            (Fault.ERROR, "", "ac", "reach", "answered 500"),
+            (Fault.FORBIDDEN, "", "cas", "read", "answered 403 Forbidden. Look at the credentials"),
+            (Fault.WRONG_BYTES, "GET", "cas", "write", "does not come back as it was"),
+        ],
+    )
+    def test_what_is_wrong_says_what_to_do(
+        self,
+        fault: Fault,
+        method: str,
+        below: str,
+        what: str,
+        told: str,
+        server: FaultyServer,
+        says: Callable[..., str],
+    ) -> None:
+        server.switch_on(fault, method=method, below=below)
+        said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write", code=1)
+        assert f"FAILS  {what}: " in said
+        assert told in said
+
+    def test_a_closed_port_and_no_keys(
+        self, tells: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", "")
+        url = f"http://127.0.0.1:{_closed_port()}"
+        told = tells("cache", "remote", "check", "--remote", url, code=1)
+        assert not told["is_well"]
+        assert [(each["what"], each["is_well"]) for each in told["remotes"][0]["findings"]] == [
+            ("keys", False),
+            ("reach", False),
+        ]
+        assert all(each["advice"] for each in told["remotes"][0]["findings"])
+
+    def test_a_password_in_an_address_is_not_shown(self, server: FaultyServer, says: Callable[..., str]) -> None:
+        assert "secret" not in says("cache", "remote", "check", "--remote", server.url.replace("//", "//me:secret@"))
+
+    def test_nothing_to_check_is_an_error(self, says: Callable[..., str]) -> None:
+        assert "There is no remote to check." in says("cache", "remote", "check", code=2)
+
+
+class TestKey:
+    def test_a_key_can_be_signed_with_at_once(
+        self, folder: Path, says: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("WINML_DAG_REMOTE_KEYS")
+        says("cache", "remote", "key", "main-2026", "-o", "keys")
+        monkeypatch.setenv("WINML_DAG_REMOTE_KEYS_FILE", "keys")
+        said = says("cache", "remote", "check", "--remote", shared(folder), "--remote-mode", "read-write")
+        assert "signs with main-2026" in said
+        assert "is there already" in says("cache", "remote", "key", "other", "-o", "keys", code=2)
+
+    def test_a_key_without_a_file_is_the_only_thing_on_stdout(self, tells: Callable[..., dict[str, Any]]) -> None:
+        first, second = (tells("cache", "remote", "key", "main")["key"] for _ in range(2))
+        assert first.startswith("main:")
+        assert first != second
+
+
+def test_how_far_transfers_are_is_told_now_and_then() -> None:
+    said: list[str] = []
+    now = [0.0]
+    transfers = Transfers(said.append, lambda: now[0])
+    for second in range(26):
+        now[0] = second
+        transfers.received(1 << 20)
+    assert said == [f"remote: {count}.0 MiB fetched so far" for count in (3, 13, 23)]
+    said.clear()
+    transfers.waits(0, 10 << 20)
+    now[0] += 3
+    transfers.waits(4 << 20, 10 << 20)
+    transfers.waits(10 << 20, 10 << 20)
+    assert said == ["remote: 4.0 MiB of 10.0 MiB put"]
+
+
+def _closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

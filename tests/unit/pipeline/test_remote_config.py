@@ -1,0 +1,197 @@
+"""Which remotes a call has: who says it, who goes before whom, and what a project may not say for its users."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.remoteconfig import remote_settings
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.store.remote.settings import LevelSettings, Mode
+
+
+@pytest.fixture(autouse=True)
+def user_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's configuration, not there yet; the current folder is a project in a repository."""
+    (tmp_path / "repository" / ".git").mkdir(parents=True)
+    (tmp_path / "repository" / "recipes").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    monkeypatch.setenv("WINML_DAG_CONFIG", str(tmp_path / "user.toml"))
+    return tmp_path / "user.toml"
+
+
+@pytest.fixture
+def project_file(tmp_path: Path) -> Path:
+    return tmp_path / "repository" / "winml_dag.toml"
+
+
+def levels(**options: object) -> tuple[LevelSettings, ...]:
+    settings = remote_settings(RemoteOptions(**options))  # type: ignore[arg-type]
+    return () if settings is None else settings.levels
+
+
+def urls(**options: object) -> list[str]:
+    return [level.url for level in levels(**options)]
+
+
+def test_nobody_who_says_nothing_has_a_remote() -> None:
+    assert not RemoteOptions().is_configured
+    assert remote_settings(RemoteOptions()) is None
+
+
+def test_an_option_goes_before_the_environment_that_before_the_project_and_that_before_the_user(
+    user_file: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_file.write_text('[[remote]]\nurl = "https://user"\n')
+    assert urls() == ["https://user"]
+    project_file.write_text('[[remote]]\nurl = "https://project"\n')
+    assert urls() == ["https://project"]
+    monkeypatch.setenv("WINML_DAG_REMOTE", " https://near  https://far ")
+    assert urls() == ["https://near", "https://far"]
+    assert urls(urls=("https://option",)) == ["https://option"]
+
+
+def test_what_may_be_done_is_read_unless_somebody_says_more(
+    project_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project_file.write_text('[[remote]]\nurl = "https://a"\n[[remote]]\nurl = "https://b"\nmode = "read-write"\n')
+    assert [level.mode for level in levels()] == [Mode.READ, Mode.READ_WRITE]
+    monkeypatch.setenv("WINML_DAG_REMOTE_MODE", "read")
+    assert [level.mode for level in levels()] == [Mode.READ, Mode.READ]
+    assert [level.mode for level in levels(mode="off")] == [Mode.OFF, Mode.OFF]
+
+
+def test_the_environment_may_name_the_namespace_of_all(project_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project_file.write_text('[[remote]]\nurl = "https://a"\nnamespace = "main"\n')
+    assert levels()[0].namespace == "main"
+    monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "pull/12")
+    assert levels()[0].namespace == "pull/12"
+    monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "../main")
+    with pytest.raises(UsageError, match=r"WINML_DAG_REMOTE_NAMESPACE is '\.\./main', which is no namespace"):
+        levels()
+
+
+@pytest.mark.parametrize("variable", ["WINML_DAG_REMOTE_MODE", "WINML_DAG_REMOTE_ACCEPT_UNSIGNED"])
+def test_a_variable_that_means_nothing_is_refused_by_name(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "reed")
+    with pytest.raises(UsageError, match=f"{variable} is 'reed'"):
+        levels(urls=("https://a",))
+
+
+def test_a_mode_without_a_remote_says_that_there_is_none() -> None:
+    with pytest.raises(UsageError, match=r"--remote-mode read-write was given, and there is no remote\. Name one"):
+        levels(mode="read-write")
+    assert levels(mode="off") == ()
+
+
+class TestTheProject:
+    def test_is_looked_for_from_the_recipes_folder_up_to_the_root_of_its_repository(
+        self, tmp_path: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        project_file.write_text('[[remote]]\nurl = "https://project"\n')
+        monkeypatch.chdir(tmp_path)
+        recipes = project_file.parent / "recipes"
+        assert urls(folder=recipes) == ["https://project"]
+        (recipes / "winml_dag.toml").write_text('[[remote]]\nurl = "https://nearer"\n')
+        assert urls(folder=recipes) == ["https://nearer"]
+
+    def test_is_else_that_of_the_current_folder(self, tmp_path: Path, project_file: Path) -> None:
+        project_file.write_text('[[remote]]\nurl = "https://project"\n')
+        (tmp_path / "elsewhere").mkdir()
+        assert urls(folder=tmp_path / "elsewhere") == ["https://project"]
+
+    def test_is_not_looked_for_above_a_folder_without_a_repository(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What lies above may be anybody's, as in a temporary folder."""
+        (tmp_path / "shared").mkdir()
+        (tmp_path / "winml_dag.toml").write_text('[[remote]]\nurl = "https://anybody"\n')
+        monkeypatch.chdir(tmp_path / "shared")
+        if any(os.path.lexists(folder / ".git") for folder in (tmp_path, *tmp_path.parents)):
+            pytest.skip("temporary folders are in a repository here")
+        assert urls(folder=tmp_path / "shared") == []
+
+    def test_cannot_say_whom_its_users_believe(self, project_file: Path) -> None:
+        project_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
+        with pytest.raises(UsageError, match="a project comes from whoever wrote it"):
+            levels()
+
+    def test_cannot_take_back_what_its_user_has_said_of_the_same_remote(
+        self, user_file: Path, project_file: Path
+    ) -> None:
+        user_file.write_text('[[remote]]\nurl = "https://a"\nmode = "read"\ntrusted = ["main", "old"]\n')
+        project_file.write_text('[[remote]]\nurl = "https://a"\nmode = "read-write"\n')
+        assert levels()[0].mode is Mode.READ
+        assert levels()[0].trusted == {"main", "old"}
+        project_file.write_text('[[remote]]\nurl = "https://a"\nmode = "off"\ntrusted = ["main", "theirs"]\n')
+        assert levels()[0].mode is Mode.OFF
+        assert levels()[0].trusted == {"main"}
+
+
+class TestTheUser:
+    def test_says_where_keys_are_and_whether_they_are_needed(self, user_file: Path) -> None:
+        keys = user_file.parent / "keys"
+        keys.write_text("team:" + "A" * 43 + "=\n")
+        keys.chmod(0o600)
+        user_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\nkeys_file = "keys"\naccept_unsigned = true\n')
+        settings = remote_settings(RemoteOptions())
+        assert settings is not None
+        assert [key.id for key in settings.keys] == ["team"]
+        assert settings.accept_unsigned
+
+    def test_is_overruled_by_the_environment(self, user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        user_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
+        monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "0")
+        settings = remote_settings(RemoteOptions())
+        assert settings is not None
+        assert not settings.accept_unsigned
+
+    def test_may_say_of_providers_what_it_likes_beside(self, user_file: Path) -> None:
+        user_file.write_text('[ep.openvino]\nenvironment = "/venv"\n')
+        assert not RemoteOptions().is_configured
+        user_file.write_text('[ep.openvino]\nenvironment = "/venv"\n[[remote]]\nurl = "https://a"\n')
+        assert urls() == ["https://a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[[remote]]\nurl = "https://a"\n\n[[remote]]\nurl = "https://b"\nmoed = 1\n', ":6: remote[1].moed: unknown"),
+        ('[[remote]]\nurl = "https://a"\nmoed = "read"\n', "did you mean 'mode'?"),
+        ('[[remote]]\nurl = "https://a"\nzzz = 1\n', "known are url, mode, namespace, trusted"),
+        ('[[remote]]\nurl = "https://a"\nmode = "write"\n', ":3: remote[0].mode: 'write' is not one of read"),
+        ('[[remote]]\nurl = 7\n', ":2: remote[0].url: expected text, got 7"),
+        ('[[remote]]\nurl = "cache.example.com"\n', "'cache.example.com' is no address"),
+        ('[[remote]]\nmode = "read"\n', "remote[0].url: is required"),
+        ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is no namespace"),
+        ('[[remote]]\nurl = "https://a"\ntrusted = "main"\n', ":3: remote[0].trusted: expected a list"),
+        ('remote = "https://a"\n', ":1: remote: expected a list, got 'https://a'"),
+        ('base = 1\n[[remote]]\nurl = "https://a"\n', ":1: base: unknown key; known are remote"),
+        ("[[remote]]\nurl = \n", "cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_a_file_cannot_say_is_refused_with_its_line(text: str, told: str, project_file: Path) -> None:
+    project_file.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        levels()
+    assert str(project_file) in str(refused.value)
+    assert told in str(refused.value)
+
+
+def test_what_is_known_of_a_build_is_apart_with_and_without_a_remote(project_file: Path) -> None:
+    """Their digests differ, so neither may take the other's notes for its own."""
+
+    def words(**options: object) -> str | None:
+        return Request(None, Overrides(), remote=RemoteOptions(**options)).words  # type: ignore[arg-type]
+
+    alone = words()
+    assert words(urls=("https://a",)) != alone
+    assert words(urls=("https://a",)) == words(urls=("https://b",), mode="off")
+    project_file.write_text('[[remote]]\nurl = "https://a"\n')
+    assert words() == words(urls=("https://a",))
+    project_file.write_text("# [[remote]]\n")
+    assert words() == alone
