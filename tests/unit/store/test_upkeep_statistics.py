@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from winml_dag.store import statistics as module
 from winml_dag.store.local import LocalStore
+from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.statistics import Statistics, read_statistics
-from winml_dag.store.tally import FILE, note_build, note_size
+from winml_dag.store.tally import FILE, note_build, note_size, note_traffic
 
 
 def found(store: LocalStore) -> Statistics:
@@ -40,6 +41,27 @@ def test_the_size_is_what_was_measured_last_and_what_was_stored_since(store) -> 
     note_size(store.folder, 700)
     note_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=50)
     assert found(store).estimated_bytes == 750
+
+
+def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(store) -> None:
+    note_traffic(store.folder, Traffic())
+    assert not (store.folder / FILE).exists(), "nothing went, so there is nothing to note"
+    note_traffic(store.folder, Traffic(requests=5, records_found=3, bytes_fetched=1000))
+    note_traffic(store.folder, Traffic(requests=2, left_alone=1, record_bytes=70))
+    added = Traffic(requests=7, records_found=3, bytes_fetched=1000, left_alone=1, record_bytes=70)
+    assert found(store).traffic == added
+    note_build(store.folder, reused=1, ran=2, seconds_saved=3)
+    with open(store.folder / FILE, "ab") as file:
+        file.write(b"\n" * module._LONG_BYTES)
+    compacted = found(store)
+    assert (store.folder / FILE).stat().st_size < module._LONG_BYTES
+    assert found(store) == compacted
+    assert (compacted.traffic, compacted.builds) == (added, 1)
+
+
+def test_a_line_about_remotes_of_an_older_version_counts(store) -> None:
+    (store.folder / FILE).write_text("remote 17 5 3\nremote 17 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1\nremote 17\n")
+    assert found(store).traffic == Traffic(requests=5, records_found=3)
 
 
 @pytest.mark.parametrize(
