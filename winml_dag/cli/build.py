@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.chosencells import are_a_sweep, cell_options
+from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, with_cluster
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.errors import StageError, UsageError
@@ -54,6 +55,7 @@ class _Seconds(click.FloatRange):
     help="After a failure go on with what does not depend on it; several builds do.",
 )
 @click.option("--stage-timeout", type=_Seconds(min=0.1), help="Seconds after which any stage is ended.")
+@cluster_options
 @click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
 @click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
 @click.option("-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole.")
@@ -86,6 +88,7 @@ def command(
     winml-dag build -c sweep.yaml -o out --filter model=bert
     """
     started = time.monotonic()
+    where = {name: options.pop(name) for name in CLUSTER_OPTIONS}
     one = recipes[0] if len(recipes) == 1 else None
     request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
     at_a_glance = not (rebuild or verbose or format_ == "json")
@@ -107,9 +110,9 @@ def command(
     how = BuildOptions(
         jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, sandbox, memory_bytes=memory
     )
-    # Of several builds, one that fails says nothing of the others.
-    of_several = replace(how, keep_going=keep_going is not False)
-    with errors_as_json(format_):
+    with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
+        # Of several builds, one that fails says nothing of the others.
+        of_several = replace(how, keep_going=keep_going is not False)
         if are_a_sweep(recipes):
             code = build_sweep(
                 recipes, request, selection, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_

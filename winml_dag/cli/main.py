@@ -40,6 +40,7 @@ COMMANDS = {
     "reproduce": ("winml_dag.cli.reproduce", "Run stages of a finished build again and compare every byte."),
     "graph": ("winml_dag.cli.graph", "Draw the graph of builds: as text, or as a page."),
     "clean": ("winml_dag.cli.clean", "Remove what a build put into its output folder."),
+    "worker": ("winml_dag.cli.worker", "Let builds on other machines run stages on this one."),
     "sys": ("winml_dag.cli.sys", "Tell what this machine has: versions, execution providers, devices."),
     "cache": ("winml_dag.cli.cache", "Look after the cache."),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from winml_dag.cli.cluster import CLUSTER_OPTIONS
 from winml_dag.cli.commandline import as_typed, given_words
 from winml_dag.cli.goallines import goal_lines
 from winml_dag.pipeline.request import Request
@@ -32,6 +33,7 @@ _MOST_NAMES = 4
 # Options that do not belong into the command for one cell: how to go about it, and which cells there are.
 _NOT_OF_A_CELL = frozenset(
     {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
+    | set(CLUSTER_OPTIONS)
 )
 
 

@@ -181,7 +181,7 @@ class LocalExecutor:
             if job.node.interpreter is not None:
                 return self._start_elsewhere(job, job.node.interpreter, work, environment)
             return self._begin(job, [*arguments, ".."], work, environment)
-        environment = {**self._minimum, **_python_path(), **_declared(job.node), **temporary_environment(temporary)}
+        environment = {**self._minimum, **python_path(), **_declared(job.node), **temporary_environment(temporary)}
         return self._begin(job, [*arguments, str(job.folder)], job.at, environment)
 
     def _start_elsewhere(
@@ -303,7 +303,7 @@ def _declared(node: Node) -> dict[str, str]:
     return {name: str(value) for name, value in declared.items()} if isinstance(declared, Mapping) else {}
 
 
-def _python_path() -> dict[str, str]:
+def python_path() -> dict[str, str]:
     """Where a worker finds this package, wherever it runs."""
     package = str(Path(__file__).resolve().parents[2])
     search = os.environ.get("PYTHONPATH")
@@ -317,7 +317,7 @@ def worker_environment(temporary: str) -> dict[str, str]:
     whatever a stage needs is among its inputs.
     """
     fixed: Mapping[str, str] = {
-        **_python_path(),
+        **python_path(),
         "PYTHONHASHSEED": "0",
         "PYTHONIOENCODING": "utf-8",
         "TZ": "UTC",

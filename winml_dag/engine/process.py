@@ -78,6 +78,12 @@ class ProcessGroup:
         self.pid = self._child.pid
         self.descriptor = _descriptor(self._child.pid)
 
+    def tell(self, text: str) -> None:
+        """Write *text* to the child's standard input, which stays open."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(text.encode())
+        self._child.stdin.flush()
+
     def wait(self, timeout_seconds: float) -> int:
         """Wait for the child's end, at most so long; then :meth:`reap`."""
         if self.descriptor >= 0:

@@ -48,6 +48,11 @@ def installed_distributions(path: Sequence[Path] | None = None) -> dict[str, str
     return _listed_here(tuple(sys.path)) if path is None else _listed(map(str, path))
 
 
+def forget_installed() -> None:
+    """Look anew from now on: for a process that lives while packages come and go."""
+    _listed_here.cache_clear()
+
+
 def distribution_version(name: str) -> str | None:
     """The version that is installed here, or None."""
     return installed_distributions().get(normalised(name))

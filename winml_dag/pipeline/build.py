@@ -26,6 +26,7 @@ from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
+    from winml_dag.pipeline.cluster.cluster import Cluster
     from winml_dag.pipeline.userstages.folder import UserFolder
 
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
@@ -39,7 +40,7 @@ class BuildOptions:
     ``sandbox``: stages of the recipe's own see nothing but their declared inputs. ``link``: files that are put into the
     output folder are read-only hard links into the cache, not copies. ``overwrite``: a single output file may take the
     place of somebody else's. ``memory_bytes``: what the stages that run at the same time may take; None: what this
-    machine has, less a reserve.
+    machine has, less a reserve. ``cluster``: other machines that stages run on.
     """
 
     jobs: int = 1
@@ -50,6 +51,7 @@ class BuildOptions:
     sandbox: bool = False
     overwrite: bool = False
     memory_bytes: int | None = None
+    cluster: Cluster | None = None
 
 
 def plan(planned: BuildGraph, store: LocalStore, *, rebuild: bool = False, explain: bool = False) -> BuildResult:
@@ -183,4 +185,5 @@ def _run(
         timeout_seconds=options.stage_timeout_seconds,
         in_place=None if own is None else own.in_place,
         sandbox=options.sandbox,
+        cluster=options.cluster,
     )

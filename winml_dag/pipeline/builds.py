@@ -283,6 +283,7 @@ class _Builds:
                 executor=self._executor,
                 timeout_seconds=self._options.stage_timeout_seconds,
                 sandbox=self._options.sandbox,
+                cluster=self._options.cluster,
                 foretold=self._foretold,
             )
 

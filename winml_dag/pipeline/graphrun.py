@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.forecast import Forecast
     from winml_dag.engine.inplace import InPlace
     from winml_dag.engine.schedule import RunOptions
+    from winml_dag.pipeline.cluster.cluster import Cluster
 
 MADE_BY = f"winml_dag {__version__}"
 
@@ -48,9 +49,10 @@ def run_graph(
     in_place: InPlace | None = None,
     sandbox: bool = False,
     foretold: Callable[[Forecast], None] | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[StageResult, ...]:
     """Run what is not *foreseen* to be reused, in the folder *scratch* of this run's own; one result for each node.
-    *foretold* is given what tells how long it will take.
+    *foretold* is given what tells how long it will take. With a *cluster*, what can leave this machine runs there.
 
     Raises:
         BlobDamaged: for one that a stage outside of this graph put out.
@@ -75,6 +77,11 @@ def run_graph(
         in_place=in_place,
         sandbox=sandbox,
     )
+    if cluster is None:
+        runs, admission = LocalRuns(runner, options.jobs), None
+    else:
+        runs = cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout_seconds, rebuild=options.rebuild)
+        admission = cluster.fleet
     return Scheduler(
-        graph, known, store, LocalRuns(runner, options.jobs), options, observer, foreseen=foreseen, foretold=foretold
+        graph, known, store, runs, options, observer, foreseen=foreseen, foretold=foretold, admission=admission
     ).run()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag.ep.elsewhere import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.request import Request
 
@@ -69,6 +70,8 @@ def plan_request(
         return planned
     if not isinstance(build, OnlyDeclared) and build.lacks:
         return planned  # nothing would tell that it has come, and who builds must hear of it
+    if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
+        return planned  # nothing here would tell what comes or goes on another machine
     from winml_dag.pipeline.standing.noting import note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None

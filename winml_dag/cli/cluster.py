@@ -1,0 +1,88 @@
+"""The options of ``build`` that say where stages run, and the cluster that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from winml_dag.cli.parameters import TEXT
+from winml_dag.errors import UsageError
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.remoteoptions import RemoteOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The names of the options, none of which belongs to what is built.
+CLUSTER_OPTIONS = ("executor", "scheduler", "workers", "worker_tags")
+
+_OPTIONS = (
+    click.option(
+        "--executor",
+        type=click.Choice(["local", "dask"]),
+        default=None,
+        help="Where stages run: in processes of this machine, or on the workers of a cluster [local].",
+    ),
+    click.option(
+        "--scheduler", type=TEXT, metavar="ADDRESS", help="Of the cluster, such as tcp://host:8786, or tls://host:8786."
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --executor dask and no scheduler: as many workers on this machine, for this build [2].",
+    ),
+    click.option(
+        "--worker-tag", "worker_tags", type=TEXT, multiple=True, metavar="TAG", help="Only workers that have this tag."
+    ),
+)
+
+
+def cluster_options(function: F) -> F:
+    """Add the options; the command gets them under ``CLUSTER_OPTIONS``."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def with_cluster(
+    how: BuildOptions, options: Mapping[str, Any], cache_dir: Path, remote: RemoteOptions, *, quiet: bool
+) -> Iterator[BuildOptions]:
+    """*how*, for the block with the cluster that *options* mean, if they mean one.
+
+    Raises:
+        UsageError: for options that do not fit together, and when there is no such cluster.
+    """
+    executor, scheduler, workers = options["executor"], options["scheduler"], options["workers"]
+    if executor != "dask":
+        if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
+            name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
+            raise UsageError(f"--{name} is about a cluster.", advice="Give --executor dask too.")
+        yield how
+        return
+    if scheduler and workers:
+        raise UsageError(
+            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
+            advice="Give one of them.",
+        )
+    # Imported here: none of it is needed by a build on this machine.
+    from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
+    from winml_dag.pipeline.opened import settled_remotes
+
+    configured = remote.is_configured or remote.mode is not None
+    settings = settled_remotes(remote)[0] if configured else None
+    meant = ClusterOptions(scheduler, workers or 2, options["worker_tags"], how.jobs, how.memory_bytes)
+
+    def say(sentence: str) -> None:
+        if not quiet:
+            click.echo(f"note: {sentence}", err=True)
+
+    with open_cluster(meant, cache_dir, settings, say) as cluster:
+        yield replace(how, cluster=cluster)
