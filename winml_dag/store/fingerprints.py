@@ -6,7 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
@@ -17,6 +17,8 @@ from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 from winml_dag.store.rows import Rows
 
 _ATTEMPTS = 3
+# No file has changed then, so what is remembered with it is measured again.
+_NEVER_NS = -1
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,10 @@ class Fingerprints:
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    if found.changed_ns <= began_ns - SETTLED_NS:
-                        fresh[row_name] = found.row(digest)
+                    settled = found.changed_ns <= began_ns - SETTLED_NS
+                    # One that may change again without showing it is measured each time; that such bytes were there
+                    # is kept all the same, for who adopts a cache.
+                    fresh[row_name] = (found if settled else replace(found, changed_ns=_NEVER_NS)).row(digest)
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}.") from error
             entries.append(FileEntry(name, digest, found.size))

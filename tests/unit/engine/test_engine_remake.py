@@ -12,8 +12,9 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
-from winml_dag.store.artifact import Artifact
+from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
+from winml_dag.store.store import BlobDamaged
 
 PATIENCE = 60.0
 
@@ -143,6 +144,47 @@ def test_two_that_meet_the_same_rot_at_once_both_get_it_made_again(tmp_path: Pat
     again = bench.run(nodes(1), jobs=2)
     assert again.of(Status.FAILED) == []
     assert sorted(again.calls) == ["export", "reader0", "reader1"]
+
+
+class VanishingStore(StatStore):
+    """What was stored first cannot be fetched. All but one learn so only when it has been made again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vanished: FileEntry | None = None
+        self.waiting = 0
+        self._made_again = threading.Event()
+        self._first = threading.Lock()
+
+    def remember(self, name: str, key: str) -> None:
+        super().remember(name, key)
+        # The scheduler knows of it then, and hears of nothing else before it has settled it.
+        if name.endswith("export") and self._first.locked():
+            self._made_again.set()
+
+    def fetch(self, artifact: Artifact, folder: Path) -> None:
+        if self.vanished in artifact.files and self.waiting:
+            self.waiting -= 1
+            if self._first.acquire(blocking=False):
+                del self.blobs[self.vanished.digest]
+            else:
+                assert self._made_again.wait(PATIENCE)
+            raise BlobDamaged(self.vanished, "missing")
+        super().fetch(artifact, folder)
+
+
+def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path: Path) -> None:
+    store = VanishingStore()
+    bench = Bench(tmp_path, store)
+
+    def nodes(salt: int) -> list[Node]:
+        return [node("export"), *(node(f"reader{number}", "export.out", salt=salt) for number in range(6))]
+
+    store.vanished = bench.run(nodes(0)).file("export")
+    store.waiting = 6
+    again = bench.run(nodes(1), jobs=7)
+    assert again.of(Status.FAILED) == []
+    assert sorted(again.calls) == ["export", *(f"reader{number}" for number in range(6))]
 
 
 class RottingStore(StatStore):

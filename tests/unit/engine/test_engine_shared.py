@@ -1,0 +1,190 @@
+"""Graphs on a store with a remote behind it: how often it is asked, what it brings, and what happens when it vanishes
+in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import pytest
+from engine_samples import Bench, Ran, join, node
+
+from winml_dag.canonical import JsonObject
+from winml_dag.engine.events import Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.merge import Part, merge
+from winml_dag.engine.stage import Node, Source, Workspace
+from winml_dag.engine.waves import look_ahead
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+from winml_dag.store.remote.behind import Behind
+from winml_dag.store.remote.envelope import Trust
+from winml_dag.store.remote.levels import Level, Levels
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.shared import SharedStore
+
+TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0"))
+
+
+class Asked(Levels):
+    """Writes down how many keys each look asked for."""
+
+    looks: list[int]
+
+    def records(self, keys: Collection[str]) -> dict[str, Record]:
+        self.looks.append(len(keys))
+        return super().records(keys)
+
+
+class SharedBench(Bench):
+    """A machine of its own before *remote*."""
+
+    def __init__(self, folder: Path, name: str, remote: MemoryRemote) -> None:
+        (folder / name).mkdir(exist_ok=True)
+        super().__init__(folder / name)
+        self.looks: list[int] = []
+
+        def behind(store: LocalStore) -> Behind:
+            level = Level(remote, LevelSettings("memory://", Mode.READ_WRITE))
+            found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", tell=lambda _: None)
+            found.looks = self.looks
+            return found
+
+        self.shared = SharedStore(folder / name / "cache", behind)
+        self.store = self.shared  # type: ignore[assignment]
+
+    def built(self, nodes: list[Node], sources: list[Source], **how: object) -> Ran:
+        ran = self.run(nodes, sources, **how)  # type: ignore[arg-type]
+        self.shared.settle()
+        assert ran.of(Status.FAILED) == []
+        return ran
+
+    def text(self, file: object) -> str:
+        return self.shared.blobs.path(file.digest).read_text()  # type: ignore[attr-defined]
+
+
+Machine = Callable[[str], SharedBench]
+
+
+@pytest.fixture
+def remote() -> MemoryRemote:
+    return MemoryRemote()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, remote: MemoryRemote) -> Iterator[Machine]:
+    made: list[SharedBench] = []
+
+    def machine(name: str) -> SharedBench:
+        made.append(SharedBench(tmp_path, name, remote))
+        return made[-1]
+
+    yield machine
+    for bench in made:
+        bench.shared.close()
+
+
+def line(label: str = "", *, salt: int = 0) -> list[Node]:
+    """Five stages in a row, the last with a *salt* of its own."""
+    nodes = [node(f"{label}first", "weights", of="first")]
+    for before, name in [("first", "second"), ("second", "third"), ("third", "fourth")]:
+        nodes.append(node(f"{label}{name}", f"{label}{before}.out", of=name))
+    return [*nodes, node(f"{label}last", f"{label}fourth.out", of="last", salt=salt)]
+
+
+def source(bench: SharedBench) -> Source:
+    return bench.source("weights", "w")
+
+
+def test_forty_builds_cost_as_many_looks_as_the_graph_is_deep(machine: Machine) -> None:
+    def graphs(weights: Source) -> list[Graph]:
+        return [Graph.of(line(salt=number), [weights]) for number in range(40)]
+
+    there, here = machine("there"), machine("here")
+    for number in range(40):
+        there.built(line(salt=number), [source(there)], scope=str(number))
+    weights = source(here)
+    digests = {"weights": source_artifact(weights, here.store.fingerprints)}
+    parts = [Part(f"cell{number}", graph, digests) for number, graph in enumerate(graphs(weights))]
+    together = merge(parts)
+    look_ahead(together.graph, together.sources, here.store)
+    assert here.looks == [1, 1, 1, 1, 40]
+    for number in range(40):
+        planned = here.plan(line(salt=number), [weights], scope=str(number))
+        assert {result.status for result in planned} == {Status.REUSED}
+    assert len(here.looks) == 5
+
+
+def test_what_a_run_makes_decidable_is_looked_for_at_once(machine: Machine) -> None:
+    def nodes(salt: int) -> list[Node]:
+        return [node("first", "weights", salt=salt), *(node(f"reader{number}", "first.out") for number in range(6))]
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id != "first":
+            return join(node, workspace)
+        (workspace.outputs["out"] / "first-out.txt").write_text("the same whatever the salt")
+        return {}
+
+    there, here = machine("there"), machine("here")
+    there.built(nodes(0), [source(there)], work=work)
+    ran = here.built(nodes(1), [source(here)], work=work)
+    assert ran.of(Status.RAN) == ["first"]
+    assert here.looks == [1, 6]
+
+
+def test_a_run_without_a_remote_looks_nowhere(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("asked for what lies nowhere else")
+
+    monkeypatch.setattr(type(bench.store), "look_up", never)
+    weights = bench.source("weights", "w")
+    assert bench.run(line(), [weights]).of(Status.FAILED) == []
+    assert bench.plan(line(), [weights])
+
+
+def test_a_remote_that_vanishes_after_all_was_decided_costs_runs_and_no_result(
+    machine: Machine, remote: MemoryRemote, bench: Bench
+) -> None:
+    there, here = machine("there"), machine("here")
+    there.built(line(salt=0), [source(there)])
+    weights = source(here)
+    planned = here.plan(line(salt=1), [weights])
+    assert [str(result.status) for result in planned] == ["reused"] * 4 + ["ran"]
+    remote.blobs.clear()
+    again = here.built(line(salt=1), [weights])
+    assert again.calls == ["first", "second", "third", "fourth", "last"]
+    assert again.reason("fourth") == "missing or damaged in the cache: fourth-out.txt"
+    expected = bench.run(line(salt=1), [bench.source("weights", "w")])
+    assert here.text(again.file("last")) == bench.text(expected.file("last"))
+
+
+def test_any_number_of_blobs_may_vanish_at_once(machine: Machine, remote: MemoryRemote, bench: Bench) -> None:
+    """Many readers, each of many makers, at several places: all meet the loss at a moment of their own."""
+    makers = [node(f"maker{number}", "weights", outputs=("one", "two")) for number in range(5)]
+    inputs = [maker.output(slot) for maker in makers for slot in ("one", "two")]
+
+    def nodes(salt: int) -> list[Node]:
+        readers = [node(f"reader{number}", *inputs[number:], *inputs[:number], salt=salt) for number in range(8)]
+        return [*makers, *readers, node("all", *(reader.output("out") for reader in readers), salt=salt)]
+
+    there, here = machine("there"), machine("here")
+    there.built(nodes(0), [source(there)])
+    weights = source(here)
+    here.plan(nodes(1), [weights])
+    remote.blobs.clear()
+    again = here.built(nodes(1), [weights], jobs=4)
+    assert len(again.of(Status.RAN)) == 14
+    expected = bench.run(nodes(1), [bench.source("weights", "w")])
+    assert here.text(again.file("all")) == bench.text(expected.file("all"))
+
+
+def test_inputs_come_when_a_stage_runs_and_no_others(machine: Machine, remote: MemoryRemote) -> None:
+    there, here = machine("there"), machine("here")
+    first = there.built(line(salt=0), [source(there)])
+    remote.calls.clear()
+    here.built(line(salt=1), [source(here)])
+    assert [digest for method, digest in remote.calls if method == "read"] == [first.file("fourth").digest]
