@@ -16,6 +16,8 @@ import yaml
 from conftest import Project, Result
 from oneprocess import OneProcess
 
+from winml_dag.report.provenance.document import documents_of
+
 _CONFIG = {
     **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), 16),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
@@ -79,6 +81,19 @@ def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: 
     told = {name: (own["task"], own["precision"]) for name, own in manifest["components"].items()}
     assert told == {"encoder": ("feature-extraction", "fp32"), "decoder": ("text2text-generation", "fp16")}
     assert project.run("verify", "out").stdout.startswith("Sound: ")
+
+
+def test_others_are_told_of_each_component_as_a_model_with_its_own_figures(built: tuple[Project, Result]) -> None:
+    (document,) = documents_of(built[0].out, "cyclonedx")
+    models = {each["name"]: each for each in json.loads(document.text)["components"] if "modelCard" in each}
+    encoder, decoder = (models[f"marian with random weights {name}"] for name in ("encoder", "decoder"))
+    assert [file["name"] for file in encoder["components"]] == ["encoder_model.onnx"]
+    assert encoder["modelCard"]["modelParameters"]["task"] == "feature-extraction"
+    assert "Quantized to fp16" in decoder["modelCard"]["considerations"]["performanceTradeoffs"][0]
+    assert "performanceTradeoffs" not in encoder["modelCard"]["considerations"]
+    (statement,) = documents_of(built[0].out, "slsa")
+    subjects = {each["name"]: each["annotations"]["component"] for each in json.loads(statement.text)["subject"]}
+    assert subjects == {"encoder_model.onnx": "encoder", "decoder_model.onnx": "decoder"}
 
 
 def test_an_edit_of_one_component_leaves_the_stages_of_the_other(project: Project) -> None:

@@ -86,13 +86,14 @@ def circumstances(planned: BuildGraph, results: Mapping[str, StageResult]) -> Js
         **({} if run is None else {"ci": asdict(run)}),
         "asked": planned.summary.asked,
         "sources": {
-            source.name: _of_source(source, planned.summary.output_dir) for source in planned.graph.sources.values()
+            source.name: told_of_source(source, planned.summary.output_dir) for source in planned.graph.sources.values()
         },
         "wheels": wheel_records(tools),
     }
 
 
-def _of_source(source: Source, output_dir: Path) -> JsonObject:
+def told_of_source(source: Source, output_dir: Path) -> JsonObject:
+    """What *source* is and where it lay, as seen from *output_dir*."""
     if not source.files:
         return {"kind": source.kind}
     first = source.files[0]

@@ -14,7 +14,7 @@ from winml_dag.pipeline.sweep.result import SWEEP, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep
 
 # Where builds of stages of a recipe's own have their manifests, below the recipe's folder.
-_KEPT = ".winml-dag"
+KEPT = ".winml-dag"
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ def find(folder: Path) -> Found:
 def _walk(folder: Path) -> Iterator[tuple[Path, set[str]]]:
     """Every folder below, in the order of names, with the names of its files; hidden ones hold what is no result."""
     for where, below, names in os.walk(folder):
-        below[:] = sorted(name for name in below if not name.startswith(".") or name == _KEPT)
+        below[:] = sorted(name for name in below if not name.startswith(".") or name == KEPT)
         yield Path(where), set(names)
 
 
 def _name(top: Path, folder: Path) -> str:
     """*folder* below *top*; of a build of stages of a recipe's own without where its manifest is kept."""
-    parts = [part for part in folder.relative_to(top).parts if part != _KEPT]
+    parts = [part for part in folder.relative_to(top).parts if part != KEPT]
     return "/".join(parts) or top.resolve().name

@@ -30,12 +30,14 @@ _HIDDEN = ".winml-dag"
 
 @dataclass(frozen=True, order=True)
 class Listed:
-    """A file that a document lists: its path below the folder, or, ``placed``, below that of the recipe."""
+    """A file that a document lists: its path below the folder, or, ``placed``, below that of a recipe, of which the
+    manifest in the folder ``placed`` says where it is.
+    """
 
     path: str
     sha256: str
     is_output: bool
-    placed: bool
+    placed: str
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ def read_document(document: Path) -> tuple[str, list[Listed]]:
         raise InputError(f"{document} is not JSON: {error}.", advice=_KNOWN) from None
     try:
         format_, found = _listed(value if isinstance(value, dict) else {}, text)
-        listed = sorted(Listed(check_name(name), _hex(name, sha256), *flags) for name, sha256, *flags in found)
+        listed = sorted(
+            Listed(check_name(name), _hex(name, sha256), is_output, _folder(placed))
+            for name, sha256, is_output, placed in found
+        )
     except (InputError, StoreError) as error:
         raise InputError(f"{document}: {error.message}", advice=error.advice) from None
     if not listed:
@@ -113,7 +118,7 @@ def read_document(document: Path) -> tuple[str, list[Listed]]:
 _KNOWN = "Give what `winml-dag provenance` has written, or a signed envelope around its statement."
 
 
-def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str, bool, bool]]]:
+def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str, bool, str]]]:
     if text_at(value, "bomFormat") == "CycloneDX":
         require(CYCLONEDX)
         from winml_dag.report.provenance import bom
@@ -128,6 +133,10 @@ def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str,
     return SLSA, statement.listed_files(statement.read_statement(text if payload is None else payload))
 
 
+def _folder(placed: str) -> str:
+    return placed if placed in ("", ".") else check_name(placed)
+
+
 def _hex(name: str, sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
         raise InputError(f"It has no SHA-256 for {name}, so nothing can be held against it.")
@@ -137,8 +146,8 @@ def _hex(name: str, sha256: str) -> str:
 def _check(folder: Path, file: Listed) -> FileCheck:
     root: Path | None = folder
     if file.placed:
-        manifest = read_manifest(folder)
-        root = None if manifest is None else recipe_folder(folder, manifest)
+        manifest = read_manifest(folder / file.placed)
+        root = None if manifest is None else recipe_folder(folder / file.placed, manifest)
     if root is None:
         where = f"it lies in the recipe's folder, and without {MANIFEST} nothing says where that is"
         return FileCheck(folder / file.path, Found.MISSING, 0, where)

@@ -103,7 +103,9 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
         bom.metadata.timestamp = max(ends)
     bom.metadata.tools.components.add(_tool())
     models = [component for build in builds for component in _models(build)]
-    others = {str(each.bom_ref): each for build in builds for each in (*_loose_files(build), *_data_components(build))}
+    others = {
+        str(each.bom_ref.value): each for build in builds for each in (*_loose_files(build), *_data_components(build))
+    }
     bom.components.update([*models, *others.values()])
     whole = Component(
         type=ComponentType.APPLICATION,
@@ -113,7 +115,8 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
         description="What is shipped: the output of one build" if len(builds) == 1 else "The outputs of several builds",
     )
     bom.metadata.component = whole
-    bom.register_dependency(whole, models)
+    shipped = {file_ref(file) for build in builds for file in build.outputs}
+    bom.register_dependency(whole, [*models, *(each for ref, each in others.items() if ref in shipped)])
     return _json_of(bom)
 
 
@@ -155,7 +158,7 @@ def _models(build: BuildFacts) -> Iterator[Component]:
                 *_properties(cache_key=text_at(told, "cache_key"), build=build.name),
             ],
             pedigree=Pedigree(
-                ancestors=[_ancestor(each, _model_ref(main)) for each in sources],
+                ancestors=[_ancestor(each, build.model, _model_ref(main)) for each in sources],
                 notes=", ".join(text_at(stage, "id") for stage in build.stages),
             ),
             components=[_file(file) for file in build.outputs if file.component == main.component],
@@ -183,21 +186,21 @@ def _model_ref(main: HashedFile) -> str:
 
 
 def file_ref(file: HashedFile) -> str:
-    return f"{'placed' if file.placed else 'file'}:{file.path}"
+    return f"placed:{file.placed}:{file.path}" if file.placed else f"file:{file.path}"
 
 
 def _source_ref(dependency: Dependency) -> str:
     return f"source:{dependency.digest.rpartition(':')[2][:24]}"
 
 
-def _ancestor(source: Dependency, model: str) -> Component:
+def _ancestor(source: Dependency, called: str, model: str) -> Component:
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
 
     hub = None if source.hub is None else source.hub[1].rpartition("/")
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=source.hub[1] if source.hub else source.called,
+        name=source.hub[1] if source.hub else called if source.kind == kinds.MODEL_FOLDER else source.called,
         version=source.revision or None,
         bom_ref=f"{model}:{_source_ref(source)}",
         purl=None if hub is None else PackageURL("huggingface", hub[0] or None, hub[2], source.revision),
@@ -272,7 +275,7 @@ def _file(file: HashedFile) -> Component:
             path=file.path,
             role="output" if file.is_output else "byproduct",
             size=str(file.size),
-            placed="true" if file.placed else "",
+            placed=file.placed,
             **told,
         ),
     )
@@ -305,15 +308,10 @@ def _cards(build: BuildFacts, measured: Measured | None) -> Iterator[tuple[Hashe
         if each.kind not in _MODELS and not each.is_ours and _DATA_TYPES.get(each.kind) == "dataset"
     ]
     for main in _main_files(build):
-        yield (
-            main,
-            card_of(
-                told_of(build.value, main.path.rpartition("/")[2]),
-                refs,
-                measured,
-                build.tensors.get(main.path, ((), ())),
-            ),
-        )
+        others = {name for name in component_names(build.value) if name != main.component}
+        stages = [each for each in build.stages if text_at(each, "id").partition(".")[0] not in others]
+        told = {**told_of(build.value, main.path.rpartition("/")[2]), "stages": stages}
+        yield main, card_of(told, refs, measured, build.tensors.get(main.path, ((), ())))
 
 
 def _formula(builds: Sequence[BuildFacts], data: Mapping[str, JsonValue]) -> JsonObject:
@@ -364,9 +362,9 @@ def _wheel(wheel: Wheel) -> Component:
     )
 
 
-def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, bool]]:
-    """Name, SHA-256 or nothing, whether it is to be shipped, and whether it lies in the recipe's folder, of every file
-    that the bill *value* lists in the folder that it is about.
+def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, str]]:
+    """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
+    file that the bill *value* lists.
     """
     waiting = [*objects_at(value, "components")]
     while waiting:
@@ -375,4 +373,4 @@ def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, bool]]:
         told = {text_at(each, "name"): text_at(each, "value") for each in objects_at(component, "properties")}
         if PATH in told:
             hashes = {text_at(each, "alg"): text_at(each, "content") for each in objects_at(component, "hashes")}
-            yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED) == "true"
+            yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED, "")

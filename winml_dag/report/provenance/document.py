@@ -38,7 +38,7 @@ def documents_of(folder: Path, format_: str) -> tuple[Document, ...]:
         InputError: when there is no build, or it is not as it was built.
     """
     require(format_)
-    builds = gather(folder)
+    builds = gather(folder, apart=format_ == SLSA)
     if format_ == SLSA:
         from winml_dag.report.provenance.statement import statement_of
 
@@ -68,13 +68,14 @@ def _measured(folder: Path, builds: tuple[BuildFacts, ...]) -> tuple[Mapping[str
     from winml_dag.report.collect import collect
     from winml_dag.report.found import find
 
+    found = find(folder)
     rows = {_place(Path(row.folder)): row for row in collect([folder]).rows}
     measured = {
         build.name: Measured(row.latency, row.accuracy)
-        for build in builds
-        if (row := rows.get(_place(folder / build.name))) is not None
+        for build in found.builds
+        if (row := rows.get(_place(build.folder))) is not None
     }
-    sweeps = [sweep.result.name for sweep in find(folder).sweeps]
+    sweeps = [sweep.result.name for sweep in found.sweeps]
     models = dict.fromkeys(build.model or "stages of a recipe" for build in builds)
     return measured, sweeps[0] if len(sweeps) == 1 else ", ".join(models)
 

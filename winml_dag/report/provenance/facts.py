@@ -20,12 +20,13 @@ class HashedFile:
     """A file that a build has put somewhere.
 
     Attributes:
-        path: below the folder that the document is about, with ``/``; of a ``placed`` one below the recipe's folder.
+        path: below the folder that the document is about, with ``/``; of a ``placed`` one below the recipe's folder,
+            which does not lie in that one.
         sha256: 64 hex digits. size: in bytes.
         stage: the id of the stage whose result it is; empty for the manifest and the settings.
         component: of a composite model, the one that it is of.
         is_output: whether it is to be shipped; others are what was on the way to it.
-        placed: a recipe's own stage put it into the recipe's folder.
+        placed: the folder of the build whose recipe's folder that is, ``.`` for the document's; else empty.
     """
 
     path: str
@@ -34,7 +35,7 @@ class HashedFile:
     stage: str = ""
     component: str = ""
     is_output: bool = False
-    placed: bool = False
+    placed: str = ""
 
 
 @dataclass(frozen=True)

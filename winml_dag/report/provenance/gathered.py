@@ -20,7 +20,7 @@ from winml_dag.pipeline.finished.verification import Found, Verification, load_m
 from winml_dag.pipeline.hub import cached_snapshot
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
 from winml_dag.pipeline.manifest import Manifest, component_in, component_names, final_artifacts
-from winml_dag.report.found import find
+from winml_dag.report.found import KEPT, find
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
 from winml_dag.report.told import object_at, objects_at, text_at, texts_at, words_at
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -30,14 +30,15 @@ _PACKAGE = Path(__file__).parent.parent.parent
 _MOST_NAMED = 3
 
 
-def gather(folder: Path) -> tuple[BuildFacts, ...]:
-    """Every build in *folder*: its own, or those of a sweep, in the order of their folders.
+def gather(folder: Path, *, apart: bool) -> tuple[BuildFacts, ...]:
+    """Every build in *folder*: its own, or those of a sweep, in the order of their folders. Paths are below *folder*,
+    or *apart*, below the folder of each build.
 
     Raises:
         InputError: when there is none, and for a folder that is not as its build left it.
     """
     if (folder / MANIFEST).is_file():
-        return (_facts(folder, ""),)
+        return (_facts(folder, "", folder),)
     found = find(folder)
     if found.notices:
         raise InputError(found.notices[0], advice="Build again, or give the folder of one build.")
@@ -45,12 +46,19 @@ def gather(folder: Path) -> tuple[BuildFacts, ...]:
         raise InputError(
             f"There is no build of ours in {folder}.", advice="Give the output folder of a build or of a sweep."
         )
-    return tuple(_facts(build.folder, build.folder.relative_to(folder).as_posix()) for build in found.builds)
+    return tuple(_facts(build.folder, build.name, _top(build.folder) if apart else folder) for build in found.builds)
 
 
-def _facts(folder: Path, name: str) -> BuildFacts:
+def _top(folder: Path) -> Path:
+    """The folder of a build itself; of one whose manifest is kept beside its recipe, that of the recipe."""
+    kept = [above for above in folder.parents if above.name == KEPT]
+    return kept[-1].parent if kept else folder
+
+
+def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
     manifest = load_manifest(folder)
-    files = tuple(_files(folder, name, manifest))
+    below = folder.relative_to(top).as_posix()
+    files = tuple(_files(folder, "" if below == "." else below, manifest, top))
     # After they were hashed: what changes in between is seen, too.
     (checked,) = verify(folder)
     if not checked.is_sound:
@@ -59,7 +67,9 @@ def _facts(folder: Path, name: str) -> BuildFacts:
             advice=f"`winml-dag verify {folder}` tells all; build again.",
         )
     dependencies = tuple(_dependencies(folder, manifest.value))
-    tensors = {_below(name, final): _tensors(folder / final) for final in final_artifacts(manifest.value)}
+    finals = {file.path: folder / file.path.rpartition("/")[2] for file in files if file.is_output and not file.placed}
+    models = {path: place for path, place in finals.items() if place.name in final_artifacts(manifest.value)}
+    tensors = {path: _tensors(place) for path, place in models.items()}
     return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies, tensors)
 
 
@@ -93,7 +103,8 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
     return {}
 
 
-def _files(folder: Path, name: str, manifest: Manifest) -> Iterator[HashedFile]:
+def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
+    """*name*: *folder* below *top*."""
     value = manifest.value
     finals, makers = final_artifacts(value), _makers(value)
     shipped = _shipped(value)
@@ -108,11 +119,23 @@ def _files(folder: Path, name: str, manifest: Manifest) -> Iterator[HashedFile]:
     for text in (MANIFEST, *((BUILD_CONFIG,) if finals else ())):
         yield HashedFile(_below(name, text), *_hashed(folder / text, None))
     where = recipe_folder(folder, manifest)
+    if where is None:
+        return
+    inside = _inside(where, top)
     for stage, entries in manifest.placed.items():
-        for entry in entries if where is not None else ():
-            assert where is not None
+        for entry in entries:
+            path, placed = (entry.name, name or ".") if inside is None else (_below(inside, entry.name), "")
             hashed = _hashed(where / entry.name, entry)
-            yield HashedFile(entry.name, *hashed, stage=stage, is_output=not finals, placed=True)
+            yield HashedFile(path, *hashed, stage=stage, is_output=not finals, placed=placed)
+
+
+def _inside(folder: Path, top: Path) -> str | None:
+    """*folder* below *top*, empty for that itself; None where it lies elsewhere."""
+    try:
+        below = folder.resolve().relative_to(top.resolve()).as_posix()
+    except ValueError:
+        return None
+    return "" if below == "." else below
 
 
 def _below(folder: str, name: str) -> str:

@@ -58,7 +58,7 @@ def read_statement(text: str) -> JsonObject:
     Raises:
         InputError: saying what is wrong.
     """
-    from google.protobuf.json_format import Parse, ParseError  # type: ignore[import-untyped]
+    from google.protobuf.json_format import Parse, ParseError
     from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
     from in_toto_attestation.v1.statement import Statement
     from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
@@ -255,21 +255,21 @@ def _annotations(file: HashedFile) -> dict[str, JsonValue]:
         "role": "output" if file.is_output else "byproduct",
         **({"stage": file.stage} if file.stage else {}),
         **({"component": file.component} if file.component else {}),
-        **({"placed": True} if file.placed else {}),
+        **({"placed": file.placed} if file.placed else {}),
     }
 
 
-def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, bool]]:
-    """Name, SHA-256 or nothing, whether it is to be shipped, and whether it lies in the recipe's folder, of every file
-    that the statement *value* lists in the folder of a build.
+def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, str]]:
+    """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
+    file that the statement *value* lists.
     """
     for subject in objects_at(value, "subject"):
-        yield *_named(subject), True, at(subject, "annotations", "placed") is True
+        yield *_named(subject), True, text_at(subject, "annotations", "placed")
     if text_at(value, "predicate", "buildDefinition", "buildType") != BUILD_TYPE:
         return
     for byproduct in objects_at(value, "predicate", "runDetails", "byproducts"):
         if text_at(byproduct, "annotations", "role") == "byproduct":
-            yield *_named(byproduct), False, at(byproduct, "annotations", "placed") is True
+            yield *_named(byproduct), False, text_at(byproduct, "annotations", "placed")
 
 
 def _named(descriptor: JsonObject) -> tuple[str, str]:
