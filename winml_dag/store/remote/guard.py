@@ -241,11 +241,12 @@ class Guard:
 
     def _begin(self, work: Callable[[Attempt[T]], T]) -> Attempt[T]:
         self._count.add(Traffic(requests=1))
+        let_go = self._times_let_go
         attempt = Attempt(_in_our_words(work), self._clock, self._least_rate)
         with self._changed:
             self._underway.add(attempt)  # type: ignore[arg-type]  # only to be given up
-            alone = self._alone
-        if alone:
+            too_late = let_go != self._times_let_go
+        if too_late:
             attempt.give_up(RemoteError("slow", "it was given up"))
         return attempt
 

@@ -1,0 +1,278 @@
+"""Blobs that come from remotes: whatever these do, what has a name is right, and nothing is fetched twice."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from remote_samples import HandClock, Machine, ScriptedRemote, digest_of, entry
+
+from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.remote import fetching
+from winml_dag.store.remote.fetching import RESUMED_BYTES
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remote import RemoteError
+
+SMALL = b"model" * 100
+# Larger than what is gone on with, and no two parts of it alike.
+LARGE = os.urandom(1 << 16) * ((RESUMED_BYTES >> 16) + 3)
+
+
+class FaultyRemote(MemoryRemote):
+    """What comes of each blob is changed by the next of ``faults``; without any, nothing is."""
+
+    def __init__(self, *faults: Callable[[bytes], Iterator[bytes]]) -> None:
+        super().__init__()
+        self.faults = list(faults)
+        self.offsets: list[int] = []
+
+    def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
+        fault = self.faults.pop(0) if self.faults else None
+        self.offsets.append(offset)
+        right = b"".join(super().read(digest, offset))
+        return iter([right]) if fault is None else fault(right)
+
+
+def breaks_off(after: float) -> Callable[[bytes], Iterator[bytes]]:
+    def read(right: bytes) -> Iterator[bytes]:
+        yield right[: int(len(right) * after)]
+        raise RemoteError("unreachable", "broke off")
+
+    return read
+
+
+def wrong(right: bytes) -> Iterator[bytes]:
+    yield right[:-1] + bytes([right[-1] ^ 1]) if right else b"!"
+
+
+def shorter(right: bytes) -> Iterator[bytes]:
+    yield right[: len(right) // 2]
+
+
+def longer(right: bytes) -> Iterator[bytes]:
+    yield right
+    yield b"more"
+
+
+def endless(_: bytes) -> Iterator[bytes]:
+    while True:
+        yield bytes(1 << 20)
+
+
+def gone(_: bytes) -> Iterator[bytes]:
+    raise KeyError
+
+
+def unreachable(_: bytes) -> Iterator[bytes]:
+    raise RemoteError("unreachable", "cannot be reached")
+
+
+def with_blobs(remote: MemoryRemote, *blobs: bytes) -> MemoryRemote:
+    remote.blobs.update({digest_of(data): data for data in blobs})
+    return remote
+
+
+def machine(tmp_path: Path, *remotes: MemoryRemote) -> Machine:
+    return Machine(tmp_path / "cache", *remotes, clock=HandClock())
+
+
+def test_blobs_come_with_the_stamp_of_blobs_and_are_counted(tmp_path: Path) -> None:
+    here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL, LARGE, b""))
+    files = [entry(SMALL), entry(LARGE), entry(b"")]
+    assert here.levels.fetch(files) == []
+    assert [here.bytes_of(file) for file in files] == [SMALL, LARGE, b""]
+    assert {here.store.blobs.path(file.digest).stat().st_mtime_ns for file in files} == {STAMP_NS}
+    assert not here.partial_files()
+    traffic = here.levels.traffic()
+    # What is empty is known without being asked for.
+    assert (traffic.blobs_fetched, traffic.bytes_fetched, traffic.requests) == (2, len(SMALL) + len(LARGE), 2)
+
+
+def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:
+    remote = with_blobs(MemoryRemote(), SMALL)
+    here = machine(tmp_path, remote)
+    here.make(SMALL)
+    assert here.levels.fetch([entry(SMALL)]) == []
+    assert remote.calls == []
+
+
+def test_what_no_remote_has_is_told_apart(tmp_path: Path) -> None:
+    here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL), MemoryRemote())
+    nowhere, of_this_machine = entry(b"nowhere"), entry(SMALL, "other")
+    assert here.levels.fetch([nowhere, entry(SMALL), of_this_machine]) == [nowhere]
+    assert here.levels.traffic().refused == 0
+
+
+@pytest.mark.parametrize("fault", [wrong, shorter, longer, endless])
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+def test_wrong_bytes_are_refused_aloud_and_the_next_level_is_asked(
+    tmp_path: Path, data: bytes, fault: Callable[[bytes], Iterator[bytes]]
+) -> None:
+    liar, honest = FaultyRemote(fault), MemoryRemote()
+    here = machine(tmp_path, with_blobs(liar, data), with_blobs(honest, data))
+    assert here.levels.fetch([entry(data)]) == []
+    assert here.bytes_of(entry(data)) == data
+    (said,) = here.said
+    assert said.startswith("The remote http://level0/c ")
+    assert said.endswith("that is refused.")
+    assert "secret" not in said
+    assert here.levels.traffic().refused == 1
+
+
+def test_wrong_bytes_alone_leave_nothing_behind(tmp_path: Path) -> None:
+    here = machine(tmp_path, with_blobs(FaultyRemote(wrong, wrong), SMALL, LARGE))
+    files = [entry(LARGE), entry(SMALL)]
+    assert here.levels.fetch(files) == files
+    assert [here.bytes_of(file) for file in files] == [None, None]
+    assert not here.partial_files()
+
+
+def test_of_what_is_endless_no_more_is_read_than_there_should_be(tmp_path: Path) -> None:
+    here = machine(tmp_path, with_blobs(FaultyRemote(endless), SMALL))
+    assert here.levels.fetch([entry(SMALL)]) == [entry(SMALL)]
+    assert here.levels.traffic().bytes_fetched <= 1 << 20
+
+
+def test_after_three_lies_the_remote_is_left_alone(tmp_path: Path) -> None:
+    blobs = [bytes([number]) * 100 for number in range(5)]
+    liar = with_blobs(FaultyRemote(*[wrong] * 5), *blobs)
+    here = machine(tmp_path, liar)
+    for blob in blobs:
+        assert here.levels.fetch([entry(blob)]) == [entry(blob)]
+    assert len(liar.offsets) == 3
+    assert here.said[-1].startswith("The remote http://level0/c has sent wrong bytes 3 times: it is left alone")
+    assert len(here.said) == 4
+
+
+def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+    remote = FaultyRemote(breaks_off(0.5), breaks_off(0.5))
+    here = machine(tmp_path, with_blobs(remote, LARGE))
+    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.bytes_of(entry(LARGE)) == LARGE
+    assert remote.offsets == [0, len(LARGE) // 2, len(LARGE) * 3 // 4]
+    assert here.levels.traffic().bytes_fetched == len(LARGE)
+    assert not here.said
+
+
+def test_another_run_goes_on_where_the_last_broke_off(tmp_path: Path) -> None:
+    dead = FaultyRemote(breaks_off(0.5), *[unreachable] * 10)
+    assert machine(tmp_path, with_blobs(dead, LARGE)).levels.fetch([entry(LARGE)]) == [entry(LARGE)]
+    remote = FaultyRemote()
+    here = machine(tmp_path, with_blobs(remote, LARGE))
+    assert here.levels.fetch([entry(LARGE)]) == []
+    assert remote.offsets == [len(LARGE) // 2]
+    assert here.bytes_of(entry(LARGE)) == LARGE
+
+
+def test_another_level_goes_on_where_one_broke_off(tmp_path: Path) -> None:
+    near, far = FaultyRemote(breaks_off(0.5), *[unreachable] * 10), FaultyRemote()
+    here = machine(tmp_path, with_blobs(near, LARGE), with_blobs(far, LARGE))
+    assert here.levels.fetch([entry(LARGE)]) == []
+    assert far.offsets == [len(LARGE) // 2]
+
+
+def test_a_small_blob_leaves_no_part(tmp_path: Path) -> None:
+    here = machine(tmp_path, with_blobs(FaultyRemote(breaks_off(0.5), *[unreachable] * 10), SMALL))
+    assert here.levels.fetch([entry(SMALL)]) == [entry(SMALL)]
+    assert not here.partial_files()
+
+
+@pytest.mark.parametrize("kept", [LARGE[:100] + b"!" + LARGE[101:5000], LARGE[:-1] + b"!", LARGE + b"more"])
+def test_a_part_that_was_damaged_here_is_fetched_once_more_and_nobody_is_blamed(tmp_path: Path, kept: bytes) -> None:
+    remote = FaultyRemote()
+    here = machine(tmp_path, with_blobs(remote, LARGE))
+    here.store.incoming.mkdir()
+    partial = here.store.incoming / f"{digest_of(LARGE).partition(':')[2]}.partial"
+    partial.write_bytes(kept)
+    # As a process leaves it that is killed just before the last step.
+    partial.chmod(0o444)
+    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.bytes_of(entry(LARGE)) == LARGE
+    assert remote.offsets[-1] == 0
+    assert not here.said
+
+
+def test_a_whole_part_needs_no_remote(tmp_path: Path) -> None:
+    remote = MemoryRemote()
+    here = machine(tmp_path, remote)
+    here.store.incoming.mkdir()
+    (here.store.incoming / f"{digest_of(LARGE).partition(':')[2]}.partial").write_bytes(LARGE)
+    assert here.levels.fetch([entry(LARGE)]) == []
+    assert remote.calls == []
+
+
+def test_of_two_that_want_one_blob_one_fetches_it(tmp_path: Path) -> None:
+    both_want = threading.Barrier(2)
+    remote = with_blobs(ScriptedRemote(), SMALL)
+    machines = [machine(tmp_path, remote), machine(tmp_path, remote)]
+    missing: list[object] = []
+
+    def want(here: Machine) -> None:
+        both_want.wait(60)
+        missing.extend(here.levels.fetch([entry(SMALL)]))
+
+    threads = [threading.Thread(target=want, args=(here,)) for here in machines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert missing == []
+    assert [method for method, _ in remote.calls] == ["read"]
+
+
+def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(tmp_path: Path) -> None:
+    clock = HandClock()
+    here = Machine(tmp_path / "cache", with_blobs(MemoryRemote(), SMALL), clock=clock)
+    had: list[object] = []
+    with here.store.locks.hold_key(f"blob-{digest_of(SMALL).partition(':')[2]}"):
+        thread = threading.Thread(target=lambda: had.append(here.levels.fetch([entry(SMALL)])))
+        thread.start()
+        # Only a clock tells that it is waited for in vain; how often it looks at it is its own matter.
+        while thread.is_alive():
+            clock.advance(1)
+            thread.join(0.01)
+    assert had == [[]]
+    assert here.bytes_of(entry(SMALL)) == SMALL
+
+
+# Blobs that are gone on with are smaller in this test: it makes some hundreds.
+_LARGE_ENOUGH = 50_000
+FAULTS = st.sampled_from(
+    [None, None, breaks_off(0.3), breaks_off(0.9), wrong, shorter, longer, gone, unreachable, endless]
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 700, _LARGE_ENOUGH, _LARGE_ENOUGH + 5]), min_size=1, max_size=4),
+    near=st.lists(FAULTS, max_size=8),
+    far=st.lists(FAULTS, max_size=4),
+    runs=st.integers(1, 3),
+)
+def test_whatever_goes_wrong_what_has_a_name_is_right(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: list[int],
+    near: list[Callable[[bytes], Iterator[bytes]] | None],
+    far: list[Callable[[bytes], Iterator[bytes]] | None],
+    runs: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("machine")
+    blobs = [bytes([number]) * size for number, size in enumerate(sizes)]
+    files = [entry(blob) for blob in blobs]
+    remotes = [with_blobs(FaultyRemote(*faults), *blobs) for faults in (near, far)]  # type: ignore[arg-type]
+    for _ in range(runs):
+        here = machine(folder, *remotes)
+        monkeypatch.setattr(fetching, "RESUMED_BYTES", _LARGE_ENOUGH)
+        missing = here.levels.fetch(files)
+        for file, blob in zip(files, blobs, strict=True):
+            assert here.bytes_of(file) == (None if file in missing else blob)
+        expected = {file.digest.partition(":")[2] for file in missing if file.size >= _LARGE_ENOUGH}
+        assert {path.stem for path in here.partial_files()} <= expected
+    # Nothing is wrong for ever: once remotes do as they should, all comes.
+    assert machine(folder, with_blobs(MemoryRemote(), *blobs)).levels.fetch(files) == []

@@ -1,0 +1,233 @@
+"""What is put into remotes: blobs first, the record last, nothing overwritten, and never a record without its blobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of
+
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remote import RemoteError
+from winml_dag.store.remote.settings import Mode
+
+
+def methods(remote: MemoryRemote) -> list[str]:
+    return [method for method, _ in remote.calls]
+
+
+def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
+    remote = MemoryRemote()
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    record = here.make(b"graph", b"weights")
+    here.levels.offer(record)
+    here.levels.settle()
+    assert set(remote.blobs.values()) == {b"graph", b"weights"}
+    assert TRUST.open(remote.records[KEYS[0]], KEYS[0], "").outputs == record.outputs
+    assert methods(remote)[-1] == "put_record"
+    traffic = here.levels.traffic()
+    assert (traffic.records_put, traffic.blobs_put, traffic.bytes_put) == (1, 2, len(b"graphweights"))
+    assert traffic.record_bytes == len(remote.records[KEYS[0]])
+
+
+def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
+    remote = MemoryRemote()
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    for key, data in ((KEYS[0], b"same"), (KEYS[1], b"same")):
+        here.levels.offer(here.make(data, key=key))
+        here.levels.settle()
+    assert methods(remote).count("put") == 1
+    assert remote.records.keys() == {KEYS[0], KEYS[1]}
+
+
+def test_the_first_of_two_records_stays(tmp_path: Path) -> None:
+    remote = MemoryRemote()
+    first, second = (Machine(tmp_path / name / "cache", remote, clock=HandClock()) for name in ("first", "second"))
+    for machine, data in ((first, b"first"), (second, b"second")):
+        (machine.store.folder.parent).mkdir(exist_ok=True)
+        machine.levels.offer(machine.make(data))
+        machine.levels.settle()
+    record = TRUST.open(remote.records[KEYS[0]], KEYS[0], "")
+    assert [file.digest for file in record.files()] == [digest_of(b"first")]
+    assert second.levels.traffic().records_put == 0
+    assert not second.said
+
+
+@pytest.mark.parametrize("mode", [Mode.READ, Mode.OFF])
+def test_nothing_is_put_where_we_may_only_read(tmp_path: Path, mode: Mode) -> None:
+    remote = MemoryRemote()
+    here = Machine(tmp_path / "cache", remote, mode=mode, clock=HandClock())
+    here.levels.offer(here.make(b"graph"))
+    here.levels.settle()
+    assert remote.calls == []
+
+
+@pytest.mark.parametrize("trouble", ["full", "forbidden"])
+def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: str) -> None:
+    remote = ScriptedRemote()
+    remote.fail("put", trouble)
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    record = here.make(b"graph")
+    remote.records[KEYS[1]] = TRUST.seal(here.make(b"other", key=KEYS[1]), "")
+    here.levels.offer(record)
+    here.levels.settle()
+    here.levels.offer(record)
+    here.levels.settle()
+    assert methods(remote).count("put") == 0  # it failed before it was written down
+    assert KEYS[0] not in remote.records
+    assert here.levels.records([KEYS[1]]).keys() == {KEYS[1]}
+    assert here.said == [
+        f"The remote http://level0/c is {trouble}: nothing more is put there in this run, "
+        "what is made stays on this machine."
+    ]
+    assert here.levels.traffic().left_alone == 1
+
+
+def test_what_cannot_be_read_is_not_written_to_and_that_is_said_once(tmp_path: Path) -> None:
+    remote = ScriptedRemote()
+    remote.fail("record", "forbidden")
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    assert here.levels.records([KEYS[1]]) == {}
+    here.levels.offer(here.make(b"graph"))
+    here.levels.settle()
+    assert methods(remote) == []
+    assert len(here.said) == 1
+
+
+def test_a_blob_that_has_rotted_here_is_not_put(tmp_path: Path) -> None:
+    remote = MemoryRemote()
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    record = here.make(b"graph")
+    blob = here.store.blobs.path(digest_of(b"graph"))
+    times = blob.stat()
+    blob.chmod(0o644)
+    blob.write_bytes(b"grapf")
+    blob.chmod(0o444)
+    os.utime(blob, ns=(times.st_atime_ns, times.st_mtime_ns))
+    here.levels.offer(record)
+    here.levels.settle()
+    assert (remote.blobs, remote.records) == ({}, {})
+
+
+def test_what_broke_off_is_put_again_and_counted_as_it_went(tmp_path: Path) -> None:
+    class BreaksOff(MemoryRemote):
+        left = 1
+
+        def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
+            if self.left:
+                self.left -= 1
+                told(3)
+                raise RemoteError("unreachable", "broke off")
+            return super().put(digest, path, told)
+
+    remote = BreaksOff()
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    here.levels.offer(here.make(b"graph"))
+    told: list[tuple[int, int]] = []
+    here.levels.settle(lambda gone, of: told.append((gone, of)))
+    assert remote.blobs.keys() == {digest_of(b"graph")}
+    assert here.levels.traffic().bytes_put == 3 + len(b"graph")
+    assert told[-1] == (len(b"graph"), len(b"graph"))
+
+
+def test_settling_tells_of_all_that_has_gone_and_returns_when_all_is_there(tmp_path: Path) -> None:
+    remote, let = ScriptedRemote(), threading.Event()
+    remote.before["put"].append(lambda: let.wait(60))
+    here = Machine(tmp_path / "cache", remote)
+    here.levels.offer(here.make(b"graph", b"weights"))
+    told: list[tuple[int, int]] = []
+
+    def tell(gone: int, of: int) -> None:
+        told.append((gone, of))
+        let.set()
+
+    here.levels.settle(tell)
+    assert told[-1] == (12, 12)
+    assert remote.records.keys() == {KEYS[0]}
+
+
+def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(tmp_path: Path) -> None:
+    remote, begun, until = ScriptedRemote(), threading.Semaphore(0), threading.Event()
+    remote.hang("put", begun, until)
+    here = Machine(tmp_path / "cache", remote)
+    here.levels.offer(here.make(b"graph"))
+    assert begun.acquire(timeout=60)
+    here.levels.close()
+    here.levels.settle()
+    assert remote.records == {}
+    until.set()
+    assert not here.said
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    records=st.lists(
+        st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), min_size=1, max_size=3, unique=True), max_size=3
+    ),
+    failing=st.dictionaries(st.integers(0, 12), st.sampled_from(["unreachable", "full", "slow", "killed"]), max_size=4),
+)
+def test_at_no_moment_a_record_is_there_without_its_blobs(
+    tmp_path_factory: pytest.TempPathFactory, records: list[list[bytes]], failing: dict[int, str]
+) -> None:
+    folder = tmp_path_factory.mktemp("machine")
+
+    class Watched(MemoryRemote):
+        """Fails at some calls; killed, it takes nothing from then on. Looked through after each call."""
+
+        number = 0
+        killed = False
+        lock = threading.Lock()
+
+        def _step(self) -> None:
+            with self.lock:
+                fault = failing.get(self.number)
+                self.number += 1
+                self.killed = self.killed or fault == "killed"
+                if self.killed or fault:
+                    raise RemoteError("unreachable" if self.killed else fault, "is failing")  # type: ignore[arg-type]
+
+        def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
+            self._step()
+            put = super().put(digest, path, told)
+            self.check()
+            return put
+
+        def put_record(self, key: str, data: bytes) -> bool:
+            self._step()
+            put = super().put_record(key, data)
+            self.check()
+            return put
+
+        def check(self) -> None:
+            for data in dict(self.records).values():
+                record = json.loads(data.splitlines()[1])["record"]
+                for file in record["outputs"]["out"]:
+                    assert file["digest"] in self.blobs
+
+    remote = Watched()
+    here = Machine(folder / "cache", remote, clock=HandClock())
+    for key, files in zip(KEYS, records, strict=False):
+        here.levels.offer(here.make(*files, key=key))
+    here.levels.settle()
+    remote.check()
+    if not failing:
+        assert len(remote.records) == len(records)
+    # Another machine, or this one later, completes it.
+    failing.clear()
+    remote.killed = False
+    again = Machine(folder / "cache", remote, clock=HandClock())
+    for key in KEYS[: len(records)]:
+        again.levels.offer(again.store.record(key))  # type: ignore[arg-type]
+    again.levels.settle()
+    remote.check()
+    assert len(remote.records) == len(records)
