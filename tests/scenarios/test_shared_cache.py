@@ -47,7 +47,7 @@ class Machine(Project):
             "WINML_DAG_REMOTE_MODE": "read-write",
             "WINML_DAG_REMOTE_ACCEPT_UNSIGNED": "1",
         }
-        return {**super().environment(), **(shared if self.remote else {})}
+        return {**super().environment(), **shared}
 
     def made(self, *arguments: str, recipe: str = "recipe.yaml") -> Result:
         result = self.build(*arguments, recipe=recipe, out=self.out_name)
