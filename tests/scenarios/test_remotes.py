@@ -1,0 +1,208 @@
+"""Edit, build, which stages ran: on machines of their own with remotes between, as a team, its CI and pull requests
+have them. Machines are caches; the server is a real one, on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Project
+from oneprocess import OneProcess
+from onnx_samples import perceptron, samples
+from servers.faulty import FaultyServer
+
+RECIPE = {"model": "model.onnx", "precision": "fp32", "quant": {"calibration_data": "data.npz", "samples": 8}}
+KEYS = {name: f"{name}:{letter * 43}=" for name, letter in (("main", "A"), ("pull", "B"))}
+PULL_REQUEST = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_EVENT_NAME": "pull_request",
+    "GITHUB_REF": "refs/pull/12/merge",
+}
+MAIN = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_EVENT_NAME": "push",
+    "GITHUB_REF": "refs/heads/main",
+    "GITHUB_REF_PROTECTED": "true",
+}
+
+
+class Machine(Project):
+    """A cache of its own beside a recipe that all have, and what is in its environment."""
+
+    def __init__(self, folder: Path, commands: OneProcess | None, name: str, variables: dict[str, str]) -> None:
+        super().__init__(folder, commands)
+        self.cache = folder / f"cache-{name}"
+        self.name = name
+        self._variables = variables
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "WINML_DAG_REMOTE_KEYS": KEYS["main"], **self._variables}
+
+    def ran(self, *arguments: str) -> list[str]:
+        """The stages that a build runs here."""
+        result = self.build(*arguments, out=f"out-{self.name}")
+        assert result.code == 0, result.messages
+        self.messages = result.messages
+        self.traffic: dict[str, int] = result.value.get("remote", {})
+        return result.ran
+
+    def model(self) -> bytes:
+        return (self.folder / f"out-{self.name}" / "model.onnx").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(servers: FaultyServer) -> FaultyServer:
+    servers.reset()
+    return servers
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    perceptron(folder / "model.onnx")
+    samples(folder / "data.npz")
+    return folder
+
+
+class Team:
+    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
+        self.folder = folder
+        self._commands = commands
+
+    def machine(self, name: str, **variables: str) -> Machine:
+        return Machine(self.folder, self._commands, name, variables)
+
+    def configure(self, *levels: dict[str, Any]) -> None:
+        """Write the project's configuration."""
+        lines = [
+            line
+            for level in levels
+            for line in ("[[remote]]", *(f"{name} = {json.dumps(value)}" for name, value in level.items()))
+        ]
+        (self.folder / "winml_dag.toml").write_text("\n".join(lines))
+
+    def edit(self, **changes: Any) -> None:
+        (self.folder / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, **changes}))
+
+
+@pytest.fixture
+def team(files: Path, tmp_path: Path, commands: OneProcess | None) -> Team:
+    folder = tmp_path / "team"
+    shutil.copytree(files, folder)
+    team = Team(folder, commands)
+    team.edit()
+    return team
+
+
+@pytest.mark.slow
+def test_who_reads_runs_what_nobody_has_run_and_keeps_it_to_itself(team: Team, server: FaultyServer) -> None:
+    team.configure({"url": server.url, "namespace": "main"})
+    first = team.machine("first", WINML_DAG_REMOTE_MODE="read-write")
+    second, third = team.machine("second"), team.machine("third")
+    assert first.ran() == ["optimize", "analyze", "validate", "finalize"]
+    assert second.ran() == []
+    assert second.model() == first.model()
+    team.edit(precision="w8a8")
+    quantized = ["analyze", "calibrate", "quantize", "validate", "finalize"]
+    put = server.count("PUT")
+    assert second.ran() == quantized
+    assert third.ran() == quantized
+    assert server.count("PUT") == put
+    assert first.ran() == quantized
+    assert team.machine("fourth").ran() == []
+
+
+def test_nothing_is_asked_when_all_is_up_to_date_or_the_remote_is_off(team: Team, server: FaultyServer) -> None:
+    team.configure({"url": server.url, "mode": "read-write"})
+    off = team.machine("off", WINML_DAG_REMOTE_MODE="off", WINML_DAG_REMOTE_KEYS="")
+    assert len(off.ran()) == 4
+    assert server.requests == []
+    on = team.machine("off")
+    # Switched on, it has the same keys.
+    assert on.ran() == []
+    script = """
+import sys
+from winml_dag.cli.main import run
+for arguments in (["--help"], ["build", "-c", "recipe.yaml", "-o", "out-off"]):
+    assert run(arguments) == 0
+remote = {name for name in sys.modules if name.startswith("winml_dag.store.remote")}
+heavy = remote | {"urllib3", "obstore", "distributed", "tomllib", "pydantic", "sqlite3"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    # What surrounds a process of its own is not what surrounds the one that all commands before it had.
+    on.python("from winml_dag.cli.main import run; run(['build', '-c', 'recipe.yaml', '-o', 'out-off'])")
+    server.requests.clear()
+    finished = on.python(script)
+    assert finished.returncode == 0, finished.stderr
+    assert "Up to date" in finished.stdout
+    assert server.requests == []
+
+
+def test_what_is_built_with_and_without_a_remote_stands_side_by_side(team: Team, server: FaultyServer) -> None:
+    machine = team.machine("both")
+    with_remote = ("--remote", server.url, "--remote-mode", "read-write")
+    command = ("build", "-c", "recipe.yaml", "-o", "out-both")
+    assert len(machine.ran()) == 4
+    assert machine.ran(*with_remote) == []
+    assert "Adopted 4 records of this cache" in machine.messages
+    # Each time the manifest is written for the other digests; after that either is seen at a glance.
+    for arguments in (command, (*command, *with_remote)):
+        machine.run(*arguments)
+        assert "Up to date" in machine.run(*arguments).stdout
+
+
+def test_a_pull_request_reads_what_main_has_made_and_writes_nothing_that_others_read(
+    team: Team, server: FaultyServer
+) -> None:
+    team.configure({"url": server.url, "namespace": "main", "mode": "read-write", "trusted": ["main"]})
+    assert len(team.machine("main", **MAIN).ran()) == 4
+    before = {path for path in server.content if path.startswith("/main/")}
+    team.edit(precision="w8a8")
+    both = {"WINML_DAG_REMOTE_KEYS": f"{KEYS['pull']},{KEYS['main']}"}
+    pull = team.machine("pull", **PULL_REQUEST, **both)
+    assert "optimize" not in pull.ran()
+    assert "pull request 12: what it makes is put into the namespace pull/12 only" in pull.messages
+    assert {path for path in server.content if path.startswith("/main/")} == before
+    # Its next run, on a fresh machine, has what it made itself; main has not.
+    assert team.machine("again", **PULL_REQUEST, **both).ran() == []
+    assert "quantize" in team.machine("main again", **MAIN).ran()
+
+
+def test_what_a_far_level_had_is_in_the_near_one_afterwards(team: Team, server: FaultyServer) -> None:
+    near = (team.folder / "near").as_uri()
+    far = {"url": server.url, "mode": "read"}
+    assert len(team.machine("company", WINML_DAG_REMOTE=server.url, WINML_DAG_REMOTE_MODE="read-write").ran()) == 4
+    team.configure({"url": near, "mode": "read-write"}, far)
+    assert team.machine("first").ran() == []
+    asked = server.count("GET")
+    second = team.machine("second")
+    assert second.ran() == []
+    # Of intermediates only the records have come near: the far level is asked whether it still has their blobs.
+    assert server.count("GET") == asked
+    assert second.traffic["records_found"] == 4
+    assert second.model() == team.machine("company").model()
+
+
+def test_a_sweep_shares_as_a_build_does(team: Team, server: FaultyServer) -> None:
+    sweep = {"base": "recipe.yaml", "matrix": {"precision": ["fp32", "fp16"]}}
+    (team.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    command = ("build", "-c", "sweep.yaml", "--format", "json", "--remote", server.url)
+    first = json.loads(team.machine("first").run(*command, "-o", "one", "--remote-mode", "read-write").stdout)
+    assert first["remote"]["records_put"] == first["graph"]["by_status"]["ran"]
+    second = json.loads(team.machine("second").run(*command, "-o", "two").stdout)
+    assert "ran" not in second["graph"]["by_status"]
+    assert second["remote"]["records_found"] == first["remote"]["records_put"]
+    planned = team.machine("third").run("plan", "-c", "sweep.yaml", "-o", "three", "--remote", server.url)
+    assert "8 cached, nothing to do" in planned.stdout
