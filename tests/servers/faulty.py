@@ -7,11 +7,12 @@ stay open. All that comes is written down. Nothing sleeps: what hangs, hangs unt
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -35,31 +36,31 @@ class Fault(Enum):
     CONFLICT = HTTPStatus.CONFLICT
     BAD_REQUEST = HTTPStatus.BAD_REQUEST
     # Whole as far as HTTP goes, and only half of what was put.
-    SHORT = auto()
+    SHORT = "short"
     # The connection ends in the middle of what is sent, or of what is put.
-    DROP = auto()
+    DROP = "drop"
     # The connection is reset before anything is answered.
-    RESET = auto()
+    RESET = "reset"
     # One byte of what was put is another.
-    WRONG_BYTES = auto()
+    WRONG_BYTES = "wrong bytes"
     # A byte now and then, and no end.
-    TRICKLE = auto()
+    TRICKLE = "trickle"
     # The request is read, and nothing is answered.
-    SILENT = auto()
+    SILENT = "silent"
     # 50 GB, whatever was asked for, and however small it is.
-    ENDLESS = auto()
+    ENDLESS = "endless"
     # The same without saying how much it will be.
-    ENDLESS_CHUNKS = auto()
+    ENDLESS_CHUNKS = "endless chunks"
     # Says that it is gzip, which nobody asked for.
-    ENCODED = auto()
+    ENCODED = "encoded"
     # 501 for a put with a condition.
-    REFUSES_CONDITIONS = auto()
+    REFUSES_CONDITIONS = "refuses conditions"
     # Overwrites whatever the condition was.
-    IGNORES_CONDITIONS = auto()
+    IGNORES_CONDITIONS = "ignores conditions"
     # The whole, with 200, whatever part was asked for.
-    NO_RANGES = auto()
+    NO_RANGES = "no ranges"
     # 206 and another part than was asked for.
-    WRONG_RANGE = auto()
+    WRONG_RANGE = "wrong range"
 
 
 @dataclass
@@ -86,7 +87,7 @@ class _Switched:
 
 
 class FaultyServer:
-    """Begins with ``with``; used by several threads at once.
+    """Begins with ``with``; used by several threads at once. With a *context* it speaks TLS.
 
     Attributes:
         content: what lies under each path, such as ``/main/ac/<key>``.
@@ -96,7 +97,7 @@ class FaultyServer:
         connections: how many were made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.content: dict[str, bytes] = {}
         self.requests: list[Request] = []
         self.redirects: dict[str, str] = {}
@@ -107,6 +108,12 @@ class FaultyServer:
         self._switched: list[_Switched] = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.told_of = self
+        self._scheme = "http"
+        if context is not None:
+            self._scheme = "https"
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     def __enter__(self) -> Self:
@@ -122,7 +129,7 @@ class FaultyServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def switch_on(self, fault: Fault, *, times: int | None = None, method: str = "", below: str = "") -> None:
         """For the next *times* requests or all, of one method or all, *below* ``ac`` or ``cas`` or both."""

@@ -1,0 +1,42 @@
+"""Every kind of remote, opened by its URL as a user would, each with nothing in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from servers.faulty import FaultyServer
+from servers.nginx import nginx_server
+from servers.s3 import s3_server
+
+from winml_dag.store.remote.backends import open_remote
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remote import Remote
+
+KINDS = ("memory", "file", "http", "nginx", "s3")
+
+# Opens a remote of this kind that nobody has used, or another namespace of the one before.
+Opener = Callable[[str], Remote]
+
+
+@contextmanager
+def remotes(folder: Path) -> Iterator[Opener]:
+    """Opens an empty remote of the kind that is asked for; servers run until the end of the block."""
+    numbers = itertools.count()
+    with ExitStack() as running:
+        urls = {
+            "file": (folder / "shared").as_uri(),
+            "http": running.enter_context(FaultyServer()).url,
+            "nginx": running.enter_context(nginx_server(folder / "nginx")).url,
+        }
+        s3 = running.enter_context(s3_server())
+        urls["s3"] = s3.url
+        running.enter_context(patch.dict("os.environ", s3.environment))
+
+        def opened(kind: str) -> Remote:
+            return MemoryRemote() if kind == "memory" else open_remote(urls[kind], f"empty-{next(numbers)}")
+
+        yield opened

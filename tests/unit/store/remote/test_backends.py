@@ -1,0 +1,225 @@
+"""What every remote does, whatever it is: the twin in memory, a folder, HTTP of our own and nginx's, a bucket."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from servers.kinds import KINDS, Opener, remotes
+
+from winml_dag.errors import UsageError
+from winml_dag.store.remote.backends import open_remote
+from winml_dag.store.remote.places import blob_place, record_place, shown
+from winml_dag.store.remote.remote import Remote, RemoteError
+
+KEY, OTHER_KEY = "a1" * 32, "b2" * 32
+NOWHERE = "sha256:" + "0" * 64
+# Larger than what is put at once, so that it goes as big blobs do, and no multiple of a piece.
+DATA = random.Random(8).randbytes((1 << 20) + 4321)
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def unheard(_count: int) -> None:
+    """Nobody listens to how far a put is."""
+
+
+@pytest.fixture(scope="module")
+def opener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    with remotes(tmp_path_factory.mktemp("remotes")) as opener:
+        yield opener
+
+
+@pytest.fixture(params=KINDS)
+def remote(request: pytest.FixtureRequest, opener: Opener) -> Iterator[Remote]:
+    remote = opener(request.param)
+    yield remote
+    remote.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def with_blob(request: pytest.FixtureRequest, opener: Opener, tmp_path_factory: pytest.TempPathFactory) -> Remote:
+    """Has ``DATA``."""
+    remote = opener(request.param)
+    assert remote.put(digest_of(DATA), written(tmp_path_factory.mktemp("blob") / "data", DATA), unheard)
+    return remote
+
+
+def test_what_is_put_is_there_and_stays(remote: Remote) -> None:
+    assert remote.record(KEY) is None
+    assert remote.put_record(KEY, b"first")
+    assert not remote.put_record(KEY, b"second")
+    assert remote.record(KEY) == b"first"
+    assert remote.record(OTHER_KEY) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, len(DATA)])
+def test_a_blob_comes_as_it_went(remote: Remote, tmp_path: Path, size: int) -> None:
+    data = DATA[:size]
+    digest, path, gone = digest_of(data), written(tmp_path / "data", data), list[int]()
+    assert remote.has([digest, NOWHERE]) == set()
+
+    assert remote.put(digest, path, gone.append)
+
+    assert sum(gone) == size
+    assert remote.has([digest, NOWHERE]) == {digest}
+    pieces = list(remote.read(digest))
+    assert b"".join(pieces) == data
+    assert all(0 < len(piece) <= 1 << 20 for piece in pieces)
+
+
+def test_a_blob_that_is_there_does_not_go_again(with_blob: Remote, tmp_path: Path) -> None:
+    gone: list[int] = []
+    assert not with_blob.put(digest_of(DATA), written(tmp_path / "data", DATA), gone.append)
+    assert gone == []
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(offset=some.one_of(some.integers(0, len(DATA) + 2), some.sampled_from([0, 1, len(DATA) - 1, len(DATA)])))
+def test_reading_goes_on_from_anywhere(with_blob: Remote, offset: int) -> None:
+    assert b"".join(with_blob.read(digest_of(DATA), offset)) == DATA[offset:]
+
+
+def test_a_blob_that_is_nowhere_is_said_to_be_so_at_once(remote: Remote) -> None:
+    with pytest.raises(KeyError):
+        remote.read(NOWHERE)
+    with pytest.raises(KeyError):
+        remote.read(NOWHERE, 5)
+
+
+def test_reading_may_be_given_up_at_any_time(with_blob: Remote) -> None:
+    for _ in range(40):
+        begun = with_blob.read(digest_of(DATA))
+        next(begun)
+        if hasattr(begun, "close"):
+            begun.close()
+        never_begun = with_blob.read(digest_of(DATA))
+        if hasattr(never_begun, "close"):
+            never_begun.close()
+    assert b"".join(with_blob.read(digest_of(DATA))) == DATA
+
+
+def test_many_are_asked_for_at_once(remote: Remote, tmp_path: Path) -> None:
+    there = [b"blob %d" % number for number in range(12)]
+    for data in there:
+        remote.put(digest_of(data), written(tmp_path / "data", data), unheard)
+    nowhere = {digest_of(b"other %d" % number) for number in range(12)}
+    assert remote.has({*map(digest_of, there), *nowhere}) == set(map(digest_of, there))
+
+
+def test_a_closed_remote_may_be_used_again(remote: Remote) -> None:
+    remote.put_record(KEY, b"data")
+    remote.close()
+    assert remote.record(KEY) == b"data"
+    remote.close()
+
+
+# nginx has no such condition, as its page says, and moto looks and writes in two steps.
+@pytest.mark.parametrize("kind", ["memory", "file", "http"])
+def test_of_many_that_put_at_once_one_wins(opener: Opener, kind: str) -> None:
+    remote, together = opener(kind), threading.Barrier(8)
+
+    def put(number: int) -> bool:
+        together.wait(30)
+        return remote.put_record(KEY, b"from %d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [number for number, has_won in enumerate(pool.map(put, range(8))) if has_won]
+    assert len(won) == 1
+    assert remote.record(KEY) == b"from %d" % won[0]
+
+
+class GaveUp(Exception):
+    """Somebody does not want to wait for a put any more."""
+
+
+# What is in memory goes at once.
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_put_that_is_given_up_leaves_nothing(opener: Opener, kind: str, tmp_path: Path) -> None:
+    def give_up(_count: int) -> None:
+        raise GaveUp
+
+    remote, data = opener(kind), DATA * 8
+    with pytest.raises((GaveUp, RemoteError)):
+        remote.put(digest_of(data), written(tmp_path / "data", data), give_up)
+    assert remote.has([digest_of(data)]) == set()
+    assert remote.put(digest_of(data), tmp_path / "data", unheard)
+
+
+def test_a_file_that_is_not_there_is_no_trouble_of_the_remote(remote: Remote, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        remote.put(NOWHERE, tmp_path / "none", unheard)
+
+
+@pytest.mark.parametrize("key", ["", "../" + "a" * 61, "A1" * 32, "a1" * 31, "a1" * 32 + "\n", "a1" * 33])
+def test_what_is_no_key_is_no_path(key: str) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        record_place(key)
+
+
+@pytest.mark.parametrize("digest", ["", "xxh3-128:" + "0" * 32, "sha256:../../etc/passwd", "0" * 64, NOWHERE + "/x"])
+def test_what_is_no_sha256_is_no_path(digest: str) -> None:
+    with pytest.raises(ValueError, match="no sha256"):
+        blob_place(digest)
+
+
+def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
+    url = (tmp_path / "shared").as_uri()
+    with closing(open_remote(url, "pull/12")) as theirs:
+        theirs.put_record(KEY, b"theirs")
+    assert open_remote(url, "main").record(KEY) is None
+    assert open_remote(url, "pull/12").record(KEY) == b"theirs"
+    assert (tmp_path / "shared/pull/12/ac" / KEY).read_bytes() == b"theirs"
+    # A namespace may as well be written as a part of the URL.
+    assert open_remote(f"{url}/pull/12/").record(KEY) == b"theirs"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://host/cache", "ftp://"),
+        ("/srv/cache", "/srv/cache"),
+        ("cache.example.org", "http://"),
+        ("http:///cache", "names no host"),
+        ("http://host:port/cache", "no URL"),
+        ("https://host/cache?token=abc", "WINML_DAG_REMOTE_TOKEN"),
+        ("s3:///cache", "names no bucket"),
+        ("s3://key:secret@bucket/cache", "from the environment"),
+        ("s3://bucket/../other", "no path in a bucket"),
+    ],
+)
+def test_a_url_that_nothing_can_be_reached_by_is_refused_with_advice(url: str, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        open_remote(url)
+    assert says in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert "abc" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "namespace", ["..", "main/..", "/main", "main/", "a//b", "a b", "main\n", ".", "a/../b", "-/é"]
+)
+def test_a_namespace_that_leaves_the_url_is_refused(namespace: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no namespace"):
+        open_remote(tmp_path.as_uri(), namespace)
+
+
+def test_what_is_shown_of_a_url_has_no_secret() -> None:
+    assert shown("https://me:pass@host:8443/cache?sig=x#y") == "https://host:8443/cache"
+    assert shown("s3://bucket/path") == "s3://bucket/path"
+    assert shown("file:///srv/cache") == "file:///srv/cache"

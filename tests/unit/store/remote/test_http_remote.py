@@ -1,0 +1,386 @@
+"""HTTP: what each fault of a server is called, how much of it we take, and to whom secrets go."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ssl
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from servers.faulty import Fault, FaultyServer
+from servers.nginx import Nginx, nginx_server
+
+from winml_dag.store.remote import wire
+from winml_dag.store.remote.backends import open_remote
+from winml_dag.store.remote.remote import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+
+KEY = "a1" * 32
+DATA = bytes(range(256)) * 3000
+DIGEST = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+RECORD_PATH, BLOB_PATH = f"/main/ac/{KEY}", f"/main/cas/{DIGEST.removeprefix('sha256:')}"
+
+Ask = Callable[[Remote], object]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: FaultyServer) -> FaultyServer:
+    """Has a record and a blob, and no fault."""
+    running.reset()
+    running.content |= {RECORD_PATH: b"the record", BLOB_PATH: DATA}
+    return running
+
+
+@pytest.fixture
+def remote(server: FaultyServer) -> Iterator[Remote]:
+    remote = open_remote(server.url, "main")
+    yield remote
+    remote.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    with nginx_server(tmp_path_factory.mktemp("nginx") / "server") as nginx:
+        yield nginx
+
+
+def unheard(_count: int) -> None:
+    """Nobody listens to how far a put is."""
+
+
+def trouble_of(ask: Callable[[], object]) -> Trouble:
+    with pytest.raises(RemoteError) as raised:
+        ask()
+    return raised.value.trouble
+
+
+STATUSES: list[tuple[Fault, Trouble]] = [
+    (Fault.ERROR, "failing"),
+    (Fault.BUSY, "failing"),
+    (Fault.FULL, "full"),
+    (Fault.TOO_LARGE, "full"),
+    (Fault.FORBIDDEN, "forbidden"),
+    (Fault.UNAUTHORIZED, "forbidden"),
+    (Fault.BAD_REQUEST, "forbidden"),
+]
+
+
+@pytest.mark.parametrize(("fault", "trouble"), STATUSES, ids=lambda value: getattr(value, "name", value))
+def test_a_status_is_a_trouble_whatever_was_asked(
+    server: FaultyServer, remote: Remote, file: Path, fault: Fault, trouble: Trouble
+) -> None:
+    server.switch_on(fault)
+    assert trouble_of(lambda: remote.record(KEY)) == trouble
+    assert trouble_of(lambda: remote.put_record(KEY, b"data")) == trouble
+    assert trouble_of(lambda: remote.has([DIGEST, "sha256:" + "0" * 64])) == trouble
+    assert trouble_of(lambda: remote.read(DIGEST)) == trouble
+    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == trouble
+    server.switch_off()
+    assert remote.record(KEY) == b"the record"
+
+
+def test_what_it_answered_is_told(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.BUSY)
+    with pytest.raises(RemoteError, match=r"^answered 503 Service Unavailable$"):
+        remote.record(KEY)
+
+
+def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote, file: Path) -> None:
+    server.switch_on(Fault.DROP, method="GET")
+    assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
+    pieces = remote.read(DIGEST)
+    came = bytearray()
+
+    def read_on() -> None:
+        for piece in pieces:
+            came.extend(piece)
+
+    assert trouble_of(read_on) == "unreachable"
+    assert DATA.startswith(bytes(came))
+    server.switch_off()
+    assert bytes(came) + b"".join(remote.read(DIGEST, len(came))) == DATA
+
+    server.content.clear()
+    server.switch_on(Fault.DROP, method="PUT")
+    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "unreachable"
+    assert server.content == {}
+
+
+def test_a_server_that_is_not_there_is_unreachable(remote: Remote, server: FaultyServer) -> None:
+    server.switch_on(Fault.RESET)
+    assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
+    with FaultyServer() as gone:
+        url = gone.url
+    assert trouble_of(lambda: open_remote(url).record(KEY)) == "unreachable"
+
+
+def test_a_server_that_says_nothing_is_slow(
+    server: FaultyServer, remote: Remote, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "ATTEMPT_SECONDS", 0.1)
+    server.switch_on(Fault.SILENT)
+    assert trouble_of(lambda: remote.record(KEY)) == "slow"
+    assert trouble_of(lambda: remote.has([DIGEST])) == "slow"
+    assert trouble_of(lambda: remote.read(DIGEST)) == "slow"
+    server.switch_off()
+    server.content.clear()
+    server.switch_on(Fault.SILENT, method="PUT")
+    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "slow"
+
+
+def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
+    """So that who waits for it knows how slow it is, and need not wait for a whole piece."""
+    server.switch_on(Fault.TRICKLE)
+    pieces = remote.read(DIGEST)
+    assert next(pieces) + next(pieces) == DATA[:2]
+    pieces.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS])
+def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remote, fault: Fault) -> None:
+    server.switch_on(fault)
+    tracemalloc.start()
+    try:
+        assert trouble_of(lambda: remote.record(KEY)) == "lying"
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 6 * MOST_RECORD_BYTES
+    pieces = remote.read(DIGEST)
+    assert sum(len(next(pieces)) for _ in range(3)) <= 3 << 20
+    pieces.close()  # type: ignore[attr-defined]
+    # What is in buffers of the system has gone too.
+    assert server.bytes_sent() < 20 * MOST_RECORD_BYTES
+
+
+def test_nothing_is_unpacked(server: FaultyServer, remote: Remote) -> None:
+    """A gigabyte of zeros is a megabyte as gzip."""
+    server.switch_on(Fault.ENCODED)
+    assert trouble_of(lambda: remote.record(KEY)) == "lying"
+    assert trouble_of(lambda: remote.read(DIGEST)) == "lying"
+    assert all(request.headers["Accept-Encoding"] == "identity" for request in server.requests)
+
+
+def test_a_server_without_ranges_sends_all_and_we_drop_the_beginning(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.NO_RANGES)
+    assert b"".join(remote.read(DIGEST, 700_001)) == DATA[700_001:]
+    assert b"".join(remote.read(DIGEST, len(DATA) + 1)) == b""
+
+
+def test_another_part_than_was_asked_for_is_a_lie(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.WRONG_RANGE)
+    assert trouble_of(lambda: remote.read(DIGEST, 10)) == "lying"
+
+
+def test_a_server_that_refuses_conditions_is_asked_first(server: FaultyServer, remote: Remote, file: Path) -> None:
+    server.switch_on(Fault.REFUSES_CONDITIONS)
+    server.content.clear()
+    assert remote.put_record(KEY, b"first")
+    assert not remote.put_record(KEY, b"second")
+    assert remote.put(DIGEST, file, unheard)
+    assert server.content == {RECORD_PATH: b"first", BLOB_PATH: DATA}
+    # It has said so once.
+    assert server.count("PUT") == 3
+
+
+def test_a_server_that_overwrites_is_asked_first(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.IGNORES_CONDITIONS)
+    assert not remote.put_record(KEY, b"second")
+    assert server.content[RECORD_PATH] == b"the record"
+
+
+def test_a_server_that_makes_no_folders_is_told_from_one_that_has_it_already(
+    server: FaultyServer, remote: Remote, file: Path
+) -> None:
+    server.switch_on(Fault.CONFLICT, method="PUT")
+    assert not remote.put_record(KEY, b"there already")
+    server.content.clear()
+    with pytest.raises(RemoteError, match="makes no folders"):
+        remote.put_record(KEY, b"data")
+    assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "forbidden"
+
+
+def test_connections_are_used_again_also_after_what_is_not_there(server: FaultyServer, remote: Remote) -> None:
+    before = server.connections
+    for number in range(10):
+        assert remote.record(KEY) == b"the record"
+        assert remote.record(f"{number:064x}") is None
+        assert remote.has([DIGEST]) == {DIGEST}
+        assert not remote.put_record(KEY, b"data")
+        assert b"".join(remote.read(DIGEST)) == DATA
+    assert server.connections - before == 1
+
+
+def test_the_first_error_ends_what_is_asked_side_by_side(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.BUSY)
+    assert trouble_of(lambda: remote.has([f"sha256:{number:064x}" for number in range(500)])) == "failing"
+    assert server.count() < 250
+
+
+def test_a_password_goes_to_its_host_only(server: FaultyServer) -> None:
+    with FaultyServer() as other:
+        other.content["/elsewhere"] = b"the record"
+        url = server.url.replace("http://", "http://me:p%40ss@")
+        server.redirects[RECORD_PATH] = f"{other.url}/elsewhere"
+        remote = open_remote(url, "main")
+        assert remote.record(KEY) == b"the record"
+        assert "Authorization" not in other.requests[0].headers
+        expected = "Basic " + base64.b64encode(b"me:p@ss").decode()
+        assert server.requests[0].headers["Authorization"] == expected
+        # On the way to another place of the same host it is needed.
+        server.redirects[RECORD_PATH] = BLOB_PATH
+        server.wants = expected
+        assert remote.record(KEY) == DATA
+        # Nothing of ours is put where we were not told to.
+        other.content.clear()
+        server.redirects[BLOB_PATH] = f"{other.url}/elsewhere"
+        assert trouble_of(lambda: remote.put_record(KEY, b"data")) == "forbidden"
+        assert {request.method for request in other.requests} <= {"GET", "HEAD"}
+        remote.close()
+
+
+def test_a_token_comes_from_the_environment(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.wants = "Bearer of-good-news"
+    assert trouble_of(lambda: open_remote(server.url, "main").record(KEY)) == "forbidden"
+    monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN", "of-good-news\n")
+    assert open_remote(server.url, "main").record(KEY) == b"the record"
+
+
+def test_redirects_in_a_circle_end(server: FaultyServer, remote: Remote) -> None:
+    server.redirects[RECORD_PATH] = f"{server.url}{RECORD_PATH}"
+    assert trouble_of(lambda: remote.record(KEY)) == "forbidden"
+    assert server.count("GET") < 10
+
+
+def test_the_environment_names_a_proxy(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server.content[f"http://cache.invalid{RECORD_PATH}"] = b"through the proxy"
+    assert open_remote("http://cache.invalid", "main").record(KEY) == b"through the proxy"
+    assert open_remote(server.url, "main").record(KEY) == b"the record"
+
+
+def test_a_certificate_is_checked(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with FaultyServer(context) as server:
+        server.content[RECORD_PATH] = b"the record"
+        url = server.url.replace("127.0.0.1", "localhost")
+        with pytest.raises(RemoteError, match="cannot be trusted") as refused:
+            open_remote(url, "main").record(KEY)
+        assert refused.value.trouble == "forbidden"
+        # As OpenSSL reads it: when a process begins.
+        code = (
+            "import sys; from winml_dag.store.remote.backends import open_remote;"
+            "print(open_remote(sys.argv[1], 'main').record(sys.argv[2]))"
+        )
+        trusting = subprocess.run(
+            [sys.executable, "-c", code, url, KEY],
+            env={"SSL_CERT_FILE": str(certificate)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert trusting.stdout == "b'the record'\n", trusting.stderr
+
+
+def self_signed(folder: Path) -> Path:
+    """A certificate for localhost with its key, in one file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "localhost.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+def test_a_big_blob_takes_no_memory(nginx: Nginx, tmp_path: Path) -> None:
+    path = tmp_path / "big"
+    with open(path, "wb") as file:
+        file.truncate(64 << 20)
+    with open(path, "rb") as file:
+        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    remote = open_remote(nginx.url, "memory")
+    tracemalloc.start()
+    try:
+        assert remote.put(digest, path, unheard)
+        assert sum(len(piece) for piece in remote.read(digest)) == 64 << 20
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 4 << 20
+
+
+def test_nginx_lets_pull_requests_write_their_own_only(nginx: Nginx) -> None:
+    theirs, ours = nginx.url_of("pull"), nginx.url
+    assert open_remote(theirs, "pull/12").put_record(KEY, b"of a pull request")
+    assert trouble_of(lambda: open_remote(theirs, "main").put_record(KEY, b"of a pull request")) == "forbidden"
+    assert trouble_of(lambda: open_remote(nginx.url_of_readers, "pull/12").put_record(DIGEST[7:], b"x")) == "forbidden"
+    assert open_remote(nginx.url_of_readers, "main").record(KEY) is None
+    assert open_remote(ours, "main").put_record(KEY, b"of main")
+    assert open_remote(theirs, "main").record(KEY) == b"of main"
+
+
+@pytest.mark.parametrize(
+    "path", ["/pull/../main/ac/", "/pull/%2e%2e/main/ac/", "/pull//../main/ac/", "/pull/12/../../main/ac/"]
+)
+def test_nginx_is_not_led_out_of_what_they_may_write(nginx: Nginx, path: str) -> None:
+    import http.client
+
+    key = hashlib.sha256(path.encode()).hexdigest()
+    user = base64.b64encode(nginx.url_of("pull").removeprefix("http://").partition("@")[0].encode()).decode()
+    connection = http.client.HTTPConnection(nginx.host)
+    connection.request("PUT", f"{path}{key}", b"poison", {"Authorization": f"Basic {user}"})
+    assert connection.getresponse().status in (401, 403)
+    connection.close()
+    assert not (nginx.folder / "main/ac" / key).exists()
+
+
+def test_with_nginx_the_first_writer_wins_whatever_a_client_does(nginx: Nginx) -> None:
+    import http.client
+
+    assert open_remote(nginx.url, "first").put_record(KEY, b"first")
+    user = base64.b64encode(nginx.url.removeprefix("http://").partition("@")[0].encode()).decode()
+    connection = http.client.HTTPConnection(nginx.host)
+    connection.request("PUT", f"/first/ac/{KEY}", b"second", {"Authorization": f"Basic {user}"})
+    assert connection.getresponse().status == 409
+    connection.close()
+    assert open_remote(nginx.url, "first").record(KEY) == b"first"
