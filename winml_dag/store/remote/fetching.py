@@ -124,15 +124,20 @@ class Fetching:
     def _into(self, path: Path, file: FileEntry, levels: Sequence[GuardedLevel]) -> int | None:
         if not self._blobs.missing([file]):
             return -1
-        partial = Partial(path, file)
+        partial, kept = Partial(path, file), False
         try:
             with partial:
                 number = -1 if partial.is_right else self._from_one_of(levels, partial)
             if number is not None:
                 self._blobs.receive(path, file)
+            # Not after an error of ours: a full disk wants its bytes back.
+            kept = file.size >= RESUMED_BYTES and partial.size > 0
             return number
+        except (KeyboardInterrupt, SystemExit):
+            kept = file.size >= RESUMED_BYTES
+            raise
         finally:
-            if file.size < RESUMED_BYTES or not partial.size:
+            if not kept:
                 with suppress(OSError):
                     remove_file(path)
 
