@@ -107,7 +107,7 @@ class Cluster:
 
     def _report(self, address: str, text: str) -> Report:
         try:
-            report = Report.read(address, text)
+            report = Report.read(address, text, "xxh3-128" if self._settings is None else "sha256")
         except StageError as error:
             return Report(address, "", 1, 1, (), address, "", "", {}, f"is of another version: {error.message}")
         return replace(report, refusal=self._refusal(report))
@@ -136,6 +136,7 @@ def open_cluster(
         UsageError: when there is no scheduler, or workers could not get at inputs.
     """
     _require_dask()
+    LocalStore(store)  # makes the folder, by which workers are recognised that use it too
     from winml_dag.pipeline.cluster.dasklink import DaskLink, connect
 
     topic = f"winml-dag/{uuid4().hex}"

@@ -12,7 +12,7 @@ import platform
 import socket
 import sys
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,11 @@ from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, RUNTIME_BUILDS, Targ
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
 from winml_dag.pipeline.finished.host import this_host
+from winml_dag.store.digest import DigestFunction
 from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
+
+FUNCTIONS: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
 
 _RUNTIME = "onnxruntime"
 _MOST_DIFFERENCES = 3
@@ -49,10 +53,12 @@ class Offer:
         return cls(places or os.cpu_count() or 1, memory_bytes or memory_for_runs(), tags)
 
 
-def report_here(offer: Offer, fingerprints: Fingerprints, folder: Path) -> str:
+def report_here(offer: Offer, folder: Path) -> str:
     """What this machine has, as JSON; *folder* is that of its store."""
     host = this_host()
-    environments = {"": HERE, **{place.name: place for place in _places(fingerprints)}}
+    # Digests of libraries are in keys, with the function that all digests of a build are of.
+    by_function = {function: _places(_fingerprints(folder, function)) for function in FUNCTIONS}
+    environments = _environments(by_function)
     alias = {name.partition("/")[0] for name in environments if name}
     return json.dumps(
         {
@@ -73,7 +79,7 @@ def report_here(offer: Offer, fingerprints: Fingerprints, folder: Path) -> str:
             "processor": host.processor,
             "devices": list(host.accelerators),
             "store": folder_identity(folder),
-            "environments": {name: _environment_json(place) for name, place in environments.items()},
+            "environments": environments,
         }
     )
 
@@ -104,20 +110,32 @@ def folder_identity(folder: Path) -> str:
     return f"{machine}:{status.st_dev}:{status.st_ino}"
 
 
-def _places(fingerprints: Fingerprints) -> Iterator[EpPlace]:
+def _fingerprints(folder: Path, function: DigestFunction) -> Fingerprints:
+    return LocalStore(folder, function=function).fingerprints
+
+
+def _places(fingerprints: Fingerprints) -> Mapping[str, EpPlace]:
+    """By name, each environment that this machine has."""
+    found = {"": HERE}
     for ep in EXECUTION_PROVIDERS:
         # A configuration that names what is no environment: this provider is not offered.
         with suppress(UsageError):
             if ep != CPU and installed(ep):
-                yield from (ep_place(Target(ep, device), fingerprints) for device in ep.devices)
+                places = [ep_place(Target(ep, device), fingerprints) for device in ep.devices]
+                found |= {place.name: place for place in places}
+    return found
 
 
-def _environment_json(place: EpPlace) -> JsonObject:
+def _environments(by_function: Mapping[DigestFunction, Mapping[str, EpPlace]]) -> JsonObject:
+    places = by_function["sha256"]
     return {
-        # Most are the one that the worker runs in, and need not be told twice.
-        "distributions": None if place.name and place.site_packages is None else dict(place.present()),
-        "tools": dict(place.tools),
-        "pools": list(place.pools),
+        name: {
+            # Most are the one that the worker runs in, and need not be told twice.
+            "distributions": None if name and place.site_packages is None else dict(place.present()),
+            "tools": {function: dict(found[name].tools) for function, found in by_function.items()},
+            "pools": list(place.pools),
+        }
+        for name, place in places.items()
     }
 
 
@@ -137,8 +155,8 @@ class Report:
     refusal: str = ""
 
     @classmethod
-    def read(cls, address: str, text: str) -> Report:
-        """Raises StageError for what is no report of this version's."""
+    def read(cls, address: str, text: str, function: str = "sha256") -> Report:
+        """*function*: that digests of libraries are of. Raises StageError for what is no report of this version's."""
         try:
             value: Any = json.loads(text)
             if value["protocol"] != PROTOCOL:
@@ -155,7 +173,7 @@ class Report:
                 system=str(value["system"]),
                 store=str(value["store"]),
                 environments={
-                    name: Environment(each["distributions"] or own, each["tools"], tuple(each["pools"]))
+                    name: Environment(each["distributions"] or own, each["tools"][function], tuple(each["pools"]))
                     for name, each in told.items()
                 },
             )

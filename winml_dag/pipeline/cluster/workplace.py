@@ -72,11 +72,7 @@ class Workplace:
 
     def report(self) -> str:
         """What there is now."""
-        store = LocalStore(self.folder)
-        try:
-            return report_here(self._offer, store.fingerprints, store.folder)
-        finally:
-            store.close()
+        return report_here(self._offer, self.folder)
 
     def perform(self, text: str) -> str:
         """The answer to the order *text*. Whatever goes wrong is in the answer."""
