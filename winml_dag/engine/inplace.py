@@ -168,7 +168,7 @@ class InPlace:
         try:
             if file.size <= _SMALL:
                 return digest_file(path, split_digest(file.digest)[0])
-            return self._fingerprints.digest(Path(path))
+            return self._fingerprints.digest(Path(path), file.digest)
         except (OSError, InputError):
             return None
 

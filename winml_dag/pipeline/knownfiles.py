@@ -21,10 +21,13 @@ class KnownFiles:
     def has(self, path: Path, expected: FileEntry | None = None) -> bool:
         """Whether the file *path* is a result, or *expected*, byte for byte; false for one that cannot be read."""
         try:
+            if expected is not None and self._fingerprints.digest(path, expected.digest) == expected.digest:
+                return True
             found = self._fingerprints.entry(path, path.name)
         except InputError:
             return False
-        return (expected is not None and found.digest == expected.digest) or not self._store.missing([found])
+        # Only what is on this machine: a remote has the work of others, and this file may be theirs or its owner's.
+        return not (self._store.far([found]) or self._store.missing([found]))
 
     def may_replace(self, path: Path, *, owned: bool = False, expected: FileEntry | None = None) -> bool:
         """Whether nothing is lost when *path* is overwritten: it is not there, or a file that is *owned* or :meth:`has`

@@ -77,7 +77,9 @@ class OutputFile:
     def _is(self, entry: FileEntry) -> bool:
         path = self._folder / entry.name
         try:
-            return path.stat().st_size == entry.size and self._store.fingerprints.digest(path) == entry.digest
+            if path.stat().st_size != entry.size:
+                return False
+            return self._store.fingerprints.digest(path, entry.digest) == entry.digest
         except FileNotFoundError:
             return False
 

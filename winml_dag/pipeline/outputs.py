@@ -116,7 +116,7 @@ class OutputFolder:
     def _is(self, entry: FileEntry) -> bool:
         path = self._folder / entry.name
         try:
-            return path.stat().st_size == entry.size and self._fingerprints.digest(path) == entry.digest
+            return path.stat().st_size == entry.size and self._fingerprints.digest(path, entry.digest) == entry.digest
         except FileNotFoundError:
             return False
 

@@ -61,13 +61,14 @@ class Fingerprints:
         self._rows = rows
         self._function = function
 
-    def digest(self, path: Path) -> str:
-        """The digest of the file's bytes.
+    def digest(self, path: Path, like: str | None = None) -> str:
+        """The digest of the file's bytes; of the function that the digest *like* has, if it is to be compared with it.
 
         Raises:
             InputError: when it is missing, unreadable, no file, or does not come to rest.
         """
-        return self.entry(path, path.name).digest
+        function = self._function if like is None else split_digest(like)[0]
+        return self._entries([(path, path.name)], function)[0].digest
 
     def entry(self, path: Path, name: str) -> FileEntry:
         """The file as a part of an artifact, under *name*. Raises as :meth:`digest` does."""

@@ -1,0 +1,89 @@
+"""Folders that a build without a remote has filled, in the hands of a build with one: files are told by the function
+that their digest has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from winml_dag.engine.inplace import InPlace
+from winml_dag.pipeline.knownfiles import KnownFiles
+from winml_dag.pipeline.outputs import OutputFolder
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.local import LocalStore
+from winml_dag.store.remote.envelope import Trust
+from winml_dag.store.remote.levels import Level, Levels
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.shared import SharedStore
+
+# More than what is hashed without a look at fingerprints.
+DATA = b"weights" * 200_000
+
+
+@pytest.fixture
+def remote() -> MemoryRemote:
+    return MemoryRemote()
+
+
+@pytest.fixture
+def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[SharedStore]:
+    def behind(store: LocalStore) -> Levels:
+        level = Level(remote, LevelSettings("memory://"))
+        trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
+        return Levels([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
+
+    store = SharedStore(tmp_path / "cache", behind)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> FileEntry:
+    """A file in ``out`` as a manifest of a build without a remote tells of it."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.onnx").write_bytes(DATA)
+    return FileEntry("model.onnx", digest_bytes(DATA), len(DATA))
+
+
+def test_what_a_build_without_a_remote_has_put_is_ours_with_one(
+    tmp_path: Path, store: SharedStore, old: FileEntry
+) -> None:
+    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints).materialise([], {})
+    assert done.removed == ("model.onnx",)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_one_that_was_edited_since_stays(tmp_path: Path, store: SharedStore, old: FileEntry) -> None:
+    path = tmp_path / "out" / "model.onnx"
+    path.write_bytes(DATA.upper())
+    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints).materialise([], {})
+    assert done.removed == ()
+    assert path.exists()
+
+
+def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(
+    tmp_path: Path, store: SharedStore, old: FileEntry
+) -> None:
+    in_place, path = InPlace(store, store.fingerprints), str(tmp_path / "out" / "model.onnx")
+    new = FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))
+    assert in_place.is_right(path, old)
+    assert in_place.is_right(path, new)
+
+
+def test_a_file_that_only_a_remote_knows_is_its_owners(
+    tmp_path: Path, store: SharedStore, remote: MemoryRemote, old: FileEntry
+) -> None:
+    """Others may have made the same bytes: that says nothing of whose file this is."""
+    remote.blobs[digest_bytes(DATA, "sha256")] = DATA
+    known, path = KnownFiles(store, store.fingerprints), tmp_path / "out" / "model.onnx"
+    assert not known.has(path)
+    assert remote.calls == []
+    store.bring([FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))])
+    assert known.has(path)
+    assert known.has(path, old)
