@@ -70,8 +70,8 @@ _STREAMED_WITH = {
 }
 
 _NAMED_IN = {
-    "s3": "AWS_REGION",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME",
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 
@@ -244,7 +244,7 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
     except (exceptions.BaseError, ValueError) as error:
         raise UsageError(
             f"The bucket {scheme}://{bucket} cannot be used: {_in_short(str(error))}",
-            advice=f"Set what is missing in the environment, such as {_NAMED_IN[scheme]}.",
+            advice=f"See what the environment says in {_NAMED_IN[scheme]}.",
         ) from error
     uploads = Uploads(patient, lambda place: obstore.sign(patient, "PUT", place, _SIGNED_FOR), _STREAMED_WITH[scheme])
     return ObjectRemote(lambda _writes: quick, prefix=prefix, uploads=uploads)
@@ -306,6 +306,12 @@ def _troubles() -> Iterator[None]:
         if isinstance(error, FileNotFoundError) and not any(word in text for word in _NO_BUCKET):
             raise
         raise _trouble(text) from error
+    except BaseException as error:
+        # obstore breaks off like this when an answer is not what it counts on. No ordinary exception, and no name that
+        # could be imported: a build would end with it.
+        if type(error).__module__ == "pyo3_runtime":
+            raise RemoteError("failing", "answers what obstore cannot make sense of") from error
+        raise
 
 
 def _trouble(text: str) -> RemoteError:

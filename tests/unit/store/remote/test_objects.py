@@ -1,0 +1,271 @@
+"""Buckets and folders: what each fault of a store is called, what is missing, and how big files go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import obstore
+import pytest
+from servers.faulty import Fault, FaultyServer
+from servers.s3 import S3, s3_server
+
+from winml_dag.errors import UsageError
+from winml_dag.store.remote import objects
+from winml_dag.store.remote.backends import open_remote
+from winml_dag.store.remote.objects import ObjectRemote
+from winml_dag.store.remote.remote import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+
+KEY = "a1" * 32
+SMALL = b"small"
+BIG = bytes(range(256)) * (6 << 12)
+RECORD_PATH = f"/cache/team/main/ac/{KEY}"
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def blob_path(data: bytes) -> str:
+    return f"/cache/team/main/cas/{hashlib.sha256(data).hexdigest()}"
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def unheard(_count: int) -> None:
+    """Nobody listens to how far a put is."""
+
+
+def trouble_of(ask: Callable[[], object]) -> Trouble:
+    with pytest.raises(RemoteError) as raised:
+        ask()
+    return raised.value.trouble
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> FaultyServer:
+    """Plays S3 as far as single objects go; has a record and a blob, and no fault."""
+    running.reset()
+    running.content |= {RECORD_PATH: b"the record", blob_path(BIG): BIG}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-tests")
+    return running
+
+
+@pytest.fixture
+def remote(server: FaultyServer) -> Remote:  # noqa: ARG001
+    return open_remote("s3://cache/team", "main")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as s3:
+        yield s3
+
+
+@contextmanager
+def environment(monkeypatch: pytest.MonkeyPatch, s3: S3) -> Iterator[None]:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    yield
+
+
+STATUSES: list[tuple[Fault, Trouble]] = [
+    (Fault.ERROR, "failing"),
+    (Fault.BUSY, "failing"),
+    (Fault.FULL, "full"),
+    (Fault.FORBIDDEN, "forbidden"),
+    (Fault.UNAUTHORIZED, "forbidden"),
+    (Fault.BAD_REQUEST, "forbidden"),
+    (Fault.RESET, "unreachable"),
+]
+
+
+@pytest.mark.parametrize(("fault", "trouble"), STATUSES, ids=lambda value: getattr(value, "name", value))
+def test_a_fault_is_a_trouble_whatever_was_asked(
+    server: FaultyServer, remote: Remote, tmp_path: Path, fault: Fault, trouble: Trouble
+) -> None:
+    server.switch_on(fault)
+    small, big = written(tmp_path / "small", SMALL), written(tmp_path / "big", BIG)
+    assert trouble_of(lambda: remote.record(KEY)) == trouble
+    assert trouble_of(lambda: remote.put_record(KEY, b"data")) == trouble
+    assert trouble_of(lambda: remote.has([digest_of(BIG), digest_of(SMALL)])) == trouble
+    assert trouble_of(lambda: remote.read(digest_of(BIG))) == trouble
+    assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == trouble
+    assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == trouble
+    # One attempt is one attempt: obstore tries ten times by itself.
+    assert len(server.requests) <= 7
+    server.switch_off()
+    server.content.clear()
+    server.switch_on(fault, method="PUT")
+    assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == trouble
+
+
+def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.DROP, method="GET")
+    assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
+    assert trouble_of(lambda: list(remote.read(digest_of(BIG)))) == "unreachable"
+
+
+def test_a_store_that_says_nothing_is_slow(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "ATTEMPT_SECONDS", 0.1)
+    remote = open_remote("s3://cache/team", "main")
+    server.switch_on(Fault.SILENT)
+    assert trouble_of(lambda: remote.record(KEY)) == "slow"
+    assert trouble_of(lambda: remote.has([digest_of(BIG)])) == "slow"
+    assert trouble_of(lambda: remote.put_record(KEY, b"data")) == "slow"
+    small, big = written(tmp_path / "small", SMALL), written(tmp_path / "big", BIG)
+    assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == "slow"
+    assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == "slow"
+
+
+def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.TRICKLE)
+    pieces = remote.read(digest_of(BIG))
+    assert next(pieces) + next(pieces) == BIG[:2]
+    pieces.close()  # type: ignore[attr-defined]
+
+
+def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.ENDLESS)
+    assert trouble_of(lambda: remote.record(KEY)) == "lying"
+    assert server.bytes_sent() < 10 * MOST_RECORD_BYTES
+
+
+def test_another_part_than_was_asked_for_is_no_answer(server: FaultyServer, remote: Remote) -> None:
+    server.switch_on(Fault.WRONG_RANGE)
+    assert trouble_of(lambda: remote.read(digest_of(BIG), 10)) == "failing"
+
+
+def test_a_big_file_goes_in_one_request_that_creates_only(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
+    server.content.clear()
+    gone: list[int] = []
+    assert remote.put(digest_of(BIG), written(tmp_path / "big", BIG), gone.append)
+    assert server.content == {blob_path(BIG): BIG}
+    put = server.requests[-1]
+    assert (put.method, put.headers["If-None-Match"], put.received) == ("PUT", "*", len(BIG))
+    # Its progress is told as it goes: what waits for it can tell slow from dead.
+    assert sum(gone) == len(BIG)
+    assert len(gone) > 10
+
+
+def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
+    """It was not there when we asked, and is when we put it."""
+    server.switch_on(Fault.CONFLICT, method="PUT")
+    server.content.clear()
+    assert not remote.put(digest_of(BIG), written(tmp_path / "big", BIG), unheard)
+    assert not remote.put_record(KEY, b"data")
+
+
+def test_where_we_may_not_sign_big_files_go_in_parts(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with environment(monkeypatch, s3):
+        remote = open_remote(f"{s3.url}/parts", "main")
+        assert isinstance(remote, ObjectRemote)
+
+        def may_not(*_: object) -> str:
+            raise obstore.exceptions.PermissionDeniedError("signBlob: status: 403")
+
+        monkeypatch.setattr(obstore, "sign", may_not)
+        gone: list[int] = []
+        path = written(tmp_path / "big", BIG)
+        assert remote.put(digest_of(BIG), path, gone.append)
+        assert sum(gone) == len(BIG)
+        assert b"".join(remote.read(digest_of(BIG))) == BIG
+        assert not remote.put(digest_of(BIG), path, gone.append)
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_so(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with environment(monkeypatch, s3):
+        remote = open_remote("s3://none-such", "main")
+        path = written(tmp_path / "big", BIG)
+        for ask in (
+            lambda: remote.record(KEY),
+            lambda: remote.put_record(KEY, b"data"),
+            lambda: remote.read(digest_of(BIG)),
+        ):
+            with pytest.raises(RemoteError, match="has no such bucket") as raised:
+                ask()
+            assert raised.value.trouble == "forbidden"
+        assert trouble_of(lambda: remote.put(digest_of(BIG), path, unheard)) == "forbidden"
+
+
+def test_missing_credentials_are_said_to_be_so(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last place where they are looked for is a machine of Amazon's: this one knows nothing."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID"):
+        open_remote("s3://cache/team")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url)
+    server.switch_on(Fault.FORBIDDEN)
+    remote = open_remote("s3://cache/team", "main")
+    with pytest.raises(RemoteError, match="wants credentials, and the environment has none") as raised:
+        remote.record(KEY)
+    assert raised.value.trouble == "forbidden"
+
+
+def test_an_answer_that_obstore_breaks_at_is_a_trouble_as_well(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    # Its token is an empty line.
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url)
+    assert trouble_of(lambda: open_remote("s3://cache/team", "main").record(KEY)) == "failing"
+
+
+def test_what_azure_and_google_lack_is_said_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="AZURE_STORAGE_ACCOUNT_NAME"):
+        open_remote("az://container/cache")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(written(tmp_path / "key.json", b"{}")))
+    with pytest.raises(UsageError, match="GOOGLE_APPLICATION_CREDENTIALS"):
+        open_remote("gs://bucket/cache")
+
+
+def test_a_folder_is_made_when_something_is_put(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    remote = open_remote(folder.as_uri(), "main")
+    assert remote.record(KEY) is None
+    assert remote.has([digest_of(SMALL)]) == set()
+    assert not folder.exists()
+    assert remote.put_record(KEY, b"data")
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+        str(Path("main", "ac", KEY))
+    ]
+
+
+def test_a_share_that_is_not_mounted_is_unreachable_and_stays_empty(tmp_path: Path) -> None:
+    remote = open_remote((tmp_path / "not-mounted" / "shared").as_uri(), "main")
+    for ask in (lambda: remote.record(KEY), lambda: remote.put_record(KEY, b"data")):
+        with pytest.raises(RemoteError, match="not-mounted, which is not there") as raised:
+            ask()
+        assert raised.value.trouble == "unreachable"
+    assert not (tmp_path / "not-mounted").exists()
+
+
+def test_a_name_that_has_to_be_escaped_in_a_url(tmp_path: Path) -> None:
+    folder = tmp_path / "a cache, 100% ours"
+    assert open_remote(folder.as_uri()).put_record(KEY, b"data")
+    assert (folder / "ac" / KEY).read_bytes() == b"data"
