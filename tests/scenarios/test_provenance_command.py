@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -181,6 +182,11 @@ def test_a_compiled_model_is_told_with_its_binary(built_project: Project, tmp_pa
     assert not listed["compiled_qnn.bin"].is_output
     assert listed["model_qnn.bin"].sha256 == sha256(built_project.out / "model_qnn.bin")
     assert check_against(built_project.out, document).is_sound
+    text = document.read_text(encoding="utf-8")
+    assert all(
+        re.fullmatch(r"pkg:pypi/[a-z0-9-]+@[\w.%-]+", found) for found in re.findall(r'"(pkg:pypi/[^"#]+@[^"]*)"', text)
+    )
+    assert "qnn library libQnnHtp.so" in text  # a tool by its content, and no distribution
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -17,7 +17,7 @@ from winml_dag import __version__
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
 from winml_dag.pipeline.manifest import component_names, told_of
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Wheel, tellable
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable
 from winml_dag.report.provenance.formula import workflow_of
 from winml_dag.report.provenance.modelcard import Measured, card_of
 from winml_dag.report.provenance.statement import folder_digest
@@ -101,7 +101,7 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     ends = [build.ended for build in builds if build.ended is not None]
     if ends:
         bom.metadata.timestamp = max(ends)
-    bom.metadata.tools.components.add(_tool())
+    bom.metadata.tools.components.add(_ourselves())
     models = [component for build in builds for component in _models(build)]
     others = {
         str(each.bom_ref.value): each for build in builds for each in (*_loose_files(build), *_data_components(build))
@@ -131,7 +131,7 @@ def _short(text: str) -> str:
     return uuid.uuid5(_NAMESPACE, text).hex[:16]
 
 
-def _tool() -> Component:
+def _ourselves() -> Component:
     from cyclonedx.model.component import Component, ComponentType
 
     return Component(type=ComponentType.APPLICATION, name="winml_dag", version=__version__, bom_ref="tool:winml_dag")
@@ -319,10 +319,10 @@ def _formula(builds: Sequence[BuildFacts], data: Mapping[str, JsonValue]) -> Jso
     from cyclonedx.model.bom import Bom
 
     bom = Bom()
-    wheels = {(wheel.name, wheel.version): wheel for build in builds for wheel in build.wheels}
-    tools = {_source_ref(each): each for build in builds for each in build.dependencies if each.is_ours}
-    bom.components.update(_wheel(wheel) for wheel in wheels.values())
-    bom.components.update(_data_component(each) for each in tools.values())
+    tools = {(tool.name, tool.version): tool for build in builds for tool in build.tools}
+    ours = {_source_ref(each): each for build in builds for each in build.dependencies if each.is_ours}
+    bom.components.update(_tool_component(tool) for tool in tools.values())
+    bom.components.update(_data_component(each) for each in ours.values())
     components = _json_of(bom).get("components", [])
     for component in components:
         if component["type"] == "data":
@@ -347,18 +347,26 @@ def _refs(build: BuildFacts) -> tuple[dict[str, str], dict[str, list[str]]]:
     return sources, files
 
 
-def _wheel(wheel: Wheel) -> Component:
+def _tool_component(tool: Tool) -> Component:
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
 
-    purl = PackageURL("pypi", None, wheel.name.lower().replace("_", "-"), wheel.version)
+    if tool.purl:
+        return Component(
+            type=ComponentType.LIBRARY,
+            name=tool.name,
+            version=tool.version,
+            bom_ref=tool.purl,
+            purl=PackageURL.from_string(tool.purl),
+            properties=_properties(wheelRecord=tool.record),
+        )
+    told = {"value": tool.version} if tool.digest is None else dict([tool.digest])
     return Component(
-        type=ComponentType.LIBRARY,
-        name=wheel.name,
-        version=wheel.version,
-        bom_ref=str(purl),
-        purl=purl,
-        properties=_properties(wheelRecord=wheel.record),
+        type=ComponentType.PLATFORM if tool.digest is None else ComponentType.LIBRARY,
+        name=tool.name,
+        bom_ref=f"tool:{tool.name}:{tool.version}",
+        hashes=_hashes(*tool.digest) if tool.digest else [],
+        properties=_properties(**told),
     )
 
 

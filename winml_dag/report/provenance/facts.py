@@ -5,14 +5,20 @@ from.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.report.told import number_at, object_at, objects_at, text_at
 
 # What the formats carry numbers in has so many bits; whole numbers beyond them are told as texts.
 _EXACT = 2**53
+
+# Names and versions as Python's packaging has them; whatever else is in a key has blanks, or is a digest.
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"(?:[0-9]+!)?[0-9]+[A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,28 @@ class Dependency:
 
 
 @dataclass(frozen=True)
-class Wheel:
-    """A tool of a stage, as its key has it; ``record``: the digest over what was installed of it, empty if unknown."""
+class Tool:
+    """What was in the key of a stage besides its inputs and settings: a distribution of Python in a version, a library
+    or program by its digest, or what a machine is called. ``record``: the digest over what was installed of a
+    distribution, empty if unknown.
+    """
 
     name: str
     version: str
     record: str
+
+    @property
+    def purl(self) -> str:
+        """Of a distribution, its address on PyPI; empty of anything else."""
+        if not (_DISTRIBUTION.fullmatch(self.name) and _VERSION.fullmatch(self.version)):
+            return ""
+        return f"pkg:pypi/{re.sub(r'[-_.]+', '-', self.name).lower()}@{quote(self.version)}"
+
+    @property
+    def digest(self) -> tuple[str, str] | None:
+        """Function and hex digits, of what is known by its content."""
+        function, _, digits = self.version.partition(":")
+        return (function.replace("-", "_"), digits) if function in ("xxh3-128", "sha256") else None
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,7 @@ class BuildFacts:
         return tuple(each for each in objects_at(self.value, "stages") if text_at(each, "status") == "completed")
 
     @property
-    def wheels(self) -> tuple[Wheel, ...]:
+    def tools(self) -> tuple[Tool, ...]:
         records = object_at(self.value, "run", "wheels")
         versions = {
             (name, version): text_at(records, name)
@@ -121,7 +143,7 @@ class BuildFacts:
         # The digest is that of the version which was installed; another one is of a stage that ran elsewhere.
         several = {name for name, version in versions if sum(name == other for other, _ in versions) > 1}
         return tuple(
-            Wheel(name, version, "" if name in several else record)
+            Tool(name, version, "" if name in several else record)
             for (name, version), record in sorted(versions.items())
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile, tellable, time_text
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile, Tool, tellable, time_text
 from winml_dag.report.told import at, object_at, objects_at, text_at
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -197,13 +197,17 @@ def _dependencies(build: BuildFacts) -> Iterator[JsonObject]:
         yield {"name": text_at(recipe, "file"), "digest": digest, "annotations": {"role": "recipe"}}
     for dependency in build.dependencies:
         yield from _of_dependency(dependency)
-    for wheel in build.wheels:
-        yield {
-            "name": wheel.name,
-            "uri": f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}",
-            "digest": {"wheelRecord": wheel.record} if wheel.record else {},
-            "annotations": {"role": "tool"},
-        }
+    for tool in build.tools:
+        yield _of_tool(tool)
+
+
+def _of_tool(tool: Tool) -> JsonObject:
+    if tool.purl:
+        digest = {"wheelRecord": tool.record} if tool.record else {}
+        return {"name": tool.name, "uri": tool.purl, "digest": digest, "annotations": {"role": "tool"}}
+    if tool.digest is not None:
+        return {"name": tool.name, "digest": dict([tool.digest]), "annotations": {"role": "tool"}}
+    return {"name": tool.name, "annotations": {"role": "tool", "value": tool.version}}
 
 
 def _of_dependency(dependency: Dependency) -> Iterator[JsonObject]:
