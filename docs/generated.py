@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -299,6 +300,12 @@ def bounds() -> str:
     return table(("precision", "broken below", "poor below"), rows)
 
 
+def _ci_file(name: str) -> str:
+    text = (Path(__file__).parent / "how-to" / "ci" / name).read_text(encoding="utf-8")
+    # Not yaml, which on these pages is a recipe.
+    return f"```yml\n{text}```"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "shared options": shared_options,
     "commands": commands,
@@ -320,4 +327,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "integers": integers,
     "auto": auto,
     "bounds": bounds,
+    "github actions": lambda: _ci_file("github-actions.yml"),
+    "azure pipelines": lambda: _ci_file("azure-pipelines.yml"),
 }
