@@ -1,11 +1,13 @@
 """Whether a remote does what is wanted of it, asked directly: each finding says what to do.
 
-The only thing that is left there is a probe, always the same: a blob and a text under a key that no record has.
+The only thing that is left there is a probe: a blob and a text under a key that no record has. Each time it is another
+one, since nobody needs a right to put what is there already.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +18,7 @@ from pathlib import Path
 from winml_dag.store.remote.remote import ATTEMPT_SECONDS, Remote, RemoteError
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
-PROBE = b"winml_dag probe\n"
-PROBE_BLOB = "sha256:" + hashlib.sha256(PROBE).hexdigest()
-PROBE_KEY = hashlib.sha256(b"winml_dag probe: no record").hexdigest()
+_NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
 _OTHER_PROBE = b"winml_dag probe, put a second time\n"
 _REQUESTS = 5
 # Buckets refuse requests whose time is so wrong, and credentials that expire are not far behind.
@@ -54,14 +54,14 @@ def check_level(
     """What there is to say of *level*, which *remote* speaks with; *scratch*: a folder for a file of a few bytes."""
     yield from _keys(level, settings)
     try:
-        seconds = [_seconds(lambda: remote.record(PROBE_KEY), clock) for _ in range(_REQUESTS)]
+        seconds = [_seconds(lambda: remote.record(_NOTHING), clock) for _ in range(_REQUESTS)]
     except RemoteError as error:
         yield _failed("reach", error)
         return
     yield Finding("reach", True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
     yield from _clock_apart(level.url)
     try:
-        remote.has([PROBE_BLOB])
+        remote.has([f"sha256:{_NOTHING}"])
         yield Finding("read", True, "records and blobs may be asked for")
     except RemoteError as error:
         yield _failed("read", error)
@@ -94,15 +94,18 @@ def _keys(level: LevelSettings, settings: RemoteSettings) -> Iterator[Finding]:
 
 
 def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
+    content = f"winml_dag probe {secrets.token_hex(8)}\n".encode()
+    digest = hashlib.sha256(content).hexdigest()
+    blob, key = f"sha256:{digest}", hashlib.sha256(f"no record: {digest}".encode()).hexdigest()
     probe = scratch / "winml_dag.probe"
-    probe.write_bytes(PROBE)
+    probe.write_bytes(content)
     try:
-        remote.put(PROBE_BLOB, probe, lambda _: None)
-        came = b"".join(remote.read(PROBE_BLOB))
-        remote.put_record(PROBE_KEY, PROBE)
-        before = remote.record(PROBE_KEY)
-        was_put = remote.put_record(PROBE_KEY, _OTHER_PROBE)
-        after = remote.record(PROBE_KEY)
+        remote.put(blob, probe, lambda _: None)
+        came = b"".join(remote.read(blob))
+        remote.put_record(key, content)
+        before = remote.record(key)
+        was_put = remote.put_record(key, _OTHER_PROBE)
+        after = remote.record(key)
     except RemoteError as error:
         yield _failed("write", error)
         return
@@ -110,12 +113,12 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
         came, before, after, was_put = b"", None, None, False
     finally:
         probe.unlink()
-    if came != PROBE or before is None:
+    if came != content or before is None:
         yield Finding(
             "write", False, "What was put there does not come back as it was", "Something there changes what is put."
         )
         return
-    yield Finding("write", True, f"may be written; the probe cas/{PROBE_BLOB.partition(':')[2][:12]}... is left there")
+    yield Finding("write", True, f"may be written; the probe cas/{digest[:12]}... is left there")
     first_wins = not was_put and before == after
     yield Finding(
         "first wins",
