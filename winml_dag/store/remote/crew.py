@@ -23,16 +23,14 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], most: int) -> list[
             thread does not wait for the others.
     """
     party = _Party(work, list(items))
-    others = [
-        threading.Thread(target=party.take_part, name="remote", daemon=True)
-        for _ in range(min(most, len(party.items)) - 1)
-    ]
-    for thread in others:
-        thread.start()
+    others = [each for _ in range(min(most, len(party.items)) - 1) if (each := _started(party.take_part)) is not None]
     party.take_part()
-    if not isinstance(party.error, KeyboardInterrupt):
-        for thread in others:
-            thread.join()
+    try:
+        if not isinstance(party.error, KeyboardInterrupt):
+            for thread in others:
+                thread.join()
+    except BaseException as error:
+        party.error = error
     if party.error is not None:
         raise party.error
     return [party.results[number] for number in range(len(party.items))]
@@ -81,7 +79,8 @@ class Crew:
             if self._threads == self._most:
                 return
             self._threads += 1
-        threading.Thread(target=self._work, name="remote", daemon=True).start()
+        if _started(self._work) is None:
+            self._work()
 
     def drop(self) -> int:
         """Forget what has not been begun; returns how much that was."""
@@ -98,3 +97,13 @@ class Crew:
                     return
                 task = self._tasks.popleft()
             task()
+
+
+def _started(work: Callable[[], None]) -> threading.Thread | None:
+    """A thread that does *work*; None where the system gives us no more of them."""
+    thread = threading.Thread(target=work, name="remote", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread

@@ -242,7 +242,10 @@ class Guard:
     def _begin(self, work: Callable[[Attempt[T]], T]) -> Attempt[T]:
         self._count.add(Traffic(requests=1))
         let_go = self._times_let_go
-        attempt = Attempt(_in_our_words(work), self._clock, self._least_rate)
+        try:
+            attempt = Attempt(_in_our_words(work), self._clock, self._least_rate)
+        except RuntimeError as error:
+            raise RemoteError("failing", f"cannot be asked: {error}") from error
         with self._changed:
             self._underway.add(attempt)  # type: ignore[arg-type]  # only to be given up
             too_late = let_go != self._times_let_go
