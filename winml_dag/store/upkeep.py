@@ -189,6 +189,7 @@ def clear(store: LocalStore) -> Cleared:
     with store.locks.hold_unused(), in_words("Cannot clear the cache"):
         held = info(store)
         freed = bytes_below(store.records.folder) + held.unique_bytes + held.scratch_bytes + held.quarantine_bytes
+        freed += bytes_below(store.incoming)
         # Records first: stopped half-way, the store has blobs that nobody needs, never a record that lacks its blobs.
         remove_tree(store.records.folder)
         store.index.clear()

@@ -111,13 +111,27 @@ def test_verify_sweeps_unfinished_work_that_is_old(store, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("two_records")
+@pytest.mark.parametrize(("hours", "stays"), [(23, True), (25, False)])
+def test_what_came_of_a_blob_from_a_remote_is_kept_for_a_day(store, monkeypatch, hours: int, stays: bool) -> None:
+    store.incoming.mkdir()
+    (store.incoming / "1.partial").write_text("half")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + hours * 3600)
+    assert verify(store).clean
+    assert (store.incoming / "1.partial").exists() == stays
+
+
+@pytest.mark.usefixtures("two_records")
 def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> None:
     store.remember("name", KEY)
     (store.quarantine).mkdir()
     (store.quarantine / "index-1").write_bytes(b"x" * 10_000)
+    store.incoming.mkdir()
+    (store.incoming / "1.partial").write_bytes(b"x" * 10_000)
     cleared = clear(store)
     assert (cleared.records, cleared.blobs) == (2, 3)
-    assert cleared.freed_bytes >= 10_000 + len(WEIGHTS)
+    assert cleared.freed_bytes >= 20_000 + len(WEIGHTS)
+    assert not store.incoming.exists()
     assert store.record(KEY) is None
     assert store.latest("name") is None
     assert contents(store.blobs.folder) == contents(store.quarantine) == {}
