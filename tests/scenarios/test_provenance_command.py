@@ -268,6 +268,36 @@ def test_an_older_manifest_tells_less(out: Path, format_: str, tmp_path: Path) -
     assert check_against(out, document_of(out, format_, tmp_path / "document.json")).is_sound
 
 
+def test_a_commit_of_the_hub_and_a_run_of_ci_are_told(out: Path) -> None:
+    commit, repository = "0123456789abcdef0123456789abcdef01234567", "https://github.com/org/models"
+    manifest = json.loads((out / "build_manifest.json").read_text())
+    (model,) = (name for name in manifest["sources"] if name.endswith("net.onnx"))
+    hub = {"kind": "models", "name": "org/net", "revision": commit}
+    manifest["run"]["sources"][model] = {"kind": "onnx", "hub": hub, "license": "apache-2.0"}
+    ci = {
+        "builder": f"{repository}/ci.yml",
+        "run": f"{repository}/runs/1",
+        "repository": repository,
+        "revision": commit,
+    }
+    manifest["run"]["ci"] = ci
+    (out / "build_manifest.json").write_bytes(manifest_text(manifest))
+
+    predicate = told_of(out, "slsa")["predicate"]
+    found = {
+        each["uri"]: each.get("digest")
+        for each in predicate["buildDefinition"]["resolvedDependencies"]
+        if "uri" in each
+    }
+    assert found[f"git+{repository}@{commit}"] == {"gitCommit": commit}
+    assert found[f"git+https://huggingface.co/org/net@{commit}"] == {"gitCommit": commit}
+    assert predicate["runDetails"]["builder"]["id"] == ci["builder"]
+    assert predicate["runDetails"]["metadata"]["invocationId"] == ci["run"]
+    (shipped,) = (each for each in told_of(out, "cyclonedx")["components"] if "modelCard" in each)
+    assert shipped["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    assert shipped["pedigree"]["ancestors"][0]["purl"] == f"pkg:huggingface/org/net@{commit}"
+
+
 def test_asking_otherwise_for_the_same_build_changes_no_manifest(built: Project) -> None:
     again = ("build", "-m", "net.onnx", "-p", "fp32", "--ep", "cpu", "--no-analyze", "-o", "again")
     assert built.run(*again).returncode == 0
