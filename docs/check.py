@@ -14,20 +14,24 @@ import re
 import shlex
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 from generated import BLOCKS
+from pydantic import ValidationError
 from recipe_tables import recipe_sections
 from tables import join
 
 from winml_dag.cli.main import cli
 from winml_dag.errors import RecipeError
+from winml_dag.pipeline import remoteconfig
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.optim import CAPABILITIES
+from winml_dag.recipe.problems import problems
 from winml_dag.recipe.reading import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +66,8 @@ def findings(page: Path) -> Iterator[str]:
     for fence in _FENCE.finditer(text):
         if fence["language"] == "yaml":
             yield from _recipe_problems(fence["text"])
+        if fence["language"] == "toml":
+            yield from _configuration_problems(fence["text"])
     # The config of a stage names a field or two in its own way.
     for code in _INLINE_CODE.findall(_BLOCK.sub(lambda block: block["text"] * (block["name"] != "stages"), prose)):
         if (match := _DOTTED.fullmatch(code)) and not _is_known_field(match[1].split(".")):
@@ -144,6 +150,17 @@ def _recipe_problems(text: str) -> Iterator[str]:
             parse_recipe(text, "the recipe", "yaml")
     except RecipeError as error:
         yield from error.problems or (str(error),)
+
+
+def _configuration_problems(text: str) -> Iterator[str]:
+    """What is wrong with what a configuration file says of remotes; the user's may say all that a project's may."""
+    said = {key: value for key, value in tomllib.loads(text).items() if key != "ep"}
+    if not said.keys() & remoteconfig.UserFile.model_fields.keys():
+        return  # another tool's
+    try:
+        remoteconfig.UserFile.model_validate(said)
+    except ValidationError as error:
+        yield from problems(error, remoteconfig.UserFile, remoteconfig.positions_in(text), "the configuration")
 
 
 def _read_as_sweep(written: dict[str, Any]) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import BaseModel
 from recipe_tables import recipe
 from sweep_tables import goal, search, sweep_head
 from tables import Row, join, table
@@ -23,6 +25,7 @@ from winml_dag.engine.stage import Stage
 from winml_dag.engine.worker import load
 from winml_dag.ep import options, quantization, registry
 from winml_dag.errors import UsageError
+from winml_dag.pipeline import remoteconfig
 from winml_dag.pipeline.layout import VISIBLE_OUTPUTS
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.variant import LINE
@@ -306,6 +309,26 @@ def _ci_file(name: str) -> str:
     return f"```yml\n{text}```"
 
 
+def remotes() -> str:
+    """The keys of a table ``[[remote]]``."""
+    return _configured(remoteconfig.Level)
+
+
+def signing() -> str:
+    """The keys of the table ``[signing]``."""
+    return _configured(remoteconfig.Signing)
+
+
+def _configured(kind: type[BaseModel]) -> str:
+    rows = []
+    for name, field in kind.model_fields.items():
+        choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
+        default = "" if field.is_required() or field.default in (None, "") else f"`{json.dumps(field.default)}`"
+        meaning = (field.description or "") + (f" One of {_names(choices)}." if choices else "")
+        rows.append((f"`{name}`", "required" if field.is_required() else default, meaning))
+    return table(("key", "default", "meaning"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "shared options": shared_options,
     "commands": commands,
@@ -327,6 +350,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "integers": integers,
     "auto": auto,
     "bounds": bounds,
+    "remotes": remotes,
+    "signing": signing,
     "github actions": lambda: _ci_file("github-actions.yml"),
     "azure pipelines": lambda: _ci_file("azure-pipelines.yml"),
 }

@@ -25,6 +25,7 @@ class Transfers:
         self._lock = threading.Lock()
         self._received = 0
         self._due: dict[str, float] = {}
+        self._last: dict[str, float] = {}
 
     def received(self, count: int) -> None:
         """*count* more bytes of blobs have come."""
@@ -45,8 +46,11 @@ class Transfers:
 
     def _is_due(self, what: str) -> bool:
         now = self._clock()
-        due = self._due.setdefault(what, now + _SECONDS_TO_FIRST_LINE)
-        if now < due:
+        # After a pause it is another transfer, which may be done as soon as the first.
+        if now - self._last.get(what, now - _SECONDS_BETWEEN_LINES) > _SECONDS_TO_FIRST_LINE:
+            self._due[what] = now + _SECONDS_TO_FIRST_LINE
+        self._last[what] = now
+        if now < self._due[what]:
             return False
         self._due[what] = now + _SECONDS_BETWEEN_LINES
         return True

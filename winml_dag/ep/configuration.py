@@ -23,6 +23,8 @@ CONFIGURATION_VARIABLES = (
 )
 
 _CONFIG_FILE = "config.toml"
+# What the file may have at its top: execution providers, and what pipeline/remoteconfig.py reads.
+TABLES = ("ep", "remote", "signing")
 
 
 def config_file() -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, config_file, expanded
+from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
 from winml_dag.errors import UsageError
 
 # The oldest Python that this package runs on: workers there import it.
@@ -105,8 +105,10 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> tuple[Named, ...]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
     for key in content:
-        if key != "ep":
-            raise UsageError(f"{path} has the key {key!r}, which is not known.", advice="Known is: ep.")
+        if key not in TABLES:
+            raise UsageError(
+                f"{path} has the key {key!r}, which is not known.", advice=f"Known are: {', '.join(TABLES)}."
+            )
     tables = content.get("ep", {})
     if not isinstance(tables, Mapping):
         raise UsageError(f"{path}: ep is no table.", advice=_EXAMPLE)

@@ -369,11 +369,23 @@ def test_how_far_transfers_are_is_told_now_and_then() -> None:
         transfers.received(1 << 20)
     assert said == [f"remote: {count}.0 MiB fetched so far" for count in (3, 13, 23)]
     said.clear()
-    transfers.waits(0, 10 << 20)
-    now[0] += 3
+    for _ in range(3):
+        transfers.waits(0, 10 << 20)
+        now[0] += 1
     transfers.waits(4 << 20, 10 << 20)
     transfers.waits(10 << 20, 10 << 20)
     assert said == ["remote: 4.0 MiB of 10.0 MiB put"]
+
+
+def test_nothing_is_told_of_transfers_that_are_over_at_once() -> None:
+    said: list[str] = []
+    now = [0.0]
+    transfers = Transfers(said.append, lambda: now[0])
+    for minute in range(5):
+        now[0] = 60 * minute
+        transfers.received(1 << 20)
+        transfers.received(1 << 20)
+    assert not said
 
 
 def _closed_port() -> int:

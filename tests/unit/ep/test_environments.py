@@ -101,6 +101,12 @@ def test_the_environment_that_we_run_in_is_no_other_one(config: Path) -> None:
     assert environment_of(QNN) is None
 
 
+def test_the_file_may_speak_of_remotes_too(config: Path, real: Path) -> None:
+    remote = "[[remote]]\nurl = 'https://cache'\n[signing]\nkeys_file = 'keys'\n"
+    write(config, f"[ep.openvino]\nenvironment = '{real.as_posix()}'\n{remote}")
+    assert environment_of(OPENVINO) is not None
+
+
 def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path) -> None:
     write(config, f"[ep.openvino]\nenvironment = '{real.as_posix()}'\n")
     assert environment_of(OPENVINO) is not None
