@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from winml_dag.engine.toolchain import normalised
@@ -26,18 +27,22 @@ def wheel_records(versions: Mapping[str, str]) -> dict[str, str]:
     """By distribution, 64 hex digits over what is installed here of it; those that are not, or in another version than
     *versions* says, are left out.
     """
-    wanted = {(normalised(name), version): name for name, version in versions.items()}
-    found: dict[str, str] = {}
-    for folder in sys.path:
-        for entry, name, version in _installed(folder or "."):
-            asked = wanted.get((name, version))
-            if asked is not None and asked not in found:
-                try:
-                    text = (Path(folder or ".") / entry / "RECORD").read_text(encoding="utf-8")
-                except (OSError, ValueError):
-                    continue
-                found[asked] = record_digest(text)
-    return dict(sorted(found.items()))
+    places = _installed(tuple(sys.path))
+    found = {
+        name: _digest_of(place)
+        for name, version in sorted(versions.items())
+        if (place := places.get((normalised(name), version))) is not None
+    }
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+# Once in a process: a sweep has hundreds of builds, and torch has 10,000 lines.
+@cache
+def _digest_of(record: Path) -> str | None:
+    try:
+        return record_digest(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def record_digest(text: str) -> str:
@@ -55,14 +60,18 @@ def _is_of_the_wheel(line: str) -> bool:
     return not (folder.endswith(_DIST_INFO) and name in _OF_INSTALLERS)
 
 
-def _installed(folder: str) -> Iterator[tuple[str, str, str]]:
-    """Name of the dist-info folder, normalised name and version of what is installed in *folder*."""
-    try:
-        entries = os.listdir(folder)  # noqa: PTH208 - names are enough, and twice as fast
-    except OSError:
-        return
-    for entry in entries:
-        stem = entry.removesuffix(_DIST_INFO)
-        if stem != entry and "-" in stem:
-            name, version = stem.split("-")[:2]
-            yield entry, normalised(name), version
+@cache
+def _installed(path: tuple[str, ...]) -> dict[tuple[str, str], Path]:
+    """The RECORD of each distribution in the folders *path*, by normalised name and version; the first one wins."""
+    found: dict[tuple[str, str], Path] = {}
+    for folder in path:
+        try:
+            entries = os.listdir(folder or ".")  # noqa: PTH208 - names are enough, and twice as fast
+        except OSError:
+            continue
+        for entry in entries:
+            stem = entry.removesuffix(_DIST_INFO)
+            if stem != entry and "-" in stem:
+                name, version = stem.split("-")[:2]
+                found.setdefault((normalised(name), version), Path(folder or ".", entry, "RECORD"))
+    return found
