@@ -38,15 +38,11 @@ def critical_path(graph: Graph, seconds: Mapping[str, float]) -> CriticalPath:
     lengths = chains(graph, seconds)
     if not lengths:
         return CriticalPath((), 0.0)
-    readers: dict[str, list[str]] = {node.id: [] for node in graph.nodes}
-    for node in graph.nodes:
-        for maker in graph.needs(node):
-            readers[maker.id].append(node.id)
     path: list[str] = []
     # The first of several that are as long: which one it is must not depend on anything but the graph.
     at: str | None = max((node.id for node in graph.nodes), key=lengths.__getitem__)
     while at is not None:
         path.append(at)
-        at = max(readers[at], key=lengths.__getitem__, default=None)
+        at = max((reader.id for reader in graph.readers.get(at, ())), key=lengths.__getitem__, default=None)
     taken = tuple(node_id for node_id in path if seconds.get(node_id, 0.0) > 0)
     return CriticalPath(taken, sum(seconds[node_id] for node_id in taken))

@@ -126,10 +126,6 @@ class Forecast:
         self._left = sum(work.seconds.values())
         # By stage, what runs of it took that were only guessed at, and what they were expected to.
         self._took: dict[str, tuple[float, float]] = {}
-        self._readers: dict[str, list[str]] = {}
-        for node in work.graph.nodes:
-            for maker in work.graph.needs(node):
-                self._readers.setdefault(maker.id, []).append(node.id)
 
     @property
     def work_left_seconds(self) -> float:
@@ -159,7 +155,8 @@ class Forecast:
         lost = [node_id]
         while lost:
             self.ended(last := lost.pop())
-            lost += [reader for reader in self._readers.get(last, ()) if reader not in self._ended]
+            readers = (reader.id for reader in self._work.graph.readers.get(last, ()))
+            lost += [reader for reader in readers if reader not in self._ended]
 
     def seconds_left(self) -> float | None:
         """None as long as most of the work that is left is of stages that nobody has seen run. Costs some milliseconds

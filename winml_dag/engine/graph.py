@@ -8,8 +8,9 @@ up-to-date build may take as a whole.
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import Node, Source
@@ -58,16 +59,29 @@ class Graph:
         return cls(_ordered(by_id, makers), source_by_name, makers, given or {})
 
     def node(self, node_id: str) -> Node:
-        return next(node for node in self.nodes if node.id == node_id)
+        return self._by_id[node_id]
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Node]:
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[Node]]:
+        """By id, the nodes that read an output of a node, each once; only of those that any node reads."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for maker in self.needs(node):
+                found.setdefault(maker.id, []).append(node)
+        return found
 
     def maker(self, artifact: str) -> Node:
         """The node that puts *artifact* out, be it in this graph or given to it."""
         return self.makers.get(artifact) or self.given[artifact]
 
-    def needs(self, node: Node) -> Iterator[Node]:
+    def needs(self, node: Node) -> Collection[Node]:
         """The nodes whose output *node* reads, each once."""
-        seen = {self.makers[name].id: self.makers[name] for name in node.inputs.values() if name in self.makers}
-        yield from seen.values()
+        makers = self.makers
+        return {makers[name].id: makers[name] for name in node.inputs.values() if name in makers}.values()
 
     def edges(self) -> Iterator[tuple[str, str, str]]:
         """(maker or source name, reader, artifact name)."""

@@ -30,6 +30,9 @@ class Known:
     graph: Graph
     artifacts: dict[str, Artifact]
     records: dict[str, Record] = field(default_factory=dict)
+    # Of nodes that have not settled: asked for in a look ahead, and again for a decision. Each keeps the hash of its
+    # config, which is half of what that costs.
+    _ingredients: dict[str, Ingredients] = field(default_factory=dict)
 
     @classmethod
     def at_start(cls, graph: Graph, sources: Mapping[str, Artifact]) -> Known:
@@ -40,7 +43,11 @@ class Known:
         inputs = self.inputs(node)
         if len(inputs) < len(node.inputs):
             return None
-        return ingredients_of(node, {slot: artifact.digest for slot, artifact in inputs.items()})
+        digests = {slot: artifact.digest for slot, artifact in inputs.items()}
+        found = self._ingredients.get(node.id)
+        if found is None or found.inputs != digests:
+            found = self._ingredients[node.id] = ingredients_of(node, digests)
+        return found
 
     def inputs(self, node: Node) -> dict[str, Artifact]:
         """The inputs of *node* that are known, by slot."""
@@ -53,6 +60,7 @@ class Known:
 
     def settle(self, node: Node, record: Record) -> None:
         self.records[node.id] = record
+        self._ingredients.pop(node.id, None)
         for slot, artifact in record.outputs.items():
             self.artifacts[node.output(slot)] = artifact
 

@@ -87,11 +87,7 @@ class Scheduler:
         self._runs = runs
         self._options = options
         self._observer = observer or Silent()
-        self._readers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
-        for node in graph.nodes:
-            for maker in graph.needs(node):
-                self._readers[maker.id].append(node)
-        self._undecided = set(self._readers)
+        self._undecided = {node.id for node in graph.nodes}
         self._foreseen = {result.node.id: result for result in foreseen if result.status is Status.REUSED}
         # Candidates to decide; one whose inputs are not all known drops out and comes back when a maker of them
         # settles, so a node is looked at as often as it has inputs and the cost of a run is linear in the graph.
@@ -191,17 +187,19 @@ class Scheduler:
                 self._ended.append(ended)
             else:
                 self._conclude(ended, ended.outcome)
+        # At once for all that have ended: what lies on other machines is asked for in one round trip.
+        self._decide_ready()
         while self._ended:
             self._fill_places()
             ended = self._ended.popleft()
             outcome = self._runs.conclude(ended)
             if outcome is not None:
                 self._conclude(ended, outcome)
+                self._decide_ready()
 
     def _conclude(self, ended: Ended, outcome: RunOutcome) -> None:
         del self._underway[ended.node.id]
         self._take(ended.node, ended.decision, outcome)
-        self._decide_ready()
 
     def _decide_ready(self) -> None:
         """Decide every node whose inputs are known; each reuse may make further ones decidable."""
@@ -303,7 +301,7 @@ class Scheduler:
 
     def _settle(self, node: Node, record: Record) -> None:
         self._known.settle(node, record)
-        self._candidates.extend(self._readers[node.id])
+        self._candidates.extend(self._graph.readers.get(node.id, ()))
 
     def _finish(self, result: StageResult) -> None:
         self._results[result.node.id] = result

@@ -21,10 +21,6 @@ def look_ahead(graph: Graph, sources: Mapping[str, Artifact], store: Store) -> N
     if not store.asks_behind:
         return
     known = Known.at_start(graph, sources)
-    readers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
-    for node in graph.nodes:
-        for maker in graph.needs(node):
-            readers[maker.id].append(node)
     wave: Iterable[Node] = graph.nodes
     seen: set[str] = set()
     while keys := dict(_keys(wave, known, seen)):
@@ -33,7 +29,7 @@ def look_ahead(graph: Graph, sources: Mapping[str, Artifact], store: Store) -> N
         settled = [graph.node(node_id) for node_id, key in keys.items() if key in found]
         for node in settled:
             known.settle(node, found[keys[node.id]])
-        wave = [reader for node in settled for reader in readers[node.id]]
+        wave = [reader for node in settled for reader in graph.readers.get(node.id, ())]
 
 
 def look_up(nodes: Iterable[Node], known: Known, store: Store) -> None:
