@@ -112,6 +112,8 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
     ),
     "another output folder": Surroundings((*_PLAN, "-o", "{project}/out/of/the way"), options=("output_dir",)),
     "output in the cache": Surroundings((*_PLAN, "--use-cache"), options=("use_cache",)),
+    "the finished model alone": Surroundings((*_PLAN, "-o", "out", "--final-only"), options=("final_only",)),
+    "no remote, switched off": Surroundings((*_PLAN, "-o", "out", "--remote-mode", "off"), options=("remote_mode",)),
     "an option that says what the recipe says": Surroundings((*_PLAN, "-o", "out", "--ep", "Qnn", "-d", "NPU")),
     "a quiet build": Surroundings(
         ("build", "-c", "recipe.json", "-o", "quiet", "-q", "-j", "1", "--stage-timeout", "7.5", "--memory", "8GB"),
@@ -120,6 +122,24 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
     "a loud build": Surroundings(
         ("build", "-c", "recipe.json", "-o", "loud", "-v", "-j", "7", "-k", "--link", "--sandbox", "--memory", "none"),
         options=("verbose", "jobs", "keep_going", "link", "sandbox"),
+    ),
+}
+
+# With a remote all keys are others, since all digests are; which one it is reaches nothing.
+_SIGNED = {"WINML_DAG_REMOTE_ACCEPT_UNSIGNED": "1"}
+REMOTES: Mapping[str, Surroundings] = {
+    "off": Surroundings(
+        (*_PLAN, "-o", "out", "--remote", "https://nowhere", "--remote-mode", "off"),
+        cache="one cache",
+        options=("remote", "remote_mode"),
+    ),
+    "a folder": Surroundings(
+        (*_PLAN, "-o", "out", "--remote", "file:///nowhere"), cache="two cache", environment=_SIGNED
+    ),
+    "named elsewhere": Surroundings(
+        (*_PLAN, "-o", "out"),
+        cache="three cache",
+        environment={**_SIGNED, "WINML_DAG_REMOTE": "file:///nowhere", "WINML_DAG_REMOTE_NAMESPACE": "main"},
     ),
 }
 
@@ -137,7 +157,7 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     for at in {each.at for each in SURROUNDINGS.values()} - {"project"}:
         shutil.copytree(project, tmp_path / at)
     keys_of_nodes = fill_cache(project, tmp_path / "cache", tmp_path / "scratch")
-    for cache in {each.cache for each in SURROUNDINGS.values()} - {"cache"}:
+    for cache in {each.cache for each in (*SURROUNDINGS.values(), *REMOTES.values())} - {"cache"}:
         shutil.copytree(tmp_path / "cache", tmp_path / cache)
 
     with ThreadPoolExecutor(2) as pool:
@@ -145,6 +165,12 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     expected = {node: ("reused", key) for node, key in keys_of_nodes.items()}
     assert len(expected) == 8
     assert dict(zip(SURROUNDINGS, found, strict=True)) == dict.fromkeys(SURROUNDINGS, expected)
+
+    shared = {name: run_in(tmp_path, each) for name, each in REMOTES.items()}
+    assert shared == dict.fromkeys(REMOTES, shared["off"])
+    assert not isinstance(shared["off"], str)
+    assert shared["off"].keys() == expected.keys()
+    assert not {key for _, key in shared["off"].values()} & {key for _, key in expected.values()}
 
 
 def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
@@ -187,7 +213,7 @@ def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
     """``--rebuild`` runs every stage under the key that it has, which tests of the engine show; ``--retry-failed``
     chooses cells by what became of them, which tests of sweeps do.
     """
-    tried = {name for each in SURROUNDINGS.values() for name in each.options}
+    tried = {name for each in (*SURROUNDINGS.values(), *REMOTES.values()) for name in each.options}
     about_keys = {field.name for field in fields(Overrides)}
     about_keys |= {name for group in (COMPILE, VALIDATION) for name in group.fields.values()}
     about_keys |= {"batch_size", "dynamic_axes", "export_config", "input_specs", "shape_config"}  # all of `export`

@@ -37,7 +37,7 @@ class CommonArguments(StoreArguments, total=False):
     """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
 
     ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
-    folder, not copies.
+    folder, not copies; ``final_only`` puts the finished model there, and none of those that it was made from.
     """
 
     task: str | None
@@ -52,6 +52,7 @@ class CommonArguments(StoreArguments, total=False):
     allow_unsupported_nodes: bool
     force_rebuild: bool
     link: bool
+    final_only: bool
     jobs: int
 
 

@@ -33,7 +33,7 @@ from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
-_HOW = ("config", "force_rebuild", "link", "jobs", "cache_dir", "remote", "remote_mode", "observer")
+_HOW = ("config", "force_rebuild", "link", "final_only", "jobs", "cache_dir", "remote", "remote_mode", "observer")
 
 
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
@@ -208,7 +208,8 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
     config = arguments.get("config")
     remote = remote_of(arguments, config)
-    request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote)
+    final_only = arguments.get("final_only", False)
+    request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote, final_only=final_only)
     options = BuildOptions(
         arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
     )

@@ -47,6 +47,7 @@ _HOW = (
     "memory_bytes",
     "force_rebuild",
     "link",
+    "final_only",
     "jobs",
     "cache_dir",
     "remote",
@@ -71,7 +72,8 @@ def build_sweep(
     named = [Path(config)] if isinstance(config, str | os.PathLike) else [Path(each) for each in config]
     what: dict[str, Any] = {name: value for name, value in arguments.items() if name not in _HOW}
     remote = remote_of(arguments, next(iter(named), None))
-    request = Request(None, Overrides(**what), None if output_dir is None else Path(output_dir), remote=remote)
+    folder = None if output_dir is None else Path(output_dir)
+    request = Request(None, Overrides(**what), folder, remote=remote, final_only=arguments.get("final_only", False))
     selection = Selection(
         tuple(arguments.get("filters", ())), arguments.get("shard"), arguments.get("retry_failed", False)
     )

@@ -57,6 +57,9 @@ _RECIPES = click.option(
 _FOLDER = (
     click.option("-o", "--output-dir", type=FILE, help="Where the result goes."),
     click.option("--use-cache", is_flag=True, help="Keep the result in the cache folder instead of -o."),
+    click.option(
+        "--final-only", is_flag=True, help="Put the finished model there, and none of those that it was made from."
+    ),
 )
 _OPTIONS = (
     click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
@@ -138,6 +141,7 @@ def request_from(
         recipe=options.pop("recipe"),
         output_dir=options.pop("output_dir"),
         use_cache=options.pop("use_cache"),
+        final_only=options.pop("final_only", False),
         overrides=Overrides(
             **options,
             compile_settings=compiling or None,

@@ -17,6 +17,7 @@ from winml_dag.pipeline.layout import MODEL, prefixed
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
+    from winml_dag.engine.stage import Node
     from winml_dag.pipeline.standing.check import Standing
 
 
@@ -38,6 +39,7 @@ class BuildSummary:
         notices: what the user should know before relying on the result, one sentence each.
         components: of a composite model, ``task`` and ``precision`` of each component by its name.
         asked: the recipe and the options that led here, for the manifest; empty where nobody noted them.
+        final_only: whether of the models only the finished one lies in ``output_dir``.
     """
 
     model_id: str | None
@@ -55,6 +57,7 @@ class BuildSummary:
     also: tuple[str, ...] = ()
     components: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     asked: JsonObject = field(default_factory=dict)
+    final_only: bool = False
 
     @property
     def scope(self) -> str:
@@ -171,6 +174,10 @@ class BuildGraph:
             return ()
         _, _, name = self.final.rpartition(".")
         return tuple(f"{component}.{name}" for component in self.summary.components) or (self.final,)
+
+    def shows(self, node: Node, slot: str) -> bool:
+        """Whether what *node* puts out in *slot*, which users may see, lies in the output folder of this build."""
+        return not (self.summary.final_only and slot.endswith("model") and node.id not in self.finals)
 
     @property
     def folder(self) -> Path | None:

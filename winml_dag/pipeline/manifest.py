@@ -317,6 +317,8 @@ def _filenames(
 ) -> dict[str, JsonValue]:
     """The file in the folder that a stage is known by; where all components are exported together, one for each."""
     components = planned.summary.components
+    if node.folder is None and not all(planned.shows(node, slot) for slot in node.stage.outputs):
+        return {"filename": None}
     if node.stage.name == "export" and components:
         return {"filename": None, "filenames": [prefixed(EXPORTED, name) for name in components]}
     name = None if carried_on else _filename("" if node.folder else node.stage.name, outputs)

@@ -54,7 +54,8 @@ class Request:
     ``output_dir`` None with ``use_cache`` means a folder in the cache. With ``command``, only the stage of that name
     is asked for, whose result is put into ``output_file``, and activation ranges into the file ``save_ranges``.
     ``also``: further models that are compiled into one binary with the first, each put beside it. ``item``: the place
-    of the recipe in the list that its file has. ``remote``: what was said of remotes.
+    of the recipe in the list that its file has. ``remote``: what was said of remotes. ``final_only``: of the
+    models, only the finished one is put into the folder.
     """
 
     recipe: Path | LoadedRecipe | None
@@ -67,6 +68,7 @@ class Request:
     also: tuple[Path, ...] = ()
     item: int | None = None
     remote: RemoteOptions = field(default_factory=RemoteOptions)
+    final_only: bool = False
 
     def loaded(self) -> LoadedRecipe | None:
         """The recipe, read from its file if need be. Raises InputError and RecipeError as reading does."""
@@ -101,6 +103,7 @@ class Request:
                 # With a remote all digests, and so all keys, are others: what stands is remembered apart from what
                 # stands without one. Which remote it is changes nothing of a plan.
                 **({"digests": "sha256"} if self.remote.is_configured else {}),
+                **({"final_only": True} if self.final_only else {}),
             }
         )
 

@@ -62,7 +62,8 @@ def build_of(
         build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
     else:
         build = resolve_whole(loaded, request.overrides, folder, download=download, runs=needs_folder)
-    return replace(build, summary=replace(build.summary, asked=asked_for(loaded, request.overrides)))
+    asked = asked_for(loaded, request.overrides)
+    return replace(build, summary=replace(build.summary, asked=asked, final_only=request.final_only))
 
 
 def output_dir_of(request: Request, cache_dir: Path) -> Path:

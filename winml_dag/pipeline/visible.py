@@ -98,6 +98,8 @@ def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> It
         if any(is_carried_on(result.node, other.node) for other in ours):
             continue
         for slot, component in visible_outputs(result.node, summary.settings, summary.components):
+            if not planned.shows(result.node, slot):
+                continue
             files = result.record.outputs[slot].files
             yield _Named(files, {entry.name: prefixed(entry.name, component) for entry in files})
 
