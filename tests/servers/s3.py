@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,3 +49,34 @@ def s3_server() -> Iterator[S3]:
         )
     finally:
         server.stop()
+
+
+@contextmanager
+def policies_of(s3: S3, policies: dict[str, object]) -> Iterator[dict[str, dict[str, str]]]:
+    """The environment of each user that *policies* names: within the block, everybody may do what theirs says only."""
+    import boto3
+    import urllib3
+
+    accounts = boto3.client(
+        "iam",
+        endpoint_url=s3.endpoint,
+        region_name=REGION,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+    environments = {}
+    for user, policy in policies.items():
+        accounts.create_user(UserName=user)
+        accounts.put_user_policy(UserName=user, PolicyName="theirs", PolicyDocument=json.dumps(policy))
+        key = accounts.create_access_key(UserName=user)["AccessKey"]
+        environments[user] = {
+            **s3.environment,
+            "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+        }
+    # So many requests, moto answers without looking at who asks.
+    urllib3.request("POST", f"{s3.endpoint}/moto-api/reset-auth", body=b"0")
+    try:
+        yield environments
+    finally:
+        urllib3.request("POST", f"{s3.endpoint}/moto-api/reset-auth", body=b"inf")

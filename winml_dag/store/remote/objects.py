@@ -322,8 +322,9 @@ def _trouble(text: str) -> RemoteError:
         return RemoteError("forbidden", "wants credentials, and the environment has none")
     if match := _STATUS.search(text):
         status = int(match[1])
-        listing = ", or may not be listed by us" if status == HTTPStatus.FORBIDDEN else ""
-        return refusal(status, listing)
+        is_read = "performing GET" in text or "performing HEAD" in text
+        unlisted = ", also of what is not there where a bucket may not be listed"
+        return refusal(status, unlisted if status == HTTPStatus.FORBIDDEN and is_read else "")
     if match := _SYSTEM_ERROR.search(text):
         number = int(match[1])
         if number in _NO_SPACE:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import obstore
 import pytest
 from servers.faulty import Fault, FaultyServer
-from servers.s3 import S3, s3_server
+from servers.s3 import BUCKET, S3, policies_of, s3_server
 
 from winml_dag.errors import UsageError
 from winml_dag.store.remote import objects
@@ -232,6 +234,31 @@ def test_an_answer_that_obstore_breaks_at_is_a_trouble_as_well(
     # Its token is an empty line.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url)
     assert trouble_of(lambda: open_remote("s3://cache/team", "main").record(KEY)) == "failing"
+
+
+def test_with_the_policies_of_the_page_pull_requests_write_their_own_only(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[4] / "docs/how-to/set-up-a-remote.md").read_text(encoding="utf-8")
+    of_main, of_pull = (
+        json.loads(block.replace("my-bucket", BUCKET))
+        for block in re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    )
+    with policies_of(s3, {"main": of_main, "pull": of_pull}) as users:
+
+        def opened(user: str, namespace: str) -> Remote:
+            for name, value in users[user].items():
+                monkeypatch.setenv(name, value)
+            return open_remote(f"{s3.url}/winml", namespace)
+
+        assert opened("main", "main").put_record(KEY, b"of main")
+        assert opened("pull", "main").record(KEY) == b"of main"
+        # What is not there is said to be so, and not that we may not know.
+        assert opened("pull", "main").has([digest_of(SMALL)]) == set()
+        assert opened("pull", "main").record("b2" * 32) is None
+        assert trouble_of(lambda: opened("pull", "main").put_record("b2" * 32, b"of a pull request")) == "forbidden"
+        assert opened("pull", "pull/12").put_record(KEY, b"of a pull request")
+        assert opened("pull", "pull/12").record(KEY) == b"of a pull request"
 
 
 def test_what_azure_and_google_lack_is_said_before_anything_is_asked(
