@@ -101,6 +101,7 @@ def test_a_second_machine_runs_nothing_and_gets_what_it_asked_for_and_no_more(te
     assert second.blobs() == set()
     result = second.made()
     assert result.ran == []
+    assert " by winml_dag" in result.reason("compile")
     first.made()
     assert second.files() == first.files()
     assert {"model.onnx", "model_qnn.bin"} <= second.files().keys()

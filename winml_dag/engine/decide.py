@@ -59,4 +59,4 @@ def decide(
     if last is not None and last.cache_key == key:
         return Reuse(record, reason.UP_TO_DATE)
     came = store.came_from_behind(key)
-    return Reuse(record, reason.found_behind(record) if came else reason.found(record.made_at))
+    return Reuse(record, reason.found_behind(record) if came else reason.found(record))

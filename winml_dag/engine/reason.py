@@ -53,17 +53,23 @@ FIRST_BUILD = Reason("first build", "never built before")
 REBUILD = Reason("rebuild", "--rebuild was given")
 
 
-def found(made_at: str) -> Reason:
-    return Reason("found", f"found in the cache, made {made_at}" if made_at else "found in the cache")
+def found(record: Record) -> Reason:
+    return Reason("found", f"found in the cache{_made(record)}")
 
 
 def found_behind(record: Record) -> Reason:
-    """*record* came from a remote in this run: what is said of its maker there is told, since nobody here made it."""
+    """*record* came from a remote in this run."""
+    return Reason("found in a remote", f"found in the remote{_made(record)}")
+
+
+def _made(record: Record) -> str:
+    """When it was made, and of one that nobody here has made, by whom."""
     when = f", made {record.made_at}" if record.made_at else ""
     maker = record.origin.get("maker")
-    told = [maker.get(name) for name in ("builder", "run", "host")] if isinstance(maker, Mapping) else [record.made_by]
-    who = [str(text) for text in told if text]
-    return Reason("found in a remote", f"found in the remote{when}{' by ' if who else ''}{', '.join(who)}")
+    if not isinstance(maker, Mapping):
+        return when
+    who = [text for name in ("builder", "run", "host") if isinstance(text := maker.get(name), str) and text]
+    return f"{when} by {', '.join(who)}"
 
 
 def changed(last: Record, new: Ingredients, inputs: Inputs) -> Reason:

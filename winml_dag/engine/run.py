@@ -228,7 +228,7 @@ class Runner:
         record = self._store.record(key)
         if record is None or self._store.missing(record.files()):
             return None
-        return Reuse(record, reason.found(record.made_at))
+        return Reuse(record, reason.found(record))
 
     def _prepare(self, folder: JobFolder, task: _Task) -> Prepared | StageResult | Damaged:
         node = task.node

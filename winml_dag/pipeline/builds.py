@@ -363,7 +363,7 @@ def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageR
         return replace(result, node=node, elapsed_seconds=0.0)
     if made_here or result.status is not Status.RAN or result.record is None:
         return replace(result, node=node)
-    why = reason.found(result.record.made_at)
+    why = reason.found(result.record)
     return StageResult(node, Status.REUSED, why, result.cache_key, result.record)
 
 

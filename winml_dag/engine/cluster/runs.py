@@ -152,7 +152,7 @@ class ClusterRuns(LocalRuns):
             return self._failure(node, decision, answer)
         record = self._kept(decision, worker, answer, answer.record)
         if answer.ending == "found":
-            return Reuse(record, reason.found(record.made_at))
+            return Reuse(record, reason.found(record))
         return StageResult(
             node, Status.RAN, decision.reason, decision.key, record, record.elapsed_seconds, progress=answer.progress
         )
