@@ -169,8 +169,9 @@ def test_surroundings_reach_nothing(tmp_path: Path) -> None:
     shared = {name: run_in(tmp_path, each) for name, each in REMOTES.items()}
     assert shared == dict.fromkeys(REMOTES, shared["off"])
     assert not isinstance(shared["off"], str)
-    assert shared["off"].keys() == expected.keys()
-    assert not {key for _, key in shared["off"].values()} & {key for _, key in expected.values()}
+    # Nothing of it was really built, so the key of the first stage is all that is known.
+    assert {key for _, key in shared["off"].values()}.isdisjoint(key for _, key in expected.values())
+    assert shared["off"].keys() == {"export"}
 
 
 def fill_cache(project: Path, cache: Path, scratch: Path) -> dict[str, str]:
