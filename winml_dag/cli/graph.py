@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from winml_dag.report.graphview import Foreseen
     from winml_dag.store.local import LocalStore
 
-_MADE_BY_US = '<meta name="generator" content="winml_dag graph">'
 _MOST_NOTICES = 5
 _CAME_TO = ("ran", "reused", "failed")
 
@@ -159,14 +158,15 @@ def _write(path: Path, builds: Sequence[Foreseen], notices: Sequence[str], title
 
 def _refuse_foreign(path: Path) -> None:
     """Raise UsageError where a file is in the way that no call of ours made."""
+    from winml_dag.report.graphhtml import GRAPH_PAGE
+
     try:
-        with path.open("rb") as file:
-            begins = file.read(2000)
+        is_ours = GRAPH_PAGE.made(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from None
-    if _MADE_BY_US.encode() not in begins:
+    if not is_ours:
         raise UsageError(f"{path} is there, and no page of ours.", advice="Choose another name, or move it away.")
 
 

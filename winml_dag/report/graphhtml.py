@@ -13,12 +13,15 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.report.graphfold import MOST_BOXES, folded_view
 from winml_dag.report.graphview import SOURCE, Box, GraphView
 from winml_dag.report.layers import lay_out
-from winml_dag.report.onefile import as_data, escaped, page_of
+from winml_dag.report.onefile import PageKind, as_data, escaped, page_of
 from winml_dag.store.quantities import counted
 
-_FOLDER = Path(__file__).parent / "graphpage"
-_STYLES = ("graph.css",)
-_SCRIPTS = ("drawing.js", "camera.js", "details.js", "search.js", "main.js")
+GRAPH_PAGE = PageKind(
+    "winml_dag graph",
+    Path(__file__).parent / "graphpage",
+    ("graph.css",),
+    ("drawing.js", "camera.js", "details.js", "search.js", "main.js"),
+)
 _SEPARATOR = re.compile(r"(?<=[-_/. ])")
 _LONGEST = 400
 _WORDS = {"ran": "would run", "reused": "reused", "failed": "failed"}
@@ -35,9 +38,8 @@ def graph_html(view: GraphView, title: str, made: str) -> str:
         "folds": len(view.cells) > 1 and len(folded.boxes) < len(view.boxes),
     }
     return page_of(
-        _FOLDER,
-        _STYLES,
-        _SCRIPTS,
+        GRAPH_PAGE,
+        about=("color-scheme", "light dark"),
         title=escaped(title),
         summary=escaped(summary(view)),
         made=escaped(made),

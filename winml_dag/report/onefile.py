@@ -1,4 +1,5 @@
-"""What every page of ours that is one file has in common: a policy that lets nothing else in, and texts as data.
+"""What every page of ours that is one file has in common: its head, which says what has made it, a policy that lets
+nothing else in, and texts as data.
 
 Names, reasons and logs are what anybody may have written. They go into one block of JSON that no browser runs, and the
 script of a page sets them as text. The policy allows the one style and the one script by their digests and no
@@ -12,6 +13,7 @@ import hashlib
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -19,17 +21,48 @@ from winml_dag.canonical import JsonValue
 
 _SHARED = Path(__file__).parent / "shared"
 _SHARED_SCRIPTS = ("elements.js", "format.js", "theme.js")
+# The head is shorter up to where it says what has made the page.
+_HEAD_BYTES = 4096
 
 
-def page_of(folder: Path, styles: Sequence[str], scripts: Sequence[str], **fields: str) -> str:
-    """The template ``page.html`` of *folder*, filled with its *styles*, what all pages share and its *scripts* (what is
-    used stands before what uses it), and *fields*, which are HTML already. All files are ASCII.
+@dataclass(frozen=True)
+class PageKind:
+    """``maker``: what its pages say that has made them. ``folder``: of the template ``page.html``, the body, its
+    ``styles`` and its ``scripts``; what is used stands before what uses it. All files are ASCII.
     """
+
+    maker: str
+    folder: Path
+    styles: Sequence[str]
+    scripts: Sequence[str]
+
+    @property
+    def mark(self) -> str:
+        return f'<meta name="generator" content="{self.maker}">'
+
+    def made(self, path: Path) -> bool:
+        """Whether the file *path* is such a page. Raises OSError when it cannot be read."""
+        with path.open("rb") as file:
+            return self.mark.encode("ascii") in file.read(_HEAD_BYTES)
+
+
+def page_of(kind: PageKind, *, about: tuple[str, str], **fields: str) -> str:
+    """A page of *kind* with what all pages share. *about*: name and content of one more meta element; *fields*, of
+    which ``title`` and ``content`` are in every page, are HTML already.
+    """
+    folder, styles, scripts = kind.folder, kind.styles, kind.scripts
     style = "\n".join(_text(folder / name) for name in styles)
     parts = [*(_SHARED / name for name in _SHARED_SCRIPTS), *(folder / name for name in scripts)]
     script = '"use strict";\n(() => {\n' + "\n".join(map(_text, parts)) + "})();\n"
-    template = Template(_text(folder / "page.html"))
-    return template.substitute(policy=policy(style, script), style=style, script=script, **fields)
+    template = Template("".join(map(_text, (_SHARED / "head.html", folder / "page.html", _SHARED / "foot.html"))))
+    return template.substitute(
+        policy=policy(style, script),
+        mark=kind.mark,
+        about=f'<meta name="{about[0]}" content="{about[1]}">',
+        style=style,
+        script=script,
+        **fields,
+    )
 
 
 def policy(style: str, script: str) -> str:

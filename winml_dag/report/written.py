@@ -10,13 +10,14 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.report.compare import Comparison
 from winml_dag.report.document import REPORT, comparison_json, json_text, report_json
 from winml_dag.report.html import html_of
+from winml_dag.report.html.page import REPORT_PAGE
 from winml_dag.report.row import Report
 from winml_dag.report.spreadsheet import COLUMNS, CSV, csv_of
 
 HTML = "report.html"
 
-# What files of ours have near their beginning, by suffix.
-_MARKS = {".html": 'content="winml-dag report"', ".json": '",\n"subjects": [', ".csv": ",".join(list(COLUMNS)[:6])}
+# What files of ours that are no pages have near their beginning, by suffix.
+_MARKS = {".json": '",\n"subjects": [', ".csv": ",".join(list(COLUMNS)[:6])}
 _BEGINNING = 4096
 
 
@@ -56,6 +57,8 @@ def _text(kind: str, report: Report, comparison: Comparison | None) -> str:
 
 def _is_ours(path: Path, suffix: str) -> bool:
     try:
+        if suffix == ".html":
+            return REPORT_PAGE.made(path)
         with path.open(encoding="utf-8", errors="replace") as file:
             return _MARKS[suffix] in file.read(_BEGINNING)
     except OSError:

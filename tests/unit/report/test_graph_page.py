@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+from report_samples import bare_report
 
 from winml_dag.report.graphfold import folded_view
-from winml_dag.report.graphhtml import graph_html, summary
+from winml_dag.report.graphhtml import GRAPH_PAGE, graph_html, summary
 from winml_dag.report.graphview import Box, GraphView, Line
+from winml_dag.report.html import html_of
+from winml_dag.report.html.page import REPORT_PAGE
 
 
 def view(count: int) -> GraphView:
@@ -51,6 +56,15 @@ def test_names_cannot_leave_their_place_in_the_page() -> None:
     assert page.isascii()
     assert "<script>alert" not in page
     assert json.loads(_content(page))["cells"] == [evil]
+
+
+def test_of_a_page_it_can_be_told_which_command_has_made_it(tmp_path: Path) -> None:
+    pages = {GRAPH_PAGE: graph_html(view(2), "t", "m"), REPORT_PAGE: html_of(bare_report())}
+    for kind, text in pages.items():
+        (tmp_path / "page.html").write_text(text)
+        assert [other for other in pages if other.made(tmp_path / "page.html")] == [kind]
+    (tmp_path / "page.html").write_text(f"<!DOCTYPE html><head><title>mine</title></head>{GRAPH_PAGE.maker}")
+    assert not GRAPH_PAGE.made(tmp_path / "page.html")
 
 
 def test_a_summary_counts_what_is_shared_once() -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 from winml_dag.report.compare import Comparison
 from winml_dag.report.html.answer import answers
 from winml_dag.report.html.content import content_of
-from winml_dag.report.onefile import as_data, escaped, page_of
+from winml_dag.report.onefile import PageKind, as_data, escaped, page_of
 from winml_dag.report.row import Report
 
-_FOLDER = Path(__file__).parent / "page"
 _STYLES = ("base.css", "parts.css", "views.css", "print.css")
-# What is used stands before what uses it.
 _SCRIPTS = (
     "dom.js",
     "rows.js",
@@ -29,17 +27,16 @@ _SCRIPTS = (
     "overview.js",
     "main.js",
 )
+REPORT_PAGE = PageKind("winml-dag report", Path(__file__).parent / "page", _STYLES, _SCRIPTS)
 
 
 def html_of(report: Report, comparison: Comparison | None = None) -> str:
     """The whole page, in ASCII: it is right in whatever encoding it is written."""
     sentences = answers(report, comparison)
     return page_of(
-        _FOLDER,
-        _STYLES,
-        _SCRIPTS,
+        REPORT_PAGE,
+        about=("description", escaped(" ".join(sentences))),
         title=escaped(report.name),
-        description=escaped(" ".join(sentences)),
         answer="".join(f'<p dir="auto">{escaped(sentence)}</p>' for sentence in sentences),
         content=as_data(content_of(report, comparison)),
     )
