@@ -144,26 +144,17 @@ class _State:
         return self.left
 
 
-class SweepLines:
-    """For logs and CI: every failure as it happens, and once in a while how far it all is.
+class _SweepProgress:
+    """What a run tells goes into a state; what is shown of it, and how, is for who is one of these."""
 
-    These are written by a thread, begun with the first stage; :meth:`stop` ends it.
-    """
-
-    def __init__(self, *, to_stderr: bool, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
-        self._to_stderr = to_stderr
-        self._every = every_seconds
+    def __init__(self) -> None:
         self._state = _State()
-        # Held while a line is written.
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def phase(self, doing: str, cells: Sequence[str]) -> None:
         self._state.begin(doing, cells)
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        self._say_failure(self._state.settle(name, status, why))
+        self._failed(self._state.settle(name, status, why))
 
     def foretold(self, forecast: Forecast) -> None:
         self._state.forecast = forecast
@@ -176,13 +167,39 @@ class SweepLines:
         progress: ReadProgress,
     ) -> None:
         self._state.start(node, estimate_seconds, progress)
+        self._begin()
+
+    def finished(self, result: StageResult) -> None:
+        self._failed(self._state.end(result))
+
+    def _begin(self) -> None:
+        """A stage has started; the first one, or another."""
+        raise NotImplementedError
+
+    def _failed(self, line: str | None) -> None:
+        """Something has ended, with *line* to be told if it failed."""
+
+
+class SweepLines(_SweepProgress):
+    """For logs and CI: every failure as it happens, and once in a while how far it all is.
+
+    These are written by a thread, begun with the first stage; :meth:`stop` ends it.
+    """
+
+    def __init__(self, *, to_stderr: bool, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
+        super().__init__()
+        self._to_stderr = to_stderr
+        self._every = every_seconds
+        # Held while a line is written.
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _begin(self) -> None:
         if self._thread is None:
             self._say(f"{self._state.counts()}.")
             self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
             self._thread.start()
-
-    def finished(self, result: StageResult) -> None:
-        self._say_failure(self._state.end(result))
 
     def tell(self) -> None:
         """Write how far it all is."""
@@ -201,7 +218,7 @@ class SweepLines:
             except (OSError, ValueError):  # nobody reads any more: who writes the next line will say so
                 return
 
-    def _say_failure(self, line: str | None) -> None:
+    def _failed(self, line: str | None) -> None:
         if line is not None:
             self._say(f"failed: {line}")
 
@@ -210,39 +227,17 @@ class SweepLines:
             click.echo(line, err=self._to_stderr)
 
 
-class SweepTable:
+class SweepTable(_SweepProgress):
     """A table that is redrawn while stages run, and goes when all has ended: then what became of the cells is told.
 
     rich is imported when the first stage starts, not before. *console* takes the place of stdout or stderr.
     """
 
     def __init__(self, *, to_stderr: bool, console: Console | None = None) -> None:
+        super().__init__()
         self._to_stderr = to_stderr
         self._console = console
-        self._state = _State()
         self._live: object | None = None
-
-    def phase(self, doing: str, cells: Sequence[str]) -> None:
-        self._state.begin(doing, cells)
-
-    def cell(self, name: str, status: CellStatus, why: str = "") -> None:
-        self._state.settle(name, status, why)
-
-    def foretold(self, forecast: Forecast) -> None:
-        self._state.forecast = forecast
-
-    def started(
-        self,
-        node: Node,
-        reason: Reason,  # noqa: ARG002 - reasons are told in the end
-        estimate_seconds: float | None,
-        progress: ReadProgress,
-    ) -> None:
-        self._state.start(node, estimate_seconds, progress)
-        self._show()
-
-    def finished(self, result: StageResult) -> None:
-        self._state.end(result)
 
     def stop(self, *, finished: bool) -> None:
         """Take the table away; of a run that has not *finished*, how far it came stays."""
@@ -254,7 +249,7 @@ class SweepTable:
             self._live.update(self._drawn(), refresh=True)
             self._live.stop()
 
-    def _show(self) -> None:
+    def _begin(self) -> None:
         from rich.console import Console
         from rich.live import Live
 
