@@ -19,7 +19,7 @@ from winml_dag.pipeline.sweep.selection import Selection, selected
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
-    from winml_dag.report.graphview import Foreseen
+    from winml_dag.report.graphview import ForeseenBuild
     from winml_dag.store.local import LocalStore
 
 _MOST_NOTICES = 5
@@ -62,7 +62,7 @@ def command(
 
 def _foreseen(
     recipes: Sequence[Path], selection: Selection, request: Request, store: LocalStore
-) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
+) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
     """Every build that is meant, and what is to be known of those that are not drawn.
 
     Raises:
@@ -82,24 +82,24 @@ def _foreseen(
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
     from winml_dag.pipeline.planning import plan_request
-    from winml_dag.report.graphview import Foreseen
+    from winml_dag.report.graphview import ForeseenBuild
 
     graph = plan_request(request, store, download=False, needs_folder=False)
-    return (Foreseen.of(_label(request), graph, store),), ()
+    return (ForeseenBuild.of(_label(request), graph, store),), ()
 
 
 def _of_cells(
     sweep: Sweep, cells: Sequence[Cell], request: Request, store: LocalStore
-) -> tuple[tuple[Foreseen, ...], tuple[str, ...]]:
+) -> tuple[tuple[ForeseenBuild, ...], tuple[str, ...]]:
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.cli.sweepplan import requests_of
-    from winml_dag.report.graphview import Foreseen
+    from winml_dag.report.graphview import ForeseenBuild
 
     planned = planned_each(tuple(requests_of(sweep, cells, request)), store, download=False, needs_folder=False)
     refuse_if_all_the_same(planned)
     last = _last(request.output_dir or sweep.output_dir)
     builds = tuple(
-        Foreseen.of(each.label, each.graph, store, *last.get(each.label, ()))
+        ForeseenBuild.of(each.label, each.graph, store, *last.get(each.label, ()))
         for each in planned
         if not isinstance(each.graph, WinmlDagError)
     )
@@ -131,7 +131,7 @@ def _few(notices: Sequence[str]) -> Iterator[str]:
         yield f"{len(notices) - _MOST_NOTICES} more builds are not drawn; `winml-dag plan` says why."
 
 
-def _text(builds: Sequence[Foreseen], format_: str) -> str:
+def _text(builds: Sequence[ForeseenBuild], format_: str) -> str:
     from winml_dag.report.graph import dot, mermaid
     from winml_dag.report.graphview import statuses_of, together
 
@@ -143,7 +143,7 @@ def _text(builds: Sequence[Foreseen], format_: str) -> str:
     return draw(merged.graph, statuses_of(builds, merged))
 
 
-def _write(path: Path, builds: Sequence[Foreseen], notices: Sequence[str], title: str) -> None:
+def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], title: str) -> None:
     from winml_dag import __version__
     from winml_dag.report.graphhtml import graph_html, summary
     from winml_dag.report.graphview import view_of

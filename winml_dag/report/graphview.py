@@ -78,7 +78,7 @@ class GraphView:
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class ForeseenBuild:
     """A build and what would become of each of its stages. ``failed``: by id, why a stage failed when it last ran;
     ``last``: by id, what became of it then, and the reason.
     """
@@ -97,22 +97,22 @@ class Foreseen:
         store: LocalStore,
         failed: Mapping[str, str] | None = None,
         last: Mapping[str, tuple[str, str]] | None = None,
-    ) -> Foreseen:
+    ) -> ForeseenBuild:
         results = plan_graph(graph.graph, graph.sources, store, scope=graph.summary.scope)
         return cls(label, graph, results, failed or {}, last or {})
 
 
-def together(builds: Sequence[Foreseen]) -> Merged:
+def together(builds: Sequence[ForeseenBuild]) -> Merged:
     """The one graph of *builds*, whose labels differ."""
     return merge([Part(build.label, build.graph.graph, build.graph.sources) for build in builds])
 
 
-def statuses_of(builds: Sequence[Foreseen], merged: Merged) -> dict[str, Status]:
+def statuses_of(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, Status]:
     """By id in the common graph, what would become of a stage."""
     return {node_id: told[0] for node_id, told in _told(builds, merged).items()}
 
 
-def view_of(builds: Sequence[Foreseen], notices: Sequence[str] = ()) -> GraphView:
+def view_of(builds: Sequence[ForeseenBuild], notices: Sequence[str] = ()) -> GraphView:
     """What is drawn of *builds*, whose labels differ."""
     merged = together(builds)
     like = _like(builds, merged)
@@ -138,13 +138,13 @@ def view_of(builds: Sequence[Foreseen], notices: Sequence[str] = ()) -> GraphVie
     return GraphView(tuple(build.label for build in builds), (*sources, *boxes), lines, tuple(notices))
 
 
-def _without_label(name: str, builds: Sequence[Foreseen]) -> str:
+def _without_label(name: str, builds: Sequence[ForeseenBuild]) -> str:
     """What a source is called in its build, where another one has taken the name among all."""
     label = next((build.label for build in builds if name.startswith(f"{build.label}/")), None)
     return name if label is None else name.removeprefix(f"{label}/")
 
 
-def _told(builds: Sequence[Foreseen], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
+def _told(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, tuple[Status, StageResult, str]]:
     """By id in the common graph: status, what is foreseen, and why it failed when it last ran; of the builds that have
     a stage, the one with most to tell.
     """
@@ -159,7 +159,7 @@ def _told(builds: Sequence[Foreseen], merged: Merged) -> dict[str, tuple[Status,
     return found
 
 
-def _last(builds: Sequence[Foreseen], merged: Merged, like: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _last(builds: Sequence[ForeseenBuild], merged: Merged, like: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """By id in the common graph, what became of a stage in the last run, and why: it ran if it did for any build."""
     found: dict[str, tuple[str, str]] = {}
     for build, ids in zip(builds, merged.ids, strict=True):
@@ -176,7 +176,7 @@ def _rank(status: str) -> int:
     return _FIRST_TOLD.index(Status(status))
 
 
-def _like(builds: Sequence[Foreseen], merged: Merged) -> dict[str, str]:
+def _like(builds: Sequence[ForeseenBuild], merged: Merged) -> dict[str, str]:
     """By id of a stage that is not drawn, the one in whose place it would be; both in the common graph: rounds that say
     nothing new, and stages that turned out to do the same work, since they have one key.
     """
