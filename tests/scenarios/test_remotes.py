@@ -17,6 +17,10 @@ from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
 from servers.faulty import FaultyServer
 
+from winml_dag import optimize_onnx
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.commandresult import CommandResult
+
 RECIPE = {"model": "model.onnx", "precision": "fp32", "quant": {"calibration_data": "data.npz", "samples": 8}}
 KEYS = {name: f"{name}:{letter * 43}=" for name, letter in (("main", "A"), ("pull", "B"))}
 PULL_REQUEST = {
@@ -206,3 +210,22 @@ def test_a_sweep_shares_as_a_build_does(team: Team, server: FaultyServer) -> Non
     assert second["remote"]["records_found"] == first["remote"]["records_put"]
     planned = team.machine("third").run("plan", "-c", "sweep.yaml", "-o", "three", "--remote", server.url)
     assert "8 cached, nothing to do" in planned.stdout
+
+
+def test_python_shares_as_the_command_line_does(
+    team: Team, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", KEYS["main"])
+
+    def optimized(machine: str, **how: Any) -> CommandResult:
+        output, cache = team.folder / f"{machine}.onnx", team.folder / f"cache-{machine}"
+        return optimize_onnx(team.folder / "model.onnx", output, validate=False, cache_dir=cache, **how)
+
+    first = optimized("one", remote=server.url, remote_mode="read-write")
+    second = optimized("two", remote=[server.url])
+    assert (first.cached, second.cached) == (False, True)
+    assert first.output_path is not None
+    assert second.output_path is not None
+    assert second.output_path.read_bytes() == first.output_path.read_bytes()
+    with pytest.raises(UsageError, match="remote_mode is 'write'"):
+        optimized("three", remote=server.url, remote_mode="write")
