@@ -46,14 +46,12 @@ faults: $(VENV)/with-tests
 	$(BIN)/python tests/faults/harness.py --kills $(KILLS)
 
 # The tests of HTML pages run in Chromium. Where one may install Debian's, it is; elsewhere it has to be there.
-BROWSERS := chromium chromium-browser google-chrome chrome msedge
 browser:
-	@for name in $(BROWSERS) "$$WINML_DAG_TEST_BROWSER"; do \
-		if [ -n "$$name" ] && command -v "$$name"; then exit 0; fi; \
-	done; \
+	@if $(PYTHON) tests/browser/chromium.py; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -qq -o Acquire::Retries=3 && \
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 chromium; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Acquire::Retries=3 chromium && \
+		$(PYTHON) tests/browser/chromium.py; \
 	else \
 		echo 'There is no Chromium here. Install it (Debian: apt-get install chromium), or name a browser' >&2; \
 		echo 'of that family in WINML_DAG_TEST_BROWSER.' >&2; \

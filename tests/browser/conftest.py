@@ -5,8 +5,6 @@ A page that writes an error to the console, throws, or asks for anything but its
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import report_samples as samples
+from chromium import chromium
 
 from winml_dag.report.html import html_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 # Nothing of the browser's own business, and no sandbox, which a container does not allow.
 _FLAGS = (
     "--no-sandbox",
@@ -63,7 +61,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = os.environ.get("WINML_DAG_TEST_BROWSER") or next(filter(None, map(shutil.which, _NAMES)), None)
+    found = chromium()
     if found is None:
         pytest.skip("no Chromium here: `make browser` says how to get one, or name one in WINML_DAG_TEST_BROWSER")
     playwright = pytest.importorskip(
