@@ -82,9 +82,13 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
     for name in COMMANDS:
         command = cli.get_command(context, name)
         assert command is not None
-        yield name, command
-        if isinstance(command, click.Group):
-            yield from ((f"{name} {inner}", command.commands[inner]) for inner in command.commands)
+        yield from _with_inner(name, command)
+
+
+def _with_inner(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+        yield from _with_inner(f"{path} {name}", inner)
 
 
 def _shared_options() -> list[Row]:

@@ -53,6 +53,10 @@ def check_level(
 ) -> Iterator[Finding]:
     """What there is to say of *level*, which *remote* speaks with; *scratch*: a folder for a file of a few bytes."""
     yield from _keys(level, settings)
+    if level.mode is Mode.READ and (folder := _missing_folder(level.url)) is not None:
+        # Asked for anything it says that it has not got it, as a folder that is empty does.
+        yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
+        return
     try:
         seconds = [_seconds(lambda: remote.record(_NOTHING), clock) for _ in range(_REQUESTS)]
     except RemoteError as error:
@@ -126,6 +130,17 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
         "what is there stays" if first_wins else "A second record took the place of the first",
         "" if first_wins else "Whoever writes last decides what all get: let only one place write there.",
     )
+
+
+def _missing_folder(url: str) -> Path | None:
+    if not url.startswith("file:"):
+        return None
+    from urllib.parse import urlsplit
+
+    from winml_dag.store.remote.objects import folder_of
+
+    folder = folder_of(urlsplit(url))
+    return None if folder.is_dir() else folder
 
 
 def _clock_apart(url: str) -> Iterator[Finding]:

@@ -336,6 +336,11 @@ class TestCheck:
         ]
         assert all(each["advice"] for each in told["remotes"][0]["findings"])
 
+    def test_a_folder_that_is_not_there(self, folder: Path, says: Callable[..., str]) -> None:
+        """Asked for anything, it has nothing, as one that is empty: only here somebody notices the slip."""
+        said = says("cache", "remote", "check", "--remote", shared(folder), code=1)
+        assert f"FAILS  reach: there is no folder {folder / 'shared'}. Look at the address" in said
+
     def test_a_password_in_an_address_is_not_shown(self, server: FaultyServer, says: Callable[..., str]) -> None:
         assert "secret" not in says("cache", "remote", "check", "--remote", server.url.replace("//", "//me:secret@"))
 
