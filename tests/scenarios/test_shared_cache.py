@@ -154,6 +154,12 @@ def test_records_without_their_blobs_are_no_damage(team: Team) -> None:
         assert checked.returncode == 0, checked.stderr
         assert "0 records lack a blob" in checked.stdout
         assert "come from a remote when needed" in checked.stdout
+    listed = json.loads(second.run("cache", "list", "--format", "json").stdout)
+    key = next(entry["key"] for entry in listed["records"] if entry["stage"] == "compile")
+    shown = second.run("cache", "show", key).stdout
+    assert "compiled_qnn.bin" in shown
+    assert "in a remote, not here" in shown
+    assert "MISSING" not in shown
     assert second.plan(out=second.out_name).ran == []
     second.run("cache", "gc", "--older-than", "0d")
     assert "records        0" in second.run("cache", "info").stdout

@@ -197,7 +197,8 @@ def show(key: str, cache_dir: Path | None, format_: str) -> int:
         return 0
     _print_record(entry, missing)
     if entry.record.log is not None:
-        lines = ["its blob is missing or damaged"] if log is None else log.splitlines()
+        gone = "it is in a remote" if entry.record.origin else "its blob is missing or damaged"
+        lines = [gone] if log is None else log.splitlines()
         click.echo("log" if len(lines) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(lines)} lines)")
         for line in lines[-_LOG_LINES:]:
             click.echo(f"  | {line}")
@@ -222,6 +223,7 @@ def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
     click.echo("outputs")
     for slot, artifact in record.outputs.items():
         for file in artifact.files:
-            gone = "  MISSING or damaged" if file in missing else ""
+            told = "  in a remote, not here" if record.origin else "  MISSING or damaged"
+            gone = told if file in missing else ""
             click.echo(f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}")
     _section("metrics", _leaves(record.metrics))
