@@ -11,6 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+# An interrupt that comes just before we begin to wait is seen when we look up.
+_LOOK_SECONDS = 0.2
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -28,7 +31,8 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], most: int) -> list[
     try:
         if not isinstance(party.error, KeyboardInterrupt):
             for thread in others:
-                thread.join()
+                while thread.is_alive():
+                    thread.join(_LOOK_SECONDS)
     except BaseException as error:
         party.error = error
     if party.error is not None:

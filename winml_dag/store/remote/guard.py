@@ -171,7 +171,7 @@ class Guard:
             self._lies += 1
             enough = self._lies >= _MOST_LIES
         if enough:
-            self._leave_alone(RemoteError("lying", f"has sent wrong bytes {_MOST_LIES} times"))
+            self._leave_alone(RemoteError("lying", f"has sent {_MOST_LIES} times what is wrong"))
 
     def stop(self) -> None:
         """Leave the remote alone without a word: all has been said."""

@@ -145,7 +145,7 @@ def test_after_three_lies_the_remote_is_left_alone(tmp_path: Path) -> None:
     for blob in blobs:
         assert here.levels.fetch([entry(blob)]) == [entry(blob)]
     assert len(liar.offsets) == 3
-    assert here.said[-1].startswith("The remote http://level0/c has sent wrong bytes 3 times: it is left alone")
+    assert here.said[-1].startswith("The remote http://level0/c has sent 3 times what is wrong: it is left alone")
     assert len(here.said) == 4
 
 

@@ -142,6 +142,21 @@ def test_one_question_that_fails_while_others_are_answered_does_not_cost_the_rem
         assert guarded.guard.alone == (failed == 3)
 
 
+def test_an_attempt_that_hangs_while_others_are_answered_is_made_once_more(guarded: Guarded) -> None:
+    guarded.remote.records[KEY] = b"{}"
+    guarded.remote.before["has"].append(lambda: guarded.ended.wait(60))
+    waiting = in_background(lambda: guarded.guard.ask(lambda remote: remote.has([BLOB])))
+    guarded.clock.until_waiting(1)
+    guarded.clock.advance(ATTEMPT_SECONDS / 2)
+    guarded.clock.until_waiting(1)
+    assert guarded.record() == b"{}"
+    guarded.clock.advance(ATTEMPT_SECONDS / 2)
+    # The second attempt, which does not hang, has the answer.
+    assert waiting.result(30) == set()
+    assert not guarded.said
+    assert guarded.count.traffic.requests == 3
+
+
 def test_a_remote_may_lie_twice(guarded: Guarded) -> None:
     guarded.remote.records[KEY] = b"{}"
     guarded.guard.lied("sent what is wrong")

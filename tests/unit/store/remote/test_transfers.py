@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from remote_samples import KEYS, TRUST, Machine, digest_of, entry, record_of
 from servers.faulty import Fault, FaultyServer
+from servers.nginx import nginx_server
 
 from winml_dag.store.remote.backends import open_remote
 from winml_dag.store.remote.remote import MOST_RECORD_BYTES
@@ -39,9 +40,23 @@ def machine(folder: Path, url: str, mode: Mode = Mode.READ_WRITE) -> Machine:
     return Machine(folder / "cache", open_remote(url), mode=mode)
 
 
-def test_what_one_machine_has_made_another_has(tmp_path: Path, server: FaultyServer) -> None:
-    server.reset()
-    ours, theirs = (machine(tmp_path / name, server.url) for name in ("ours", "theirs"))
+@pytest.fixture(params=["faulty", "nginx", "folder"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty remote."""
+    if request.param == "nginx":
+        with nginx_server(tmp_path / "nginx") as nginx:
+            yield f"{nginx.url}/main"
+    elif request.param == "folder":
+        (tmp_path / "remote").mkdir()
+        yield (tmp_path / "remote").as_uri()
+    else:
+        running = request.getfixturevalue("running")
+        running.reset()
+        yield running.url
+
+
+def test_what_one_machine_has_made_another_has(tmp_path: Path, url: str) -> None:
+    ours, theirs = (machine(tmp_path / name, url) for name in ("ours", "theirs"))
     ours.store.folder.parent.mkdir(exist_ok=True)
     record = ours.make(SMALL, LARGE)
     ours.levels.offer(record)
