@@ -35,7 +35,7 @@ def collect(folders: Sequence[Path]) -> Report:
     """
     found = [find(folder) for folder in folders]
     notices = [notice for each in found for notice in each.notices]
-    builds = {_place(build.folder): build for each in found for build in each.builds}
+    builds = {place_of(build.folder): build for each in found for build in each.builds}
     rows: list[Row] = []
     taken: set[str] = set()
     names: set[str] = set()
@@ -44,7 +44,7 @@ def collect(folders: Sequence[Path]) -> Report:
         rows += _rows_of_sweep(sweep, builds)
         taken |= set(_folders(sweep))
     others = [build for place, build in builds.items() if place not in taken]
-    below = [_place(sweep.folder) for each in found for sweep in each.sweeps]
+    below = [place_of(sweep.folder) for each in found for sweep in each.sweeps]
     left = [build for build in others if any(_is_below(build.folder, place) for place in below)]
     notices += _unnamed(left)
     plain = [_row_of(build) for build in others if build not in left]
@@ -65,7 +65,7 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
     built = {
         name: built_of(build.manifest, folder)
         for name, folder in folders.items()
-        if (build := builds.get(_place(folder)) or _outside(folder)) is not None
+        if (build := builds.get(place_of(folder)) or _outside(folder)) is not None
     }
     targets = _targets(sweep.result, built)
     models = models_known(sweep.result, {name: its.model for name, its in built.items()})
@@ -85,8 +85,8 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
 def _folders(sweep: Joined) -> Iterator[str]:
     """All folders that may belong to it: those of its cells in each of its parts, and where winners were put."""
     for top in sweep.folders:
-        yield from (_place(folder_of(cell, top)) for cell in sweep.result.cells)
-        yield from (_place(top / goal.folder) for goal in sweep.result.goals if goal.folder)
+        yield from (place_of(folder_of(cell, top)) for cell in sweep.result.cells)
+        yield from (place_of(top / goal.folder) for goal in sweep.result.goals if goal.folder)
 
 
 def _outside(folder: Path) -> FoundBuild | None:
@@ -160,11 +160,11 @@ def _nothing(folders: Sequence[Path], notices: Sequence[str]) -> str:
     return " ".join((f"There is no build of ours in {where}.", *notices))
 
 
-def _place(folder: Path) -> str:
+def place_of(folder: Path) -> str:
     """What tells whether two paths name one folder."""
     return os.path.normcase(os.path.abspath(folder))  # noqa: PTH100 - links stay what they are
 
 
 def _is_below(folder: Path, top: str) -> bool:
-    place = _place(folder)
+    place = place_of(folder)
     return place == top or place.startswith(top + os.sep)

@@ -26,7 +26,7 @@ from winml_dag.store.files import files_below, name_below
 from winml_dag.store.record import Ingredients
 
 # What builds keep for themselves in a folder begins so.
-_HIDDEN = ".winml-dag"
+HIDDEN = ".winml-dag"
 
 
 class Found(StrEnum):
@@ -235,7 +235,7 @@ def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
         ours |= {entry.name for entries in manifest.placed.values() for entry in entries}
     for file in files_below(folder):
         name = name_below(folder, file.path)
-        if name not in ours and not name.startswith(_HIDDEN):
+        if name not in ours and not name.startswith(HIDDEN):
             yield name
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError
-from winml_dag.pipeline.finished.verification import FileCheck, Found, check_file, recipe_folder
+from winml_dag.pipeline.finished.verification import HIDDEN, FileCheck, Found, check_file, recipe_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
@@ -25,7 +25,6 @@ from winml_dag.store.files import files_below, name_below
 # Of thousands of builds with thousands of files; whatever is larger is another file by mistake.
 _MAX_BYTES = 256 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_HIDDEN = ".winml-dag"
 
 
 @dataclass(frozen=True, order=True)
@@ -163,7 +162,7 @@ def _extra(folder: Path, listed: Sequence[Listed], document: Path) -> Iterator[s
     names = {file.path for file in listed if not file.placed}
     for file in files_below(folder):
         name = name_below(folder, file.path)
-        if name not in names and not name.startswith(_HIDDEN) and not _is(Path(file.path), document):
+        if name not in names and not name.startswith(HIDDEN) and not _is(Path(file.path), document):
             yield name
 
 

@@ -20,7 +20,6 @@ from winml_dag.pipeline.manifest import component_names, told_of
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable
 from winml_dag.report.provenance.formula import workflow_of
 from winml_dag.report.provenance.modelcard import Measured, card_of
-from winml_dag.report.provenance.statement import folder_digest
 from winml_dag.report.told import object_at, objects_at, text_at
 from winml_dag.stages import kinds
 
@@ -39,7 +38,6 @@ _ORDER = (
     *("components", "dependencies", "formulation"),
 )
 _NAMESPACE = uuid.UUID("6f5a1e5c-8d0b-5a5e-9a55-0c9a4a0f1d10")
-_MOST_FILES = 64
 _DATA_TYPES = {kinds.CALIBRATION_DATA: "dataset", kinds.USER_SCRIPT: "source-code", kinds.OPTION_FILES: "configuration"}
 _MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
 
@@ -223,7 +221,7 @@ def _read_files(source: Dependency, ref: str) -> list[Component]:
                 size=str(file.size), **({} if file.algorithm == "sha256" else {file.algorithm: file.digest})
             ),
         )
-        for file in (source.files if len(source.files) <= _MOST_FILES else ())
+        for file in (source.files if source.folder_digest is None else ())
     ]
 
 
@@ -236,7 +234,7 @@ def _data_components(build: BuildFacts) -> Iterator[Component]:
 def _data_component(source: Dependency) -> Component:
     from cyclonedx.model.component import Component, ComponentType
 
-    many = folder_digest(source.files) if len(source.files) > _MOST_FILES else {}
+    whole = source.folder_digest
     return Component(
         type=ComponentType.DATA,
         name=source.hub[1] if source.hub else source.called,
@@ -244,7 +242,7 @@ def _data_component(source: Dependency) -> Component:
         bom_ref=_source_ref(source),
         licenses=_licenses([source]),
         properties=_properties(
-            kind=source.kind, files=str(len(source.files)), **{name: str(text) for name, text in many.items()}
+            kind=source.kind, files=str(len(source.files)), **({} if whole is None else dict([whole]))
         ),
         components=_read_files(source, _source_ref(source)),
     )

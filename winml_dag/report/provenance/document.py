@@ -6,7 +6,6 @@ bill has a model for each.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,20 +64,16 @@ def require(format_: str) -> None:
 
 def _measured(folder: Path, builds: tuple[BuildFacts, ...]) -> tuple[Mapping[str, Measured], str]:
     """What a sweep knows of its builds, and what they are called together."""
-    from winml_dag.report.collect import collect
+    from winml_dag.report.collect import collect, place_of
     from winml_dag.report.found import find
 
     found = find(folder)
-    rows = {_place(Path(row.folder)): row for row in collect([folder]).rows}
+    rows = {place_of(Path(row.folder)): row for row in collect([folder]).rows}
     measured = {
         build.name: Measured(row.latency, row.accuracy)
         for build in found.builds
-        if (row := rows.get(_place(build.folder))) is not None
+        if (row := rows.get(place_of(build.folder))) is not None
     }
     sweeps = [sweep.result.name for sweep in found.sweeps]
     models = dict.fromkeys(build.model or "stages of a recipe" for build in builds)
     return measured, sweeps[0] if len(sweeps) == 1 else ", ".join(models)
-
-
-def _place(folder: Path) -> str:
-    return os.path.normcase(os.path.abspath(folder))  # noqa: PTH100 - links stay what they are

@@ -5,6 +5,7 @@ from.
 from __future__ import annotations
 
 import datetime
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from winml_dag.report.told import number_at, object_at, objects_at, text_at
 
 # What the formats carry numbers in has so many bits; whole numbers beyond them are told as texts.
 _EXACT = 2**53
+# A data set of more files is told as one folder.
+_MOST_FILES = 64
 
 # Names and versions as Python's packaging has them; whatever else is in a key has blanks, or is a digest.
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -72,6 +75,18 @@ class Dependency:
     revision: str = ""
     license: str = ""
     is_ours: bool = False
+
+    @property
+    def folder_digest(self) -> tuple[str, str] | None:
+        """Of more files than are told one by one, the name and hex digits of one digest over all: ``dirHash`` of
+        in-toto, which is Go's Hash1; where one has no SHA-256, the same over the digests that there are, under another
+        name.
+        """
+        if len(self.files) <= _MOST_FILES:
+            return None
+        lines = "".join(f"{file.digest}  {file.name}\n" for file in sorted(self.files, key=lambda file: file.name))
+        every = all(file.algorithm == "sha256" for file in self.files)
+        return ("dirHash" if every else "digestsSha256"), hashlib.sha256(lines.encode()).hexdigest()
 
     @property
     def called(self) -> str:

@@ -7,7 +7,6 @@ are those of in-toto's own library, and a statement is read back as a stranger w
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile, Tool, tellable, time_text
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable, time_text
 from winml_dag.report.told import at, object_at, objects_at, text_at
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -24,9 +23,6 @@ BUILD_TYPE = "pkg:pypi/winml-dag#docs/buildtypes/build-v1.md"
 LOCAL_BUILDER = "pkg:pypi/winml-dag"
 
 _ORDER = ("_type", "subject", "predicateType", "predicate")
-
-# A data set of more files is told as one folder.
-_MOST_FILES = 64
 
 
 def statement_of(build: BuildFacts) -> str:
@@ -219,9 +215,9 @@ def _of_dependency(dependency: Dependency) -> Iterator[JsonObject]:
             "digest": {"gitCommit": dependency.revision},
             "annotations": shared,
         }
-    if len(dependency.files) > _MOST_FILES:
+    if (whole := dependency.folder_digest) is not None:
         many: JsonObject = {**shared, "files": len(dependency.files)}
-        yield {"name": dependency.called, "digest": folder_digest(dependency.files), "annotations": many}
+        yield {"name": dependency.called, "digest": dict([whole]), "annotations": many}
         return
     for file in dependency.files:
         yield {"name": file.name, "digest": {file.algorithm: file.digest}, "annotations": {**shared, "size": file.size}}
@@ -231,15 +227,6 @@ def hub_address(hub: tuple[str, str], revision: str) -> str:
     """As pip and others name a commit of a repository."""
     kind, name = hub
     return f"git+https://huggingface.co/{'datasets/' if kind == 'datasets' else ''}{name}@{revision}"
-
-
-def folder_digest(files: tuple[ReadFile, ...]) -> Mapping[str, JsonValue]:
-    """``dirHash`` of in-toto, which is Go's Hash1, over *files*; where one has no SHA-256 it is over the digests that
-    there are, under another name.
-    """
-    lines = "".join(f"{file.digest}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
-    every = all(file.algorithm == "sha256" for file in files)
-    return {"dirHash" if every else "digestsSha256": hashlib.sha256(lines.encode()).hexdigest()}
 
 
 def _byproducts(build: BuildFacts) -> Iterator[JsonObject]:

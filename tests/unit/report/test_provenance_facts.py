@@ -1,0 +1,81 @@
+"""What is told of builds, before any format: names, tools, folders of many files, and texts that all can read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packageurl import PackageURL
+
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, ReadFile, Tool, last_part, tellable
+
+_TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may have bytes that are no text
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=_JSON)
+def test_what_is_told_survives_utf_8_and_readers_that_know_only_floats(value: Any) -> None:
+    told = tellable(value)
+    text = json.dumps(told, ensure_ascii=False)
+    assert json.loads(text.encode("utf-8"), parse_int=lambda digits: int(float(digits))) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("org/name", "org/name"),
+        ("bert with random weights", "bert with random weights"),
+        ("/home/somebody/secret/net", "net"),
+        ("C:\\Users\\somebody\\net", "net"),
+        ("../models/net/", "net"),
+        ("models/net.onnx", "net.onnx"),
+    ],
+)
+def test_where_a_model_lay_is_not_told(name: str, called: str) -> None:
+    assert last_part(name) == called
+
+
+def test_only_distributions_have_an_address_on_pypi() -> None:
+    assert Tool("onnxruntime_qnn", "2.7.0", "").purl == "pkg:pypi/onnxruntime-qnn@2.7.0"
+    torch = Tool("torch", "2.13.0+cpu", "").purl
+    assert PackageURL.from_string(torch).version == "2.13.0+cpu"
+    library = Tool("qnn library libQnnHtp.so", "xxh3-128:" + "0" * 32, "")
+    assert (library.purl, library.digest) == ("", ("xxh3_128", "0" * 32))
+    assert Tool("processor", "Some Processor at 2 GHz", "").purl == ""
+    assert Tool("onnx", "not installed", "").purl == ""
+
+
+def _files(count: int, algorithm: str = "sha256") -> tuple[ReadFile, ...]:
+    return tuple(ReadFile(f"{place:03}.npy", algorithm, f"{place:064x}", 1) for place in range(count))
+
+
+def test_a_folder_of_many_files_is_told_as_one() -> None:
+    assert Dependency("data", "calibration data", "sha256:00", _files(64)).folder_digest is None
+    many = Dependency("data", "calibration data", "sha256:00", _files(65)[::-1])
+    # Hash1 of golang.org/x/mod/sumdb/dirhash: "%x  %s\n" for each file in the order of names.
+    lines = "".join(f"{place:064x}  {place:03}.npy\n" for place in range(65))
+    assert many.folder_digest == ("dirHash", hashlib.sha256(lines.encode()).hexdigest())
+    unknown = Dependency("data", "calibration data", "sha256:00", (*_files(64), *_files(1, "xxh3_128")))
+    assert unknown.folder_digest is not None
+    assert unknown.folder_digest[0] == "digestsSha256"
+
+
+def test_a_tool_that_was_used_in_two_versions_has_no_digest_of_what_is_installed() -> None:
+    stages = [{"status": "completed", "toolchain": {"numpy": version, "onnx": "1.0"}} for version in ("1.0", "2.0")]
+    wheels = {"numpy": "a" * 64, "onnx": "b" * 64}
+    facts = BuildFacts("", {"stages": stages, "run": {"wheels": wheels}}, {}, (), ())
+    assert [(tool.name, tool.version, tool.record[:1]) for tool in facts.tools] == [
+        ("numpy", "1.0", ""),
+        ("numpy", "2.0", ""),
+        ("onnx", "1.0", "b"),
+    ]
+    assert all(re.fullmatch(r"pkg:pypi/[a-z]+@[0-9.]+", tool.purl) for tool in facts.tools)
