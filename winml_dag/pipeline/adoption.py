@@ -278,7 +278,8 @@ def _files(record: Record) -> list[FileEntry]:
     """Every file that *record* names, those that it read too, in one order before and after an adoption."""
     read = [record.input_artifact(slot) for slot in sorted(record.ingredients.inputs)]
     put = [record.outputs[slot] for slot in sorted(record.outputs)]
-    return [file for artifact in (*read, *put) if artifact is not None for file in artifact.files]
+    files = [file for artifact in (*read, *put) if artifact is not None for file in artifact.files]
+    return files if record.log is None else [*files, record.log]
 
 
 def _mentioned(record: Record) -> Iterator[str]:
