@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Fault(Enum):
     TRICKLE = "trickle"
     # The request is read, and nothing is answered.
     SILENT = "silent"
+    # Nothing of what is put is read, as by a server behind a line that stands still.
+    DEAF = "deaf"
     # 50 GB, whatever was asked for, and however small it is.
     ENDLESS = "endless"
     # The same without saying how much it will be.
@@ -240,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.path = self.path.partition("?")[0]
         self._request = Request(self.command, self.path, dict(self.headers.items()))
         fault = told_of.begin(self._request)
-        if fault in (Fault.RESET, Fault.SILENT):
+        if fault in (Fault.RESET, Fault.SILENT, Fault.DEAF):
             self._hang_up(fault)
         elif told_of.wants and self.headers.get("Authorization") != told_of.wants:
             self._say(HTTPStatus.UNAUTHORIZED)
@@ -255,13 +258,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _hang_up(self, fault: Fault | None) -> None:
         self.close_connection = True
+        if fault is Fault.RESET:
+            # Without lingering, closing resets.
+            linger = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.connection.close()
+            return
         if fault is Fault.SILENT:
             self._read_body(int(self.headers.get("Content-Length", 0)))
-            self.server.told_of.ended.wait()
-        else:
-            # Without lingering, closing resets.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+        self.server.told_of.ended.wait()
 
     def _say(self, status: HTTPStatus, **headers: str) -> None:
         """A *status* with a few words, when the body was read: a client that still sends would not see it."""

@@ -332,7 +332,7 @@ def _trouble(text: str) -> RemoteError:
         if number in _READ_ONLY:
             return RemoteError("forbidden", "may not be written or read by us")
     if "kind: Timeout" in text or "TimedOut" in text:
-        return RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:.0f} s")
+        return RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:g} s")
     if "kind: Connect" in text:
         return RemoteError("unreachable", "cannot be reached")
     broke_off = any(f"kind: {kind}" in text for kind in ("Request", "Decode", "Body", "Interrupted"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import socket
 import ssl
 import subprocess
 import sys
@@ -144,6 +145,19 @@ def test_a_server_that_says_nothing_is_slow(
     server.content.clear()
     server.switch_on(Fault.SILENT, method="PUT")
     assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "slow"
+
+
+def test_what_waits_in_this_machine_has_not_gone(
+    server: FaultyServer, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system would take 3 MB at once; a line that needs half a minute for them would look dead at their end."""
+    monkeypatch.setattr(wire, "ATTEMPT_SECONDS", 0.1)
+    server.switch_on(Fault.DEAF, method="PUT")
+    path, gone = tmp_path / "big", list[int]()
+    path.write_bytes(bytes(16 << 20))
+    assert trouble_of(lambda: remote.put("sha256:" + "0" * 64, path, gone.append)) == "slow"
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        assert sum(gone) < 1 << 20
 
 
 def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
