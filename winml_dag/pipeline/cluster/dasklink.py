@@ -51,6 +51,8 @@ class DaskLink:
         self._reports: dict[str, str] = {}
         self._lock = threading.Lock()
         self._stopped = False
+        # How many workers have gone so far.
+        self._gone = 0
         client.subscribe_topic("all", self._hear_of_workers)
         client.subscribe_topic(topic, self._hear_of_order)
         self._look()
@@ -100,7 +102,10 @@ class DaskLink:
         for call in calls.values():
             call.heard.put("stopped")
         if calls:
-            self._end(calls)
+            # A worker that does not answer must not keep us: what it runs ends when the scheduler misses us.
+            ending = threading.Thread(target=self._end, args=(calls,), daemon=True)
+            ending.start()
+            ending.join(_ENDING_SECONDS)
 
     def _answer(self, address: str, future: Future) -> Answer | None:
         if future.status == "cancelled":
@@ -140,6 +145,7 @@ class DaskLink:
 
     def _forget(self, address: str) -> None:
         with self._lock:
+            self._gone += 1
             self._reports.pop(address, None)
             lost = [call for call in self._calls.values() if call.address == address]
         self._changed()
@@ -152,11 +158,15 @@ class DaskLink:
             self._changed()
 
     def _look(self) -> None:
-        workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        told = {address: worker[NAME] for address, worker in workers.items() if isinstance(worker.get(NAME), str)}
-        with self._lock:
-            known = self._reports
-            self._reports = {address: known.get(address, text) for address, text in told.items()}
+        while True:
+            gone = self._gone
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            told = {address: worker[NAME] for address, worker in workers.items() if isinstance(worker.get(NAME), str)}
+            with self._lock:
+                # What was told before one went would have it here for ever.
+                if gone == self._gone:
+                    self._reports = {address: self._reports.get(address, text) for address, text in told.items()}
+                    return
 
     def _hear_of_order(self, event: tuple[float, Any]) -> None:
         message = told_by(event[1])

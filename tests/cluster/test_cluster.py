@@ -1,0 +1,83 @@
+"""Builds on a cluster of real processes: what they make, what becomes of them when a machine dies or somebody stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster_lab import Lab, environment
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
+from onnx_samples import perceptron, samples
+
+BASE = {"quant": {"calibration_data": "data.npz"}, "ep": "qnn", "precision": "w8a8"}
+SWEEP = {"base": "base.yaml", "matrix": {"model": ["one.onnx", "two.onnx"]}}
+FEW = ("--no-validate", "--no-analyze")
+
+
+@pytest.fixture(scope="session")
+def models(lab: Lab) -> Lab:
+    for seed, name in enumerate(("one", "two", "three", "four")):
+        perceptron(lab.folder / f"{name}.onnx", seed=seed)
+    samples(lab.folder / "data.npz")
+    (lab.folder / "base.yaml").write_text(yaml.safe_dump(BASE), encoding="utf-8")
+    (lab.folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP), encoding="utf-8")
+    return lab
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """All files of the models; a manifest has times and keys in it."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def test_a_sweep_is_byte_for_byte_that_of_one_machine_though_a_worker_dies_in_a_stage(models: Lab) -> None:
+    lab = models
+    lab.want_hanging()
+    building = lab.start_build("there", "cache-of-builds", "-c", "sweep.yaml", *FEW, *lab.there)
+    hanging = lab.await_hanging(building)
+    os.kill(hanging.worker, signal.SIGKILL)
+    hanging.wait_for_end()
+    said, _ = building.communicate()
+    assert building.returncode == 0, said
+    here, said = lab.build("here", "cache-here", "-c", "sweep.yaml", *FEW, python=Path(sys.executable))
+    assert here == 0, said
+    made = _files(lab.folder / "there")
+    assert len(made) >= 4
+    assert made == _files(lab.folder / "here")
+
+
+def test_an_interrupt_ends_what_runs_elsewhere(models: Lab) -> None:
+    models.want_hanging()
+    building = models.start_build(
+        "stopped", "cache-stopped", "--onnx", "three.onnx", *FEW, *models.there, "--worker-tag", "spare"
+    )
+    hanging = models.await_hanging(building)
+    building.send_signal(signal.SIGINT)
+    hanging.wait_for_end()
+    said, _ = building.communicate()
+    assert building.returncode == 130, said
+    assert not (models.folder / "stopped").exists()
+
+
+def test_a_build_that_is_killed_leaves_nothing_running(models: Lab) -> None:
+    models.want_hanging()
+    building = models.start_build(
+        "killed", "cache-killed", "--onnx", "four.onnx", *FEW, *models.there, "--worker-tag", "spare"
+    )
+    hanging = models.await_hanging(building)
+    building.kill()
+    building.communicate()
+    hanging.wait_for_end()
+
+
+def test_nothing_runs_with_other_versions_than_the_key_says(models: Lab) -> None:
+    other = environment(models.folder / "other", telling=("onnxruntime", "1.0.0"))
+    code, said = models.build("refused", "cache-refused", "--onnx", "one.onnx", *FEW, *models.there, python=other)
+    assert code == 1
+    assert "No worker can run it" in said
+    assert "not 1.0.0" in said
