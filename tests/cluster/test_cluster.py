@@ -17,6 +17,8 @@ from onnx_samples import perceptron, samples
 BASE = {"quant": {"calibration_data": "data.npz"}, "ep": "qnn", "precision": "w8a8"}
 SWEEP = {"base": "base.yaml", "matrix": {"model": ["one.onnx", "two.onnx"]}}
 FEW = ("--no-validate", "--no-analyze")
+# On workers that can hang.
+SPARE = (*FEW, "--worker-tag", "spare")
 
 
 @pytest.fixture(scope="session")
