@@ -67,6 +67,8 @@ class Offers:
         """Forget what has not been begun."""
         with self._changed:
             self._open -= self._crew.drop()
+            # Those that nobody will put now may be offered again.
+            self._blobs_of = {name: blob for name, blob in self._blobs_of.items() if blob.there}
             self._changed.notify_all()
 
     def _when_there(self, level: GuardedLevel, file: FileEntry, waiting: _Waiting | None) -> None:

@@ -159,6 +159,13 @@ def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     assert not here.said
 
 
+def test_as_long_as_it_goes_on_it_may_break_off_as_often_as_it_likes(tmp_path: Path) -> None:
+    remote = FaultyRemote(*[breaks_off(0.2)] * 10)
+    here = machine(tmp_path, with_blobs(remote, LARGE))
+    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.levels.traffic().bytes_fetched == len(LARGE)
+
+
 def test_another_run_goes_on_where_the_last_broke_off(tmp_path: Path) -> None:
     dead = FaultyRemote(breaks_off(0.5), *[unreachable] * 10)
     assert machine(tmp_path, with_blobs(dead, LARGE)).levels.fetch([entry(LARGE)]) == [entry(LARGE)]

@@ -284,6 +284,26 @@ def test_a_put_into_a_remote_that_answers_nothing_ends(guarded: Guarded, tmp_pat
         putting.result(30)
 
 
+def test_a_remote_has_time_to_put_away_what_it_has_got(guarded: Guarded, tmp_path: Path) -> None:
+    path = tmp_path / "blob"
+    with open(path, "wb") as file:
+        file.truncate(64 << 20)
+
+    def put(_: str, path: Path, told: Callable[[int], None]) -> bool:
+        told(path.stat().st_size)
+        guarded.begun.release()
+        return guarded.ended.wait(60)
+
+    guarded.remote.put = put  # type: ignore[method-assign]
+    guarded.remote.fail("has", *["unreachable"] * 100)
+    putting = in_background(lambda: guarded.guard.put(BLOB, path, [].append))
+    assert guarded.begun.acquire(timeout=60)
+    guarded.clock.until_waiting(1)
+    guarded.clock.advance(ATTEMPT_SECONDS * 1.9)
+    guarded.ended.set()
+    assert putting.result(30) is True
+
+
 def test_letting_go_ends_what_is_underway_without_blaming_the_remote(guarded: Guarded) -> None:
     guarded.remote.hang("record", guarded.begun, guarded.ended)
     waiting = in_background(guarded.record)

@@ -163,6 +163,11 @@ def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(t
     assert remote.records == {}
     until.set()
     assert not here.said
+    # Closed is not left alone: a store may be used again.
+    remote.before.clear()
+    here.levels.offer(here.store.record(KEYS[0]))  # type: ignore[arg-type]
+    here.levels.settle()
+    assert remote.records.keys() == {KEYS[0]}
 
 
 class Killed(BaseException):
