@@ -13,8 +13,8 @@ from winml_dag.store.tally import note_build
 
 
 def settle_accounts(planned: BuildGraph | None, results: Iterable[StageResult], store: LocalStore) -> str:
-    """Note what was reused and what ran; after a run, remove what the cache has no room for by its limit. *planned*: of
-    a build, which may have left out stages that were up to date.
+    """Note what was reused and what ran; when anything was stored, remove what the cache has no room for by its limit.
+    *planned*: of a build, which may have left out stages that were up to date.
 
     Returns a sentence if anything was removed, or should have been and could not: no reason for a build to fail.
     """
@@ -24,15 +24,16 @@ def settle_accounts(planned: BuildGraph | None, results: Iterable[StageResult], 
     for result in results:
         if result.record is not None:
             (made if result.status is Status.RAN else found)[result.record.cache_key] = result.record
+    fetched = store.take_fetched()
     ran, reused = list(made.values()), [record for key, record in found.items() if key not in made]
     note_build(
         store.folder,
         reused=len(reused) + (0 if planned is None else planned.others),
         ran=len(ran),
         seconds_saved=_seconds(reused) + _seconds_of_others(planned, [*reused, *ran]),
-        stored_bytes=sum(_size(record) for record in ran),
+        stored_bytes=fetched + sum(_size(record) for record in ran),
     )
-    return _kept_to_limit(store) if ran else ""
+    return _kept_to_limit(store) if ran or fetched else ""
 
 
 def _seconds(records: Iterable[Record]) -> float:

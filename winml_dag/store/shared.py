@@ -48,6 +48,7 @@ class SharedStore(LocalStore):
         # Keys whose record came in this run, and those of their records that could not be written here.
         self._arrived: set[str] = set()
         self._unkept: dict[str, Record] = {}
+        self._fetched = 0
 
     def record(self, key: str) -> Record | None:
         found = super().record(key)
@@ -117,6 +118,10 @@ class SharedStore(LocalStore):
 
     def traffic(self) -> Traffic:
         return self._behind.traffic()
+
+    def take_fetched(self) -> int:
+        before, self._fetched = self._fetched, self.traffic().bytes_fetched
+        return self._fetched - before
 
     def close(self) -> None:
         self._behind.close()

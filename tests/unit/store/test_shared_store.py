@@ -177,3 +177,13 @@ def test_what_is_remembered_with_other_digests_is_not_mixed_up(
     assert latest is not None
     assert latest.cache_key == KEY
     again.close()
+
+
+def test_what_has_come_is_told_once(machine: Machine, made: Record, tmp_path: Path) -> None:
+    """Who keeps a cache to its limit counts it as stored."""
+    here = machine("here")
+    assert here.take_fetched() == 0
+    here.fetch(made.outputs["model"], tmp_path / "out")
+    assert here.take_fetched() == sum(map(len, FILES.values()))
+    assert here.take_fetched() == 0
+    here.close()
