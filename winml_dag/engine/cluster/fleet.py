@@ -7,9 +7,10 @@ serve it: then a run that waits for the one machine with a provider keeps nobody
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Protocol
@@ -71,7 +72,7 @@ class Seat:
     def taken(self, need: Need) -> Need:
         """*need* as it counts here. Devices count on the machine, and for this one as they always do."""
         counted = self.admission.capacity.taken(Need(need.memory_bytes, need.pools, need.alone))
-        return counted if self.worker is None else replace(counted, pools=())
+        return counted if self.worker is None else Need(counted.memory_bytes, (), counted.alone)
 
     def fits(self, need: Need) -> bool:
         return self._has_devices(need) and self.admission.fits(self.taken(need))
@@ -81,6 +82,40 @@ class Seat:
 
     def _has_devices(self, need: Need) -> bool:
         return self.worker is None or not any(self.pools[pool] for pool in need.pools)
+
+
+class _Line:
+    """Seats, those of which the least is taken first, and of equals the one that has been so for longest. With a
+    thousand workers, a look at each of them for every run would take longer than short runs do.
+    """
+
+    def __init__(self) -> None:
+        self._shares: dict[Seat, float] = {}
+        self._by_share: dict[float, dict[Seat, None]] = {}
+
+    def put(self, seat: Seat) -> None:
+        """*seat* is new, or what is taken of it has changed."""
+        self.remove(seat)
+        share = self._shares[seat] = _share(seat)
+        self._by_share.setdefault(share, {})[seat] = None
+
+    def remove(self, seat: Seat) -> None:
+        share = self._shares.pop(seat, None)
+        if share is not None:
+            del self._by_share[share][seat]
+            if not self._by_share[share]:
+                del self._by_share[share]
+
+    def __iter__(self) -> Iterator[Seat]:
+        for share in sorted(self._by_share):
+            yield from self._by_share[share]
+
+    @property
+    def with_room(self) -> Iterator[Seat]:
+        return itertools.takewhile(lambda seat: self._shares[seat] < 1, self)
+
+    def __contains__(self, seat: Seat) -> bool:
+        return seat in self._shares
 
 
 @dataclass(eq=False)
@@ -102,7 +137,8 @@ class Fleet(Admission):
         # By what decides who may do it: its kind. By kind: one node of it.
         self._kinds: dict[str, str] = {}
         self._samples: dict[str, Node] = {}
-        self._able: dict[str, tuple[Seat, ...]] = {}
+        self._able: dict[tuple[str, int], Mapping[Seat, None]] = {}
+        self._line = _Line()
         self._lock = RLock()
         self._awaited_need: Need | None = None
         self._awaited_at: Seat | None = None
@@ -124,6 +160,9 @@ class Fleet(Admission):
                 for address, worker in now.items()
             }
             self._able.clear()
+            self._line = _Line()
+            for seat in self._seats.values():
+                self._line.put(seat)
             places = self._here.admission.capacity.places + sum(worker.places for worker in now.values())
             memory = [self._here.admission.capacity.memory_bytes, *(worker.memory_bytes for worker in now.values())]
             total = UNLIMITED if UNLIMITED in memory else sum(memory)
@@ -150,7 +189,7 @@ class Fleet(Admission):
     @property
     def is_full(self) -> bool:
         with self._lock:
-            return self._here.admission.is_full and all(seat.admission.is_full for seat in self._seats.values())
+            return self._here.admission.is_full and next(self._line.with_room, None) is None
 
     @property
     def memory_bytes(self) -> int:
@@ -160,7 +199,7 @@ class Fleet(Admission):
     def fits(self, need: Need) -> bool:
         with self._lock:
             able = self._able_to(need)
-            return not able or any(seat.fits(need) for seat in able)
+            return not able or self._first_that_fits(need) is not None
 
     def fits_awaited(self) -> bool:
         with self._lock:
@@ -176,22 +215,22 @@ class Fleet(Admission):
         with self._lock:
             if self._awaited_at is not None:
                 self._awaited_at.admission.wait_for(None)
-            able = () if need is None else self._able_to(need)
+            able: Mapping[Seat, None] = {} if need is None else self._able_to(need)
             self._awaited_need = need
-            self._awaited_at = min(able, key=_share, default=None)
+            self._awaited_at = next(self._in_line(able, self._line), None)
             if self._awaited_at is not None and need is not None:
                 self._awaited_at.admission.wait_for(self._awaited_at.taken(need))
 
     def take(self, need: Need) -> Ticket:
         with self._lock:
-            free = [seat for seat in self._able_to(need) if seat.fits(need)]
-            seat = min(free, key=_share, default=None)
+            seat = self._first_that_fits(need)
             if seat is None:
                 self.last_taken = SeatTicket(need)
             else:
                 if seat.worker is not None:
                     seat.pools.update(need.pools)
                 self.last_taken = SeatTicket(need, seat, seat.admission.take(seat.taken(need)))
+                self._moved(seat)
             return self.last_taken
 
     def give_back(self, ticket: Ticket) -> None:
@@ -201,20 +240,35 @@ class Fleet(Admission):
                 ticket.seat.admission.give_back(ticket.inner)
                 if ticket.seat.worker is not None:
                     ticket.seat.pools.subtract(ticket.need.pools)
+                self._moved(ticket.seat)
 
-    def _able_to(self, need: Need) -> tuple[Seat, ...]:
+    def _moved(self, seat: Seat) -> None:
+        """What is taken of *seat* has changed; one whose worker has gone stands in no line."""
+        if seat in self._line:
+            self._line.put(seat)
+
+    def _first_that_fits(self, need: Need) -> Seat | None:
+        """The least busy seat that *need* fits."""
+        seats = self._in_line(self._able_to(need), self._line.with_room)
+        return next((seat for seat in seats if seat.fits(need)), None)
+
+    def _in_line(self, able: Mapping[Seat, None], seats: Iterable[Seat]) -> Iterator[Seat]:
+        """Those of *seats* that are *able*; this machine stands in no line."""
+        return iter(able) if self._here in able else (seat for seat in seats if seat in able)
+
+    def _able_to(self, need: Need) -> Mapping[Seat, None]:
         """The seats that may run what has *need*; of those with too little memory only the largest, if all are so."""
         kind = need.kind if isinstance(need, PlacedNeed) else HERE
         if kind == HERE:
-            return (self._here,)
-        if kind not in self._able:
+            return {self._here: None}
+        if (kind, need.memory_bytes) not in self._able:
             sample = self._samples[kind]
-            seats = self._seats.values()
-            self._able[kind] = tuple(seat for seat in seats if seat.worker and not seat.worker.differs(sample))
-        able = self._able[kind]
-        enough = tuple(seat for seat in able if seat.admission.capacity.memory_bytes >= need.memory_bytes)
-        most = max((seat.admission.capacity.memory_bytes for seat in able), default=0)
-        return enough or tuple(seat for seat in able if seat.admission.capacity.memory_bytes == most)
+            able = [seat for seat in self._seats.values() if seat.worker and not seat.worker.differs(sample)]
+            memory = [seat.admission.capacity.memory_bytes for seat in able]
+            least = min(need.memory_bytes, max(memory, default=0))
+            enough = (seat for seat, has in zip(able, memory, strict=True) if has >= least)
+            self._able[kind, need.memory_bytes] = dict.fromkeys(enough)
+        return self._able[kind, need.memory_bytes]
 
 
 def _share(seat: Seat) -> float:
