@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
@@ -101,6 +102,11 @@ def _folder(parts: SplitResult, namespace: str) -> Remote:
     _need("obstore")
     from winml_dag.store.remote.objects import folder_of, open_folder
 
+    if not parts.path.startswith("/") or (sys.platform != "win32" and parts.netloc not in ("", "localhost")):
+        raise UsageError(
+            f"{parts.geturl()!r} names no folder of this machine",
+            advice="Say file:// with the whole path behind it: file:///srv/cache.",
+        )
     return open_folder(folder_of(parts), namespace)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -200,6 +201,12 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
         ("https://host/cache?token=abc", "WINML_DAG_REMOTE_TOKEN"),
         ("s3:///cache", "names no bucket"),
         ("s3://key:secret@bucket/cache", "from the environment"),
+        ("file:cache", "file:///srv/cache"),
+        pytest.param(
+            "file://srv/cache",
+            "file:///srv/cache",
+            marks=pytest.mark.skipif(sys.platform == "win32", reason="a folder of the machine srv"),
+        ),
         ("s3://bucket/../other", "no path in a bucket"),
     ],
 )
