@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.reason import found
+from winml_dag.engine.reason import FIRST_BUILD
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
@@ -199,7 +199,7 @@ def _optimized(component: str, folder: Path, store: LocalStore) -> StageResult:
     node = Node(f"{component}.optimize.0", OPTIMIZE, {}, {"model": GIVEN.name})
     key = hashlib.sha256(component.encode()).hexdigest()
     record = Record(key, "", Ingredients("optimize", 1, {}, {}, {}), {})
-    return StageResult(node, Status.RAN, found("now"), key, store.publish(record, {"model": folder}))
+    return StageResult(node, Status.RAN, FIRST_BUILD, key, store.publish(record, {"model": folder}))
 
 
 def test_a_file_of_a_component_is_told_of_as_such() -> None:
