@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep clean
+.PHONY: quickstart ep-openvino op-support test test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -96,6 +96,10 @@ bench: $(VENV)/with-tests $(BENCH_VENV)/with-tools
 # A sweep as one graph, against its cells one by one and against caching whole builds: ten minutes on a quiet machine.
 bench-sweep: $(VENV)/with-tests
 	$(BIN)/python tests/benchmarks/sweep_bench.py --write --filter precision=fp32,w8a8,w8a16
+
+# What a fresh machine of CI does and moves, with nginx as the remote: five minutes on a quiet machine.
+bench-ci: $(VENV)/with-tests servers
+	$(BIN)/python tests/benchmarks/ci_bench.py --write --keep precision=fp32,w8a8,w8a16 --keep target=cpu
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) $(PLUGIN_VENV) out build *.egg-info

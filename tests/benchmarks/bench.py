@@ -22,7 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sweep_bench import kept_section, with_section
+import ci_bench
+import sweep_bench
+from page import kept_section, with_section
 from tables import (
     bytes_table,
     compile_table,
@@ -289,7 +291,10 @@ def main() -> None:
         print(text)
     else:
         # What another benchmark has written there stays.
-        PAGE.write_text(with_section(text, kept_section(PAGE.read_text())))
+        before = PAGE.read_text(encoding="utf-8")
+        for heading in (sweep_bench.HEADING, ci_bench.HEADING):
+            text = with_section(text, heading, kept_section(before, heading))
+        PAGE.write_text(text, encoding="utf-8")
         print(f"Wrote {PAGE}.")
 
 

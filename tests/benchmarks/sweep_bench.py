@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from page import with_section
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 HEADING = "## One graph for a sweep\n"
-_BEFORE = "## Where it was measured\n"
 _RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
 _EDITED = "w8a8"
 _PROGRAM = str(Path(sys.executable).parent / "winml-dag")
@@ -220,21 +220,6 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f}" if base else ""
 
 
-def kept_section(page: str) -> str:
-    """What a page says of sweeps, with its heading; empty for one that says nothing."""
-    begin = page.find(HEADING)
-    if begin < 0:
-        return ""
-    end = page.find("\n## ", begin + 1)
-    return page[begin:] if end < 0 else page[begin : end + 1]
-
-
-def with_section(page: str, text: str) -> str:
-    """*page* with *text* in place of what it said of sweeps, or before the words on where it was measured."""
-    old = kept_section(page)
-    return page.replace(old, text) if old else page.replace(_BEFORE, f"{text}{_BEFORE}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", type=Path, default=_RECIPE)
@@ -251,7 +236,7 @@ def main() -> None:
     text = section(found, asked.recipe.resolve(), asked.filters)
     print(text)
     if asked.write:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), HEADING, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

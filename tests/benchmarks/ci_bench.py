@@ -1,0 +1,203 @@
+"""``make bench-ci``: what a fresh machine of CI does for a sweep, with and without what others have built.
+
+``python ci_bench.py [--recipe FILE] [--keep CHOICE]... [--folder DIR] [--write]``. Every row is a machine with an
+empty cache, a process of its own for each command, and nginx beside it as the remote, as the documentation shows it:
+
+- *cold*: nothing is anywhere; all stages run, and what they make is put into the remote;
+- *warm, all blobs*: ``cache pull --all-blobs`` and a build: everything that the cold machine had, intermediates too;
+- *warm, the folders*: a build; of intermediates come those that lie in output folders;
+- *warm, minimal*: a build with ``--final-only``: records and final outputs, nothing else. That is asserted, against
+  what lies in the folders;
+- *no remote*: a cold machine without one, so that its price can be seen.
+
+Bytes and requests are what to read. nginx is on the same machine, so seconds are those of a network without a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+from page import with_section
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+PAGE = ROOT / "docs" / "benchmarks.md"
+HEADING = "## A fresh machine of CI\n"
+_RECIPE = ROOT / "recipes" / "sweeps" / "small.yaml"
+_PROGRAM = str(Path(sys.executable).parent / "winml-dag")
+# What a build writes itself, and no stage has made.
+_OWN = ("build_manifest.json", "winml_build_config.json", "sweep.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one machine did: stages that it ran, wall seconds, and what went between it and the remote."""
+
+    stages: int
+    wall: float
+    traffic: Mapping[str, int]
+
+    @property
+    def moved(self) -> int:
+        """Bytes of bodies, both ways."""
+        return sum(self.traffic.get(name, 0) for name in ("bytes_fetched", "bytes_put", "record_bytes"))
+
+
+def _name(value: Any) -> str:
+    """Of a value of an axis."""
+    return str(value["name"] if isinstance(value, dict) else value)
+
+
+class Bench:
+    """A folder with a sweep that only builds, and machines in it."""
+
+    def __init__(self, recipe: Path, choices: Sequence[str], folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+        sweep = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        for choice in choices:
+            axis, _, names = choice.partition("=")
+            sweep["matrix"][axis] = [each for each in sweep["matrix"][axis] if _name(each) in names.split(",")]
+        for name in ("measure", "goal", "search"):
+            sweep.pop(name, None)
+        self._sweep = folder / "sweep.yaml"
+        self._sweep.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
+
+    def measure(self) -> dict[str, Found]:
+        """By the name of the row."""
+        found = {"no remote": self._build("alone", url=""), "cold": self._build("cold")}
+        found["warm, all blobs"] = self._pull_and_build("blobs")
+        found["warm, the folders"] = self._build("folders")
+        found["warm, minimal"] = self._build("minimal", "--final-only")
+        self._assert_minimal(found["warm, minimal"])
+        return found
+
+    def _assert_minimal(self, found: Found) -> None:
+        """Raises AssertionError unless the machine got what lies in its folders, records, and nothing else."""
+        files = [path for path in (self._folder / "minimal" / "out").rglob("*.*") if path.name not in _OWN]
+        outputs = {hashlib.sha256(path.read_bytes()).digest(): path.stat().st_size for path in files}
+        traffic = found.traffic
+        assert found.stages == 0, found
+        assert (traffic["blobs_fetched"], traffic["bytes_fetched"]) == (len(outputs), sum(outputs.values())), found
+        assert traffic["blobs_put"] == traffic["records_put"] == traffic["records_missed"] == 0, found
+
+    def _build(self, machine: str, *options: str, url: str | None = None) -> Found:
+        out = str(self._folder / machine / "out")
+        words = ["build", "-c", str(self._sweep), "-o", out, *options]
+        began = time.perf_counter()
+        told = self._run(machine, words, self._url if url is None else url)
+        wall = time.perf_counter() - began
+        assert not told["failed"], told["failed"]
+        ran = {stage["cache_key"] for cell in told["cells"] for stage in cell["stages"] if stage["status"] == "ran"}
+        print(f"{machine}: {wall:.1f} s, {len(ran)} stages", file=sys.stderr, flush=True)
+        return Found(len(ran), wall, told.get("remote", {}))
+
+    def _pull_and_build(self, machine: str) -> Found:
+        began = time.perf_counter()
+        pulled = self._run(machine, ["cache", "pull", "-c", str(self._sweep), "--all-blobs"], self._url)
+        wall = time.perf_counter() - began
+        built = self._build(machine)
+        first, then = pulled["remote"], built.traffic
+        return Found(built.stages, wall + built.wall, {name: first[name] + then[name] for name in first})
+
+    def _run(self, machine: str, words: list[str], url: str) -> Any:
+        remote = {
+            "WINML_DAG_REMOTE": url,
+            "WINML_DAG_REMOTE_MODE": "read-write",
+            "WINML_DAG_REMOTE_NAMESPACE": "main",
+            "WINML_DAG_REMOTE_KEYS": f"bench:{'A' * 43}=",
+        }
+        environment = {**os.environ, "WINML_DAG_CACHE_DIR": str(self._folder / machine / "cache"), **remote}
+        command = [_PROGRAM, *words, "--format", "json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}\n{done.stderr}{done.stdout[-2000:]}")
+        return json.loads(done.stdout)
+
+
+def section(found: Mapping[str, Found], recipe: Path, choices: Sequence[str]) -> str:
+    """What the page of benchmarks says of *found*, with its heading."""
+    named = recipe.relative_to(ROOT) if recipe.is_relative_to(ROOT) else recipe
+    measured = (
+        f"Written by `make bench-ci` (`tests/benchmarks/ci_bench.py`) on {date.today().isoformat()}, on "
+        f"{os.cpu_count()} processors under {platform.system()}, {platform.machine()}, of `{named}`"
+        f"{', with '.join(['', *(f'`{choice}`' for choice in choices)])}."
+    )
+    return _SECTION.format(
+        heading=HEADING,
+        measured=textwrap.fill(measured, width=120, break_long_words=False, break_on_hyphens=False),
+        table=_table(found),
+    )
+
+
+_SECTION = """{heading}
+{measured}
+
+Every row is a machine with an empty cache and nginx as its remote. "Cold": nothing is anywhere, and what is made is put
+into the remote. "All blobs": `cache pull --all-blobs`, then a build. "The folders": a build, whose output folders show
+intermediate models too. "Minimal": a build with `--final-only`; that it moves records and final outputs and nothing
+else is asserted, by digest. nginx is on the same machine: read bytes and requests, and of seconds the ratios.
+
+{table}
+
+"""
+
+_COLUMNS = ("", "stages run", "requests", "records", "blobs", "fetched, MB", "put, MB", "records, MB", "wall, s", "x")
+
+
+def _table(found: Mapping[str, Found]) -> str:
+    base = found["cold"].wall
+    rows = [
+        (
+            name,
+            str(each.stages),
+            *(str(each.traffic.get(column, 0)) for column in ("requests", "records_found", "blobs_fetched")),
+            *(f"{each.traffic.get(column, 0) / 1e6:.2f}" for column in ("bytes_fetched", "bytes_put", "record_bytes")),
+            f"{each.wall:.1f}",
+            f"{each.wall / base:.2f}",
+        )
+        for name, each in found.items()
+    ]
+    lines = [_COLUMNS, ("---", *["---:"] * (len(_COLUMNS) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    from servers.nginx import nginx_server
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--recipe", type=Path, default=_RECIPE)
+    parser.add_argument("--keep", dest="choices", metavar="AXIS=NAMES", action="append", default=[])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write", action="store_true", help="Into docs/benchmarks.md.")
+    asked = parser.parse_args()
+    folder = (asked.folder or Path(tempfile.mkdtemp(prefix="winml-dag-bench-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with nginx_server(folder / "nginx") as server:
+            found = Bench(asked.recipe.resolve(), asked.choices, folder, server.url).measure()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    text = section(found, asked.recipe.resolve(), asked.choices)
+    print(text)
+    if asked.write:
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), HEADING, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
