@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.cli.build import command as build_command
+from winml_dag.cli.cluster import CLUSTER_OPTIONS
 from winml_dag.cli.main import run
 from winml_dag.cli.options import request_from
 from winml_dag.pipeline.request import Request
@@ -258,7 +259,7 @@ def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypat
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
     how = {"rebuild", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox", "verbose", "quiet", "format_"}
     which = {"recipes", "filters", "shard", "retry_failed"}
-    of_build = {name: value for name, value in parameters.items() if name not in how | which}
+    of_build = {name: value for name, value in parameters.items() if name not in how | which | {*CLUSTER_OPTIONS}}
     request, _ = request_from({**of_build, "recipe": None})
     overrides = request.overrides
     assert overrides.compile_settings == {"provider_options": {"vtcm_mb": "4"}, "embed_context": False}
