@@ -124,7 +124,7 @@ def test_blobs_that_a_remote_has_lost_are_made_anew_and_nothing_is_lost(team: Te
     shutil.rmtree(team.remote)
     result = second.made()
     assert result.ran == STAGES
-    assert result.reason("finalize").startswith("missing or damaged in the cache: ")
+    assert result.reason("finalize").startswith("missing or damaged in the cache, and in no remote")
     first = team.machine("first")
     first.made()
     assert second.files() == first.files()

@@ -55,7 +55,7 @@ def decide(
         why = reason.FIRST_BUILD if last is None else reason.changed(last, ingredients, inputs)
         return Run(key, ingredients, why, basis)
     if gone := store.missing(record.files()):
-        return Run(key, ingredients, reason.lost(gone), basis)
+        return Run(key, ingredients, reason.lost(gone, asked_behind=store.asks_behind), basis)
     if last is not None and last.cache_key == key:
         return Reuse(record, reason.UP_TO_DATE)
     came = store.came_from_behind(key)

@@ -84,9 +84,10 @@ def never_like_this(nearest: Nearest) -> Reason:
     return Reason("first build", f"never built like this; nearest is {nearest}", nearest=nearest)
 
 
-def lost(files: Iterable[FileEntry]) -> Reason:
+def lost(files: Iterable[FileEntry], *, asked_behind: bool = False) -> Reason:
     names = tuple(file.name for file in files)
-    return Reason("lost", f"missing or damaged in the cache: {', '.join(names)}", names=names)
+    where = "the cache, and in no remote that answers" if asked_behind else "the cache"
+    return Reason("lost", f"missing or damaged in {where}: {', '.join(names)}", names=names)
 
 
 def waits(ids: Iterable[str], changes: tuple[Change, ...] = (), roots: tuple[str, ...] = ()) -> Reason:

@@ -26,6 +26,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import DigestFunction
 from winml_dag.store.files import in_words, write_whole
 from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import ADOPTED
 from winml_dag.store.quantities import counted, size_text
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.remote.crew import side_by_side
@@ -39,7 +40,6 @@ _OLD: DigestFunction = "xxh3-128"
 _NEW: DigestFunction = "sha256"
 _TOKEN = re.compile(rf"{_OLD}:[0-9a-f]{{32}}")
 _LOCK = "adopt"
-_MARKER = "adopted"
 # More would only take processors away from each other.
 _MOST_AT_ONCE = 8
 
@@ -80,7 +80,7 @@ def adopt_at_first(store: LocalStore, tell: Callable[[str], None]) -> None:
     """Adopt what *store* has of a time without a remote, if nothing of that was ever adopted, and say so. That it
     cannot be is no reason for a build to fail.
     """
-    if (store.folder / _MARKER).exists() or not (store.blobs.folder / _OLD).is_dir():
+    if (store.folder / ADOPTED).exists() or not (store.blobs.folder / _OLD).is_dir():
         return
     try:
         tell(str(adopt(store)))
@@ -98,7 +98,7 @@ def adopt(store: LocalStore, told: Callable[[int, int], None] = lambda _, __: No
     # As a run: what is adopted is not removed meanwhile, nor all of the cache.
     with store.locks.hold(_LOCK), store.scratch.open(), in_words("Cannot adopt what is in the cache"):
         adopted = _Adoption(store, told).run()
-        write_whole(store.folder / _MARKER, b"1\n")
+        write_whole(store.folder / ADOPTED, b"1\n")
     return adopted
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from winml_dag.store.remote.traffic import Traffic
 
 FORMAT = "1"
+# There when what was made without a remote has been adopted.
+ADOPTED = "adopted"
 
 
 class LocalStore:

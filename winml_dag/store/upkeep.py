@@ -12,7 +12,7 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.leftovers import abandoned
-from winml_dag.store.local import LocalStore
+from winml_dag.store.local import ADOPTED, LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.tally import note_size
 
@@ -195,6 +195,7 @@ def clear(store: LocalStore) -> Cleared:
         store.index.clear()
         for folder in (store.blobs.folder, store.incoming, store.scratch.folder, store.quarantine, store.failures):
             remove_tree(folder)
+        (store.folder / ADOPTED).unlink(missing_ok=True)
         note_size(store.folder, 0)
         return Cleared(held.records, held.blobs, freed)
 

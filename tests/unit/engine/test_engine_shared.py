@@ -157,7 +157,7 @@ def test_a_remote_that_vanishes_after_all_was_decided_costs_runs_and_no_result(
     remote.blobs.clear()
     again = here.built(line(salt=1), [weights])
     assert again.calls == ["first", "second", "third", "fourth", "last"]
-    assert again.reason("fourth") == "missing or damaged in the cache: fourth-out.txt"
+    assert again.reason("fourth") == ("missing or damaged in the cache, and in no remote that answers: fourth-out.txt")
     expected = bench.run(line(salt=1), [bench.source("weights", "w")])
     assert here.text(again.file("last")) == bench.text(expected.file("last"))
 

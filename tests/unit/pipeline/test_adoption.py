@@ -17,6 +17,7 @@ from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.levels import Levels
 from winml_dag.store.remote.maker import Maker
 from winml_dag.store.shared import SharedStore
+from winml_dag.store.upkeep import clear
 
 
 class Project:
@@ -177,6 +178,21 @@ def test_it_happens_by_itself_once_and_is_said_in_one_line(project: Project) -> 
     adopt_at_first(store, said.append)
     assert len(said) == 1
     assert said[0].startswith("Adopted 2 records of this cache, which had no remote when they were made: ")
+    store.close()
+
+
+def test_what_is_made_alone_after_a_clear_is_adopted_by_itself_again(project: Project) -> None:
+    said: list[str] = []
+    store = project.shared()
+    adopt_at_first(store, said.append)
+    clear(store)
+    store.close()
+    alone = project.alone()
+    project.build(alone)
+    alone.close()
+    store = project.shared()
+    adopt_at_first(store, said.append)
+    assert len(said) == 2
     store.close()
 
 
