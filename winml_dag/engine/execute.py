@@ -310,8 +310,13 @@ def python_path() -> dict[str, str]:
     return {"PYTHONPATH": package if not search else os.pathsep.join([package, search])}
 
 
+# Addresses with passwords, tokens and keys that sign: nothing that a stage does is in need of them.
+_OF_REMOTES = "WINML_DAG_REMOTE"
+
+
 def worker_environment(temporary: str) -> dict[str, str]:
-    """The environment of a worker: the user's, without what would make its bytes depend on the moment.
+    """The environment of a worker: the user's, without what would make its bytes depend on the moment, and without what
+    remotes are reached with: a model may bring code of its own.
 
     Hash order, time zone and locale are fixed, temporary files stay in the scratch folder, and hubs are not asked:
     whatever a stage needs is among its inputs.
@@ -328,7 +333,8 @@ def worker_environment(temporary: str) -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return {**os.environ, **fixed}
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_REMOTES)}
+    return {**kept, **fixed}
 
 
 def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:

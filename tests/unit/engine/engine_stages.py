@@ -81,6 +81,7 @@ def tell_environment(config: Config, workspace: Workspace) -> JsonObject:
     names = ("PYTHONHASHSEED", "TZ", "LC_ALL", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "OF_THE_USER")
     return {
         "environment": {name: os.environ.get(name) for name in names},
+        "of_remotes": [name for name in os.environ if name.startswith("WINML_DAG_REMOTE")],
         "folder": str(Path.cwd()),
         "temporary": tempfile.gettempdir(),
         "encoding": sys.stdout.encoding.lower(),

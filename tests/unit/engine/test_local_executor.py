@@ -145,6 +145,14 @@ def test_bytes_cannot_depend_on_the_users_environment(run_work: RunWork, monkeyp
     assert run_work("tell_environment")[0].metrics["order"] == told["order"]
 
 
+def test_a_stage_gets_none_of_the_secrets_that_remotes_are_reached_with(
+    run_work: RunWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WINML_DAG_REMOTE", "WINML_DAG_REMOTE_KEYS", "WINML_DAG_REMOTE_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    assert run_work("tell_environment", {"model": "weights"})[0].metrics["of_remotes"] == []
+
+
 def test_a_worker_imports_no_more_than_its_stage_needs(run_work: RunWork) -> None:
     outcome, _ = run_work("tell_modules")
     loaded = set(json.loads(str(outcome.metrics["modules"])))
