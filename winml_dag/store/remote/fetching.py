@@ -55,7 +55,11 @@ class Partial:
             # Whoever was killed last may have made it read-only already, as blobs are.
             make_writable(self.path)
         self._opened = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
-        self._hash_what_is_here()
+        try:
+            self._hash_what_is_here()
+        except BaseException:
+            os.close(self._opened)
+            raise
         return self
 
     def __exit__(
