@@ -6,8 +6,6 @@ import base64
 import hashlib
 import socket
 import ssl
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -292,29 +290,27 @@ def test_the_environment_names_a_proxy(server: FaultyServer, monkeypatch: pytest
     assert open_remote(server.url, "main").record(KEY) == b"the record"
 
 
-def test_a_certificate_is_checked(tmp_path: Path) -> None:
+def test_a_certificate_is_checked_and_its_host_not_left_for_one_without(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificate = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    with FaultyServer(context) as server:
-        server.content[RECORD_PATH] = b"the record"
-        url = server.url.replace("127.0.0.1", "localhost")
+    with FaultyServer(context) as secure:
+        secure.content[RECORD_PATH] = b"the record"
+        url = secure.url.replace("127.0.0.1", "localhost")
         with pytest.raises(RemoteError, match="cannot be trusted") as refused:
             open_remote(url, "main").record(KEY)
         assert refused.value.trouble == "forbidden"
-        # As OpenSSL reads it: when a process begins.
-        code = (
-            "import sys; from winml_dag.store.remote.backends import open_remote;"
-            "print(open_remote(sys.argv[1], 'main').record(sys.argv[2]))"
-        )
-        trusting = subprocess.run(
-            [sys.executable, "-c", code, url, KEY],
-            env={"SSL_CERT_FILE": str(certificate)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert trusting.stdout == "b'the record'\n", trusting.stderr
+
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        remote = open_remote(url, "main")
+        assert remote.record(KEY) == b"the record"
+
+        secure.redirects[RECORD_PATH] = f"{server.url}{RECORD_PATH}"
+        assert trouble_of(lambda: remote.record(KEY)) == "forbidden"
+        assert server.requests == []
+        remote.close()
 
 
 def self_signed(folder: Path) -> Path:
