@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from oneprocess import OneProcess
-from play import SYSTEMS, Team
+from play import SYSTEMS, Played, Team
 from servers.nginx import Nginx, nginx_server
 
 # What stands for winml-dag on the machines: it has the command carried out in one process that goes on.
@@ -27,6 +27,18 @@ sys.stderr.write(messages)
 sys.exit(code)
 """
 QUANTIZED_ANEW = ("w8a8 calibrate", "w8a8 finalize", "w8a8 quantize", "w8a8 validate")
+
+
+RUNS = {
+    "github": "https://github.com/contoso/models/actions/runs/77/attempts/1",
+    "azure": "https://dev.azure.com/contoso/models/_build/results?buildId=88",
+}
+
+
+def made_by(team: Team, played: Played) -> set[tuple[str, str]]:
+    """With which key the records that a run has put are signed, and which run they name."""
+    texts = [data.split(b"\n") for path, data in team.on_server.items() if path in played.put and "/ac/" in path]
+    return {(json.loads(head)["signed_by"], json.loads(body)["maker"]["run"]) for head, body, _ in texts}
 
 
 class _Commands(socketserver.StreamRequestHandler):
@@ -77,6 +89,7 @@ def test_main_writes_what_later_machines_reuse_and_pull_requests_write_what_only
     first = team.push()
     assert set(first.ran) >= {*QUANTIZED_ANEW, "fp32 optimize.0", "fp32 finalize"}
     assert {path.partition("/")[0] for path in first.put} == {"main"}
+    assert made_by(team, first) == {("main", RUNS[system])}
 
     again = team.push()
     assert (again.ran, again.put) == ((), frozenset())
@@ -86,6 +99,7 @@ def test_main_writes_what_later_machines_reuse_and_pull_requests_write_what_only
     pull = team.pull_request(12)
     assert pull.ran == QUANTIZED_ANEW
     assert {path.split("/")[:2] == ["pull", "12"] for path in pull.put} == {True}
+    assert made_by(team, pull) == {("pull", RUNS[system])}
     assert team.pull_request(12).ran == ()
 
     fork = team.pull_request(13, is_fork=True)
