@@ -251,6 +251,17 @@ class TestPushAndPull:
         assert (pulled["records"], pulled["to_run"]) == (0, 2)
         assert "left alone" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
 
+    @pytest.mark.parametrize("fault", [Fault.FORBIDDEN, Fault.FULL])
+    def test_what_could_not_be_put_ends_with_1(
+        self, fault: Fault, server: FaultyServer, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        says(*build("a"))
+        server.switch_on(fault, method="PUT")
+        push = ["cache", "push", "--all", "--cache-dir", "a", "--remote", server.url, "--remote-mode", "read-write"]
+        assert "note: " in says(*push, code=1)
+        assert tells(*push, code=1)["remote"]["records_put"] == 0
+        assert server.content == {}
+
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
