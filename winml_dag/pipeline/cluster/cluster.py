@@ -166,7 +166,8 @@ def _sentence(used: Sequence[Report]) -> str:
     alias = sorted({name.partition("/")[0] for report in used for name in report.providers})
     providers = f", with {', '.join(alias)}" if alias else ""
     workers = "1 worker" if len(used) == 1 else f"{len(used)} workers"
-    return f"{workers}, {places} stages at a time{providers}"
+    stages = "1 stage" if places == 1 else f"{places} stages"
+    return f"{workers}, {stages} at a time{providers}"
 
 
 def _refuse(options: ClusterOptions, reports: Sequence[Report], settings: RemoteSettings | None) -> None:
