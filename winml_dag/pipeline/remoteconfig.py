@@ -192,7 +192,7 @@ def _accepts_unsigned(user: UserFile) -> bool:
 
 def _user_file() -> UserFile:
     path = config_file()
-    if not path.is_file():
+    if not path.exists():
         return UserFile()
     return _read(path, UserFile, elsewhere=("ep",))
 
@@ -204,7 +204,9 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
     try:
         text = path.read_text(encoding="utf-8")
         content: dict[str, Any] = tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}.") from None
     said = {key: value for key, value in content.items() if key not in elsewhere}
     if kind is ProjectFile and "signing" in said:

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 from winml_dag.ep.configuration import config_file
-from winml_dag.errors import UsageError
 
 REMOTE_VARIABLE = "WINML_DAG_REMOTE"
 MODE_VARIABLE = "WINML_DAG_REMOTE_MODE"
@@ -41,9 +40,7 @@ class RemoteOptions:
 
     @cached_property
     def is_configured(self) -> bool:
-        """Whether there is any remote, one that is switched off too: then digests are sha256. Raises UsageError for a
-        configuration that cannot be read.
-        """
+        """Whether there is any remote, one that is switched off too: then digests are sha256."""
         if self.urls or os.environ.get(REMOTE_VARIABLE, "").strip():
             return True
         files = (self.project_file, config_file())
@@ -62,13 +59,15 @@ class RemoteOptions:
 
 
 def names_remotes(path: Path) -> bool:
-    """Whether the configuration file at *path*, which need not be there, says anything of remotes."""
+    """Whether the configuration file at *path*, which need not be there, says anything of remotes. One that cannot be
+    read may: who reads the rest of it has to say why not.
+    """
     try:
         return _REMOTE.search(path.read_bytes()) is not None
     except FileNotFoundError:
         return False
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except OSError:
+        return True
 
 
 def _up_to_the_root(start: str) -> Iterator[str]:

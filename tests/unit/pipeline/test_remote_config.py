@@ -182,6 +182,12 @@ def test_what_a_file_cannot_say_is_refused_with_its_line(text: str, told: str, p
     assert told in str(refused.value)
 
 
+def test_a_file_that_cannot_be_read_is_told_of(user_file: Path) -> None:
+    user_file.mkdir()
+    with pytest.raises(UsageError, match=r"user\.toml cannot be read"):
+        levels()
+
+
 def test_what_is_known_of_a_build_is_apart_with_and_without_a_remote(project_file: Path) -> None:
     """Their digests differ, so neither may take the other's notes for its own."""
 
