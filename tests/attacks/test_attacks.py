@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from attackers import envelope, forge, place
-from conftest import MAIN, PULL, MachineMaker
+from machines import MAIN, PULL, MachineMaker
 from servers.faulty import Fault, FaultyServer
 
 from winml_dag.errors import StoreError, UsageError
@@ -268,6 +268,28 @@ def test_a_pull_request_that_signs_for_main_with_its_own_key(machine: MachineMak
     )
     assert developer.look(record) is None
     assert "the key 'pull', which this remote is not trusted with" in developer.said[0]
+
+
+def test_a_colleague_who_puts_what_a_pull_request_made_into_main(
+    machine: MachineMaker, server: FaultyServer, tmp_path: Path
+) -> None:
+    """They have looked at its results, keep them in their cache, and push all that they have: signed by themselves."""
+    record = machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST).make(b"poison")
+    colleague = machine("read", keys=f"{MAIN},{PULL}", WINML_DAG_REMOTE_NAMESPACE="pull/12")
+    fetched = colleague.look(record)
+    assert fetched is not None
+    colleague.take(fetched, tmp_path / "looked at")
+
+    colleague.variables = {
+        **colleague.variables,
+        "WINML_DAG_REMOTE_NAMESPACE": "main",
+        "WINML_DAG_REMOTE_MODE": "read-write",
+    }
+    with colleague.store() as store:
+        store.offer(fetched)
+
+    assert place("main", record) not in server.content
+    assert "it comes from the namespace 'pull/12' of a pull request" in colleague.said[0]
 
 
 def test_a_pull_request_without_any_key(machine: MachineMaker) -> None:

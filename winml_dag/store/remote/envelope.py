@@ -24,6 +24,7 @@ from winml_dag.names import is_safe_part
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.namespace import is_of_pull
 from winml_dag.store.remote.remote import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import SigningKey
 
@@ -68,8 +69,12 @@ class Trust:
         """What to put into *namespace* under the key of *record*; what came from elsewhere keeps its maker.
 
         Raises:
-            Refused: for a record that :meth:`open` would refuse, such as one whose digests are not sha256.
+            Refused: for a record that :meth:`open` would refuse, such as one whose digests are not sha256; and for one
+                of a pull request that would get into another namespace, with our word for it.
         """
+        made_in = record.origin.get("namespace")
+        if isinstance(made_in, str) and is_of_pull(made_in) and made_in != namespace:
+            _refuse(f"it comes from the namespace {made_in!r} of a pull request, and does not get into another one")
         maker = (
             record.origin.get("maker") or replace(self.maker, builder=record.made_by or self.maker.builder).to_json()
         )

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
+_PULL = "pull"
 BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
 # Those whose code is that of the branch. Of others, such as pull_request_target, workflow_run and issue_comment, the
 # branch is the default one, and the code that runs may be anybody's.
@@ -30,7 +31,12 @@ _Said: TypeAlias = Callable[[str], str]
 
 def pull_namespace(number: int) -> str:
     """The namespace that pull request *number* may write."""
-    return f"pull/{number}"
+    return f"{_PULL}/{number}"
+
+
+def is_of_pull(namespace: str) -> bool:
+    """Whether some pull request may write *namespace*."""
+    return namespace.partition("/")[0] == _PULL
 
 
 def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[RemoteSettings, str]:

@@ -1,0 +1,69 @@
+"""Machines that share a cache over a real server, opened as commands open it."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from winml_dag.engine.keys import cache_key
+from winml_dag.pipeline.opened import open_store
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+
+# What each of them knows. HMAC signs and checks with one secret, so who reads what main has made has its key.
+MAIN, PULL = (f"{name}:{base64.b64encode(name.encode() * 8).decode()}" for name in ("main", "pull"))
+
+
+class Machine:
+    """One machine with a cache of its own and the variables of its job.
+
+    Attributes:
+        said: what it was told of remotes.
+    """
+
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.variables = variables
+        self.said: list[str] = []
+
+    @contextmanager
+    def store(self) -> Iterator[LocalStore]:
+        """Its store, as a command has it: what was offered has gone when the block ends."""
+        # Nothing of the machine that the tests run on: it may be one of CI.
+        system = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "TEMP") if name in os.environ}
+        home = dict.fromkeys(("HOME", "USERPROFILE", "XDG_CONFIG_HOME", "LOCALAPPDATA"), str(self.folder))
+        with mock.patch.dict(os.environ, {**system, **home, **self.variables}, clear=True):
+            store = open_store(self.folder / "cache", RemoteOptions(folder=self.folder), tell=self.said.append)
+            try:
+                yield store
+                store.settle()
+            finally:
+                store.close()
+
+    def make(self, content: bytes = b"a model", *, name: str = "model.onnx", opset: int = 21) -> Record:
+        """Run a stage, so to speak, that gives *content*."""
+        made = Ingredients("export", 1, {"export": {"opset": opset}}, {}, {})
+        with self.store() as store, store.scratch.open() as folder:
+            (folder / "out").mkdir()
+            (folder / "out" / name).write_bytes(content)
+            record = Record(cache_key(made), made.config_hash, made, {}, made_by="winml_dag 0.1.0")
+            return store.publish(record, {"model": folder / "out"})
+
+    def look(self, record: Record) -> Record | None:
+        """What it takes for the result of the same work."""
+        with self.store() as store:
+            return store.record(record.cache_key)
+
+    def take(self, record: Record, folder: Path) -> None:
+        """Put the files of *record* into *folder*. Raises StoreError when they cannot be had."""
+        with self.store() as store:
+            for artifact in record.outputs.values():
+                store.fetch(artifact, folder)
+
+
+MachineMaker = Callable[..., Machine]
