@@ -1,0 +1,79 @@
+"""Opening a store: alone or with remotes behind it, and what is left of it when it is let go of."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.opened import let_go, open_store
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.store.local import LocalStore
+from winml_dag.store.remote import attempt, guard
+from winml_dag.store.shared import SharedStore
+from winml_dag.store.statistics import read_statistics
+
+KEY = "a" * 64
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
+
+
+def test_without_a_remote_it_is_the_store_of_this_machine_and_nothing_else_is_imported(tmp_path: Path) -> None:
+    assert type(open_store(tmp_path / "cache", RemoteOptions())) is LocalStore
+    assert type(open_store(tmp_path / "cache", RemoteOptions(mode="off"))) is LocalStore
+    script = """
+import sys
+from pathlib import Path
+from winml_dag.pipeline.opened import open_store
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+open_store(Path("cache"), RemoteOptions())
+heavy = {"urllib3", "obstore", "pydantic", "tomllib", "winml_dag.store.remote"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_with_one_its_digests_are_sha256_also_where_it_is_off(tmp_path: Path) -> None:
+    for mode in ("read", "off"):
+        store = open_store(tmp_path / mode, RemoteOptions((tmp_path.as_uri(),), mode))
+        assert isinstance(store, SharedStore)
+        assert store.function == "sha256"
+        store.close()
+
+
+def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.1)
+    store = open_store(tmp_path / "cache", RemoteOptions(("http://127.0.0.1:1",)))
+    with caplog.at_level(logging.WARNING, "winml_dag"):
+        assert store.record(KEY) is None
+        assert store.record("b" * 64) is None
+    assert [record.message.partition(" cannot")[0] for record in caplog.records] == ["The remote http://127.0.0.1:1"]
+    let_go(store)
+    assert read_statistics(store.folder, store.locks).traffic.left_alone == 1
+
+
+def test_a_run_of_ci_is_told_what_it_may_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"GITHUB_ACTIONS": "true", "GITHUB_EVENT_NAME": "push", "GITHUB_REF": "refs/heads/x"}.items():
+        monkeypatch.setenv(name, value)
+    told: list[str] = []
+    open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),), "read-write"), tell=told.append).close()
+    assert told[0].startswith("The branch x is not known to be protected: nothing is put into remotes.")
+
+
+def test_without_any_key_nothing_could_be_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED")
+    with pytest.raises(UsageError, match="There is no key to check the records of"):
+        open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),)))
+    open_store(tmp_path / "cache", RemoteOptions((tmp_path.as_uri(),), "off")).close()
