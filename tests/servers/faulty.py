@@ -18,6 +18,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote
 
 _PIECE_BYTES = 1 << 20
 # What an endless answer says to be long, and after a million times what a record may have we stop.
@@ -240,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         told_of = self.server.told_of
         # What follows is the signature of who asks a bucket.
-        self.path = self.path.partition("?")[0]
+        self.path = unquote(self.path.partition("?")[0])
         self._request = Request(self.command, self.path, dict(self.headers.items()))
         fault = told_of.begin(self._request)
         if fault in (Fault.RESET, Fault.SILENT, Fault.DEAF):
@@ -303,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         data = self._read_body(length)
-        conditional = self.headers.get("If-None-Match") == "*"
+        conditional = self.headers.get("If-None-Match") == "*" or self.headers.get("x-goog-if-generation-match") == "0"
         if conditional and fault is Fault.REFUSES_CONDITIONS:
             self._say(HTTPStatus.NOT_IMPLEMENTED)
         elif len(data) < length:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from winml_dag.store.remote.backends import open_remote
 from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.remote import Remote
 
-KINDS = ("memory", "file", "http", "nginx", "s3")
+KINDS = ("memory", "file", "http", "nginx", "s3", "az")
 
 # Opens a remote of this kind that nobody has used, or another namespace of the one before.
 Opener = Callable[[str], Remote]
@@ -24,7 +25,9 @@ Opener = Callable[[str], Remote]
 
 @contextmanager
 def remotes(folder: Path) -> Iterator[Opener]:
-    """Opens an empty remote of the kind that is asked for; servers run until the end of the block."""
+    """Opens an empty remote of the kind that is asked for; servers run until the end of the block. Azure's is played by
+    the one of HTTP, which looks at no signature.
+    """
     numbers = itertools.count()
     with ExitStack() as running:
         urls = {
@@ -34,7 +37,14 @@ def remotes(folder: Path) -> Iterator[Opener]:
         }
         s3 = running.enter_context(s3_server())
         urls["s3"] = s3.url
-        running.enter_context(patch.dict("os.environ", s3.environment))
+        azure = running.enter_context(FaultyServer())
+        urls["az"] = "az://container/cache"
+        of_azure = {
+            "AZURE_STORAGE_ENDPOINT": azure.url,
+            "AZURE_STORAGE_ACCOUNT_NAME": "testing",
+            "AZURE_STORAGE_ACCOUNT_KEY": base64.b64encode(b"of-the-tests").decode(),
+        }
+        running.enter_context(patch.dict("os.environ", {**s3.environment, **of_azure}))
 
         def opened(kind: str) -> Remote:
             return MemoryRemote() if kind == "memory" else open_remote(urls[kind], f"empty-{next(numbers)}")

@@ -131,7 +131,7 @@ def test_a_closed_remote_may_be_used_again(remote: Remote) -> None:
 
 
 # nginx has no such condition, as its page says, and moto looks and writes in two steps.
-@pytest.mark.parametrize("kind", ["memory", "file", "http"])
+@pytest.mark.parametrize("kind", ["memory", "file", "http", "az"])
 def test_of_many_that_put_at_once_one_wins(opener: Opener, kind: str) -> None:
     remote, together = opener(kind), threading.Barrier(8)
 

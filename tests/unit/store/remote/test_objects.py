@@ -271,6 +271,26 @@ def test_what_azure_and_google_lack_is_said_before_anything_is_asked(
         open_remote("gs://bucket/cache")
 
 
+def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as it can be played: small things, and without signatures."""
+    account = {
+        "gcs_base_url": server.url,
+        "disable_oauth": True,
+        "client_email": "",
+        "private_key": "",
+        "private_key_id": "",
+    }
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
+    monkeypatch.setattr(objects, "_endpoint", lambda _scheme: server.url)
+    remote = open_remote("gs://cache/team", "main")
+    assert remote.record(KEY) == b"the record"
+    assert not remote.put_record(KEY, b"second")
+    assert remote.put_record("b2" * 32, b"first")
+    assert remote.put(digest_of(SMALL), written(tmp_path / "small", SMALL), unheard)
+    assert not remote.put(digest_of(SMALL), tmp_path / "small", unheard)
+    assert b"".join(remote.read(digest_of(SMALL), 2)) == SMALL[2:]
+
+
 def test_a_folder_is_made_when_something_is_put(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     remote = open_remote(folder.as_uri(), "main")
