@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,22 +151,26 @@ class _Adoption:
                 if (old.name, old.size) == (other.name, other.size):
                     self._digests[old.digest] = other.digest
 
-    def _make_twins(self, records: Iterable[Record]) -> None:
-        files = {file.digest: file for record in records for file in _stored(record) if _TOKEN.match(file.digest)}
-        wanted = [file for digest, file in files.items() if not self._has_twin(digest)]
-        total, lock = sum(file.size for file in wanted), threading.Lock()
+    def _make_twins(self, records: Sequence[Record]) -> None:
+        """Of all blobs here that *records* name: those that they read may be of a record that has gone."""
+        blobs = self._store.blobs
+        named = {file.digest for record in records for file in _stored(record)}
+        named.update(digest for record in records for digest in _mentioned(record))
+        wanted = {digest for digest in named if _TOKEN.fullmatch(digest) and not self._has_twin(digest)}
+        sizes = {digest: path.stat().st_size for digest in wanted if (path := blobs.path(digest)).is_file()}
+        total, lock = sum(sizes.values()), threading.Lock()
 
-        def work(file: FileEntry) -> str | None:
-            twin = make_twin(self._store.blobs, file.digest, _NEW)
+        def work(digest: str) -> str | None:
+            twin = make_twin(blobs, digest, _NEW)
             with lock:
-                self._bytes += file.size
+                self._bytes += sizes[digest]
                 self._told(self._bytes, total)
             return twin
 
         # The largest first: one that begins last would be waited for alone.
-        wanted.sort(key=lambda file: -file.size)
-        twins = side_by_side(work, wanted, min(_MOST_AT_ONCE, os.cpu_count() or 1))
-        found = {file.digest: twin for file, twin in zip(wanted, twins, strict=True) if twin is not None}
+        ordered = sorted(sizes, key=lambda digest: (-sizes[digest], digest))
+        twins = side_by_side(work, ordered, min(_MOST_AT_ONCE, os.cpu_count() or 1))
+        found = {digest: twin for digest, twin in zip(ordered, twins, strict=True) if twin is not None}
         self._digests.update(found)
         self._blobs = len(found)
 
@@ -220,9 +224,10 @@ class _Adoption:
             log=log,
             input_files={slot: artifact.to_json() for slot, artifact in inputs.items()},
         )
-        if self._store.records.read(key) is None:
-            self._store.records.write(adopted)
+        # One that reads no file has the same key as before: its outputs have their new digests then.
+        if key == record.cache_key or self._store.records.read(key) is None:
             used_ns = self._store.records.last_used_ns(record.cache_key)
+            self._store.records.write(adopted)
             with suppress(OSError):
                 os.utime(self._store.records.path(key), ns=(used_ns, used_ns))
         return key

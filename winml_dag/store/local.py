@@ -66,13 +66,14 @@ class LocalStore:
 
     def record(self, key: str) -> Record | None:
         with in_words(f"Cannot read the record of {key}"):
-            return self.records.read(key)
+            found = self.records.read(key)
+            return None if found is None else self._own(found)
 
     def records_of(self, stage: str, most: int) -> list[Record]:
         with in_words(f"Cannot read the records of {stage}"):
             found = self.records.newest_of(stage, most)
         # Those with digests of another function differ in every input from all that is asked for here.
-        return [record for record in found if _speaks(record, self.function)] or found
+        return [record for record in found if _has_only(record, self.function)] or found
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         with in_words("Cannot look for blobs"):
@@ -155,8 +156,28 @@ class LocalStore:
     def _latest(self, names: Sequence[str]) -> dict[str, Record]:
         keys = {name: key for name, key in self.index.read("latest", names).items() if isinstance(key, str)}
         with in_words("Cannot read records"):
-            records = self.records.read_many(list(dict.fromkeys(keys.values())))
+            found = self.records.read_many(list(dict.fromkeys(keys.values())))
+            records = {key: own for key, record in found.items() if (own := self._own(record)) is not None}
         return {name: records[key] for name, key in keys.items() if key in records}
+
+    def _own(self, record: Record) -> Record | None:
+        """*record* with digests of our function, that of which all keys here are made.
+
+        A stage that reads no file has one key with every function, and whoever made its record may have used another.
+        None when its bytes are not here, so that they cannot be digested anew.
+        """
+        if _has_only(record, self.function):
+            return record
+        from winml_dag.store.twins import twins_of
+
+        twins = twins_of(self.blobs, self.index, record.files(), self.function)
+        if twins is None:
+            return None
+        outputs = {
+            slot: Artifact.of(replace(file, digest=twins[file.digest]) for file in artifact.files)
+            for slot, artifact in record.outputs.items()
+        }
+        return replace(record, outputs=outputs)
 
     def remember(self, name: str, key: str) -> None:
         self._expected.forget(name)
@@ -182,7 +203,8 @@ class LocalStore:
         self.index.close()
 
 
-def _speaks(record: Record, function: DigestFunction) -> bool:
+def _has_only(record: Record, function: DigestFunction) -> bool:
+    """Whether all files of *record* have digests of *function*."""
     return all(file.digest.startswith(f"{function}:") for file in record.files())
 
 

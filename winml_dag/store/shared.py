@@ -58,7 +58,7 @@ class SharedStore(LocalStore):
 
     def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
         found = {
-            **self.records.read_many(list(keys)),
+            **{key: own for key, record in self.records.read_many(list(keys)).items() if (own := self._own(record))},
             **{key: self._unkept[key] for key in keys if key in self._unkept},
         }
         found.update(self._from_behind([key for key in keys if key not in found and key not in self._nowhere]))

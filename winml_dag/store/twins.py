@@ -10,14 +10,17 @@ blob, and each name is checked, removed and set aside for itself.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blobs
 from winml_dag.store.chunks import CHUNK_BYTES
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, new_hash, split_digest
 from winml_dag.store.files import open_to_read, partial_in, remove_file
+from winml_dag.store.rows import Rows
 
 
 def make_twin(blobs: Blobs, digest: str, function: DigestFunction) -> str | None:
@@ -42,6 +45,24 @@ def make_twin(blobs: Blobs, digest: str, function: DigestFunction) -> str | None
         return None
     _put(blobs, blob, other)
     return other
+
+
+def twins_of(blobs: Blobs, rows: Rows, files: Iterable[FileEntry], function: DigestFunction) -> dict[str, str] | None:
+    """The digest of *function* for that of each of *files*, each with a blob under it; None when one is not here. Known
+    ones are remembered in *rows*. Raises as :func:`make_twin`.
+    """
+    digests = {file.digest for file in files}
+    known = rows.read("adopted", digests)
+    found: dict[str, str] = {}
+    for digest in digests:
+        twin = digest if digest.startswith(f"{function}:") else known.get(digest)
+        if not isinstance(twin, str) or not blobs.path(twin).exists():
+            twin = make_twin(blobs, digest, function)
+        if twin is None:
+            return None
+        found[digest] = twin
+    rows.write("adopted", {digest: twin for digest, twin in found.items() if known.get(digest) != twin != digest})
+    return found
 
 
 def _digests(blob: Path, digest: str, function: DigestFunction) -> tuple[bool, str]:

@@ -170,7 +170,7 @@ def _removed_if_incomplete(store: LocalStore, key: str) -> bool:
     try:
         # Whoever holds the key is about to make its record whole.
         with store.claim(key, gives_up=lambda: True):
-            record = store.record(key)
+            record = store.records.read(key)
             if record is not None and not store.missing(record.files()):
                 return False
             store.records.remove(key)

@@ -51,14 +51,14 @@ class Project:
 
     def build(self, store: LocalStore) -> list[Record]:
         made, source = self.ingredients(store)
-        first = self._published(store, made, {"model": source}, b"optimized")
+        first = self.published(store, made, {"model": source}, b"optimized")
         output = first.outputs["model"]
-        second = self._published(store, self.compiled(store, output), {"model": output}, b"compiled")
+        second = self.published(store, self.compiled(store, output), {"model": output}, b"compiled")
         store.remember("here\noptimize", first.cache_key)
         store.remember("here\ncompile", second.cache_key)
         return [first, second]
 
-    def _published(self, store: LocalStore, made: Ingredients, read: dict[str, Artifact], data: bytes) -> Record:
+    def published(self, store: LocalStore, made: Ingredients, read: dict[str, Artifact], data: bytes) -> Record:
         folder, log = self.folder / "put", self.folder / "log.txt"
         folder.mkdir(exist_ok=True)
         (folder / f"{made.stage}.onnx").write_bytes(data)
@@ -117,7 +117,7 @@ def test_a_second_time_reads_nothing_and_takes_what_came_since(project: Project)
     assert adopt(store) == Adopted(records=1, known=2, blobs=0, bytes=0)
     output = Artifact.of([FileEntry("optimize.onnx", digest_bytes(b"optimized", "sha256"), 9)])
     assert store.record(cache_key(project.compiled(store, output))) is not None
-    assert store.record(made.cache_key) == made
+    assert store.records.read(made.cache_key) == made
     store.close()
 
 
@@ -178,6 +178,54 @@ def test_it_happens_by_itself_once_and_is_said_in_one_line(project: Project) -> 
     adopt_at_first(store, said.append)
     assert len(said) == 1
     assert said[0].startswith("Adopted 2 records of this cache, which had no remote when they were made: ")
+    store.close()
+
+
+def test_a_stage_that_reads_no_file_has_one_key_and_digests_of_whoever_asks(project: Project) -> None:
+    """Random weights, for one. What reads it must find what it found, with a remote and without."""
+    made = Ingredients("export", 1, {"random_weights": {}}, {}, {"torch": "2.13"})
+    key, data = cache_key(made), b"random"
+    alone = project.alone()
+    project.published(alone, made, {}, data)
+    alone.close()
+    for _ in range(2):
+        store = project.shared()
+        for record in (store.record(key), store.look_up([key])[key]):
+            assert record is not None
+            assert [file.digest for file in record.files()] == [digest_bytes(data, "sha256")]
+            assert store.missing(record.files()) == []
+        store.close()
+        alone = project.alone()
+        found = alone.record(key)
+        assert found is not None
+        assert [file.digest for file in found.files()] == [digest_bytes(data)]
+        assert alone.missing(found.files()) == []
+        alone.close()
+        # Once before an adoption, and once after it.
+        store = project.shared()
+        adopt(store)
+        store.close()
+
+
+def test_what_reads_such_a_stage_is_adopted_whenever_it_was_made(project: Project) -> None:
+    random = Ingredients("export", 1, {"random_weights": {}}, {}, {"torch": "2.13"})
+    alone = project.alone()
+    project.published(alone, random, {}, b"random")
+    alone.close()
+    store = project.shared()
+    adopt(store)
+    store.close()
+    alone = project.alone()
+    read = alone.record(cache_key(random))
+    assert read is not None
+    output = read.outputs["model"]
+    project.published(alone, project.compiled(alone, output), {"model": output}, b"compiled")
+    alone.close()
+    store = project.shared()
+    assert adopt(store).left_out == {}
+    exported = store.record(cache_key(random))
+    assert exported is not None
+    assert store.record(cache_key(project.compiled(store, exported.outputs["model"]))) is not None
     store.close()
 
 

@@ -321,7 +321,7 @@ def test_any_names_and_bytes_come_back_and_both_twins_agree(
         store.fetch(records[-1].outputs["model"], base / f"got{which}")
         assert contents(base / f"got{which}") == data
     local.close()
-    assert records[0] == records[1] == LocalStore(base / "cache").record(key)
+    assert records[0] == records[1] == LocalStore(base / "cache", function=function).record(key)
 
 
 def unsafe(name: str) -> bool:
