@@ -170,7 +170,10 @@ class LocalStore:
             return record
         from winml_dag.store.twins import twins_of
 
-        twins = twins_of(self.blobs, self.index, record.files(), self.function)
+        try:
+            twins = twins_of(self.blobs, self.index, record.files(), self.function)
+        except OSError:  # of a cache that may only be read, for one
+            twins = None
         if twins is None:
             return None
         outputs = {
