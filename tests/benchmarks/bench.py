@@ -270,8 +270,8 @@ make bench
 ```
 
 It installs the other tools into an environment of its own (`.venv-bench`), takes about half an hour, and writes this
-page, but for the parts on sweeps and on CI: `make bench-sweep` and `make bench-ci` measure and write those. The programs
-are in `tests/benchmarks/`.
+page, but for the parts on sweeps and on CI: `make bench-sweep` and `make bench-ci` measure and write those. The
+programs are in `tests/benchmarks/`.
 """
 
 
