@@ -26,6 +26,7 @@ import fault_damage
 import fault_disks
 import fault_kills
 import fault_misdeeds
+import fault_transfers
 from fault_lab import Impossible, Lab
 
 _EPISODE_SECONDS = 1800.0
@@ -50,6 +51,7 @@ KINDS = {
     "kill-worker": Kind(fault_kills.kill_worker, 0.2),
     "kill-both": Kind(fault_kills.kill_both, 0.15),
     "kill-one-of-many": Kind(fault_kills.kill_one_of_many, 0.2),
+    "kill-transfer": Kind(fault_transfers.kill_transfer, 0.1),
     "permission-lost": Kind(fault_disks.permission_lost, 0.06),
     "read-only": Kind(fault_disks.read_only, 0.01),
     "damage": Kind(fault_damage.damage, 0.15),

@@ -1,0 +1,187 @@
+"""SIGKILL for machines that share a remote, while they put there what they have and fetch what others have made."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import NoReturn
+
+from fault_lab import Lab
+
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.remote.envelope import Trust
+from winml_dag.store.remote.levels import Level, Levels
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.upkeep import verify
+
+_TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
+_MACHINES = ("one", "other")
+# Few, so that both often want the same at once, and a third of them new after each kill.
+_RESULTS, _NEW_RESULTS = 12, 4
+# Of every third result: what came of it is gone on with after a kill.
+_LARGE_BYTES = 9 << 20
+# About what two machines take for all that is new.
+_LONGEST_DELAY_SECONDS = 0.5
+_PATIENCE_SECONDS = 120
+
+
+def kill_transfer(lab: Lab) -> Iterator[None]:
+    """Two machines at once are killed after a random delay; now and then both end what they have begun."""
+    remote = lab.folder / "remote"
+    remote.mkdir()
+    for first in itertools.count(0, _NEW_RESULTS):
+        numbers = range(first, first + _RESULTS)
+        running = [_Machine(lab.folder / name, remote, numbers, lab.chance.random()) for name in _MACHINES]
+        for machine in running:
+            machine.wait_until_begun()
+        threading.Event().wait(lab.chance.uniform(0, _LONGEST_DELAY_SECONDS))
+        for machine in running:
+            machine.kill()
+        _check(lab.folder, remote)
+        if lab.chance.random() < 0.3:
+            for name in _MACHINES:
+                _Machine(lab.folder / name, remote, numbers).wait()
+            _check(lab.folder, remote)
+            held = {path.name for path in remote.glob("ac/*")}
+            made = {key for name in _MACHINES for key in _records(lab.folder / name)}
+            assert made, "Nothing was made."
+            assert made <= held, f"Not all that was made is there: {made - held}"
+        yield
+
+
+class _Machine:
+    """A process that works as the machine with *cache*: for ever if it has a *seed*, else until all is shared."""
+
+    def __init__(self, cache: Path, remote: Path, numbers: range, seed: float | None = None) -> None:
+        begun, tell_begun = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            _be_machine(cache, remote, numbers, seed, tell_begun)
+        os.close(tell_begun)
+        self._begun = open(begun, "rb")  # noqa: SIM115
+
+    def wait_until_begun(self) -> None:
+        with self._begun:
+            assert self._begun.read(), "It ended before it had begun."
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        assert code == -signal.SIGKILL, f"It had ended with {code}."
+
+    def wait(self) -> None:
+        self.wait_until_begun()
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        assert code == 0, f"It ended with {code}."
+
+
+def _files(number: int) -> dict[str, bytes]:
+    """What the stage of result *number* makes."""
+    chance = random.Random(number)
+    files = {f"file{each}": chance.randbytes(chance.choice((1, 5000))) for each in range(chance.randint(1, 3))}
+    return files if number % 3 else {**files, "large": chance.randbytes(_LARGE_BYTES)}
+
+
+def _key(number: int) -> str:
+    return f"{number:064x}"
+
+
+def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, tell_begun: int) -> NoReturn:
+    # Whatever happens, the child must not go on with the work of its parent.
+    try:
+        signal.alarm(_PATIENCE_SECONDS)
+        # Here and not above: it has threads of its own, which no fork takes along.
+        from winml_dag.store.remote.backends import open_remote
+
+        store = LocalStore(cache, function="sha256")
+        level = Level(open_remote(remote.as_uri()), LevelSettings(remote.as_uri(), Mode.READ_WRITE))
+        levels = Levels([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
+        os.write(tell_begun, b"!")
+        os.close(tell_begun)
+        if seed is None:
+            _share_all(store, levels, numbers)
+        else:
+            _share_for_ever(store, levels, numbers, random.Random(seed))
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _complain(sentence: str) -> NoReturn:
+    """A remote in a folder gives no reason for a word."""
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def _share_for_ever(store: LocalStore, levels: Levels, numbers: range, chance: random.Random) -> None:
+    while True:
+        key = _key(number := chance.choice(numbers))
+        if store.record(key) is None and (record := levels.records([key]).get(key)):
+            _bring(store, levels, record, number)
+        levels.offer(store.record(key) or _make(store, number))
+        if chance.random() < 0.5:
+            levels.settle()
+
+
+def _share_all(store: LocalStore, levels: Levels, numbers: range) -> None:
+    for key in store.records.keys():  # noqa: SIM118  # not a mapping
+        record = store.record(key)
+        assert record is not None
+        levels.offer(record)
+    levels.settle()
+    for number in numbers:
+        if record := levels.records([_key(number)]).get(_key(number)):
+            _bring(store, levels, record, number)
+
+
+def _bring(store: LocalStore, levels: Levels, record: Record, number: int) -> None:
+    assert levels.fetch(record.files()) == []
+    for file in record.files():
+        assert store.blobs.path(file.digest).read_bytes() == _files(number)[file.name]
+    store.records.write(record)
+
+
+def _make(store: LocalStore, number: int) -> Record:
+    made = Ingredients("export", 1, {}, {}, {})
+    with store.scratch.open() as folder:
+        for name, data in _files(number).items():
+            (folder / name).write_bytes(data)
+        return store.publish(Record(_key(number), made.config_hash, made, {}), {"out": folder})
+
+
+def _records(cache: Path) -> list[str]:
+    store = LocalStore(cache)
+    try:
+        return store.records.keys()
+    finally:
+        store.close()
+
+
+def _check(folder: Path, remote: Path) -> None:
+    """Both caches are clean, every blob in the remote is what its name says, and no record lacks one."""
+    for name in _MACHINES:
+        store = LocalStore(folder / name)
+        report = verify(store)
+        store.close()
+        assert report.clean, f"The cache of {name} is not clean: {report}"
+    # What bears another name than that of a blob is unfinished, and nobody's.
+    blobs = {path.name: path for path in remote.glob("cas/*") if len(path.name) == 64}
+    for digits, path in blobs.items():
+        assert sha256(path.read_bytes()).hexdigest() == digits, f"{path} has wrong bytes."
+    for path in remote.glob("ac/*"):
+        if len(path.name) == 64:
+            record = _TRUST.open(path.read_bytes(), path.name, "")
+            lacking = [file.name for file in record.files() if file.digest.partition(":")[2] not in blobs]
+            assert not lacking, f"The record {path.name} is there without {lacking}."
