@@ -242,6 +242,19 @@ class TestPushAndPull:
         assert "nothing ran" in says(*build("b", "--remote", shared(folder), "--remote-mode", "off"))
         assert (folder / "more.txt").read_text() == "other" * 10_000
 
+    def test_what_came_from_one_remote_can_be_given_to_another(
+        self, folder: Path, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
+    ) -> None:
+        """Also without the logs of stages, which stay where they are when a build fetches what it puts in place."""
+        (folder / "making.py").write_text(f"{MAKING}; print('made')")
+        says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
+        make_stages_new(folder)
+        says(*build("b", "--remote", shared(folder)))
+        other = ["--remote", (folder / "other").as_uri(), "--remote-mode", "read-write", "--cache-dir", "b"]
+        assert tells("cache", "push", "--all", *other)["remote"]["records_put"] == 2
+        make_stages_new(folder)
+        assert "nothing ran" in says(*build("c", "--remote", (folder / "other").as_uri()))
+
     @pytest.mark.usefixtures("impatient")
     def test_what_could_not_be_had_ends_with_1(
         self, says: Callable[..., str], tells: Callable[..., dict[str, Any]]

@@ -5,7 +5,7 @@ would need without building, and making what was built alone fit to be shared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
         records = _chosen(store, keys, recipes, remote)
         whole = [record for record in records.values() if not store.far(record.files())]
         for record in whole:
-            store.offer(record)
+            store.offer(_with_log_that_is_here(store, record))
         store.settle()
         traffic = store.traffic()
         lacking = len(records) - len(whole)
@@ -76,7 +76,8 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         store = _shared(options, remote)
         records, to_run = _known(store, recipes, remote)
         if all_blobs:
-            store.bring(file for record in records.values() for file in record.files())
+            logs = [record.log for record in records.values() if record.log is not None]
+            store.bring([*logs, *(file for record in records.values() for file in record.files())])
         lacking = sum(bool(store.far(record.files())) for record in records.values())
         traffic = store.traffic()
         if format_ == "json":
@@ -181,6 +182,13 @@ def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions)
         if view.result is not None and view.result.record is not None and view.status is Status.REUSED
     }
     return records, foreseen.to_run
+
+
+def _with_log_that_is_here(store: SharedStore, record: Record) -> Record:
+    """A log that stayed where its stage ran keeps its record from going no further."""
+    if record.log is None or not store.far([record.log]):
+        return record
+    return replace(record, log=None)
 
 
 def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[str, Request]]:
