@@ -135,14 +135,15 @@ class Workplace:
             place, toolchain = toolchain_here(order.node, store.fingerprints)
             if differs := difference(order.node.toolchain, toolchain):
                 return Answer("differs", error=differs, report=self.report())
-            node = replace(order.node, interpreter=place.interpreter)
-            ingredients = ingredients_of(node, {slot: artifact.digest for slot, artifact in order.inputs.items()})
+            # Never the interpreter that an order may name: this machine has its own for that environment.
+            order = replace(order, node=replace(order.node, interpreter=place.interpreter))
+            digests = {slot: artifact.digest for slot, artifact in order.inputs.items()}
+            ingredients = ingredients_of(order.node, digests)
             if cache_key(ingredients) != order.key:
                 raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
+            decision = Run(order.key, ingredients, reason.FIRST_BUILD, None)
             with store.scratch.open() as scratch:
-                outcome = self._run(
-                    order, Run(order.key, ingredients, reason.FIRST_BUILD, None), store, scratch, running
-                )
+                outcome = self._run(order, decision, store, scratch, running)
             store.settle()
             return replace(_answer(outcome), told=tuple(told))
 
