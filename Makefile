@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci clean
+.PHONY: quickstart ep-openvino op-support test test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci bench-scale clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -100,6 +100,10 @@ bench-sweep: $(VENV)/with-tests
 # What a fresh machine of CI does and moves, with nginx as the remote: five minutes on a quiet machine.
 bench-ci: $(VENV)/with-tests servers
 	$(BIN)/python tests/benchmarks/ci_bench.py --write --keep precision=fp32,w8a8,w8a16 --keep target=cpu
+
+# How many stages and machines one scheduler is good for, on a clock that nothing waits for: half an hour, and 5 GB.
+bench-scale: $(VENV)/with-tests
+	$(BIN)/python tests/benchmarks/scale_bench.py --write
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) $(PLUGIN_VENV) out build *.egg-info

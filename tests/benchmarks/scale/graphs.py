@@ -1,0 +1,105 @@
+"""Graphs to simulate: cells of a real sweep by the real planner, and from some size on their copies with other keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+from recorded import only_builds
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.merge import Merged, Part, merge
+from winml_dag.engine.stage import Node
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.planning import plan_or_refusal
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.standing.surroundings import surroundings
+from winml_dag.pipeline.sweep.cells import request_of
+from winml_dag.recipe.matrix import load_sweep
+from winml_dag.store.local import LocalStore
+
+# Of one group of 40 cells, merged: ten of each model, with two rounds of optimize at most.
+STAGES_OF_A_GROUP = 272
+EDITED = "w8a8"
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Parts of a graph, one for each cell, and processor seconds that it took to plan those that were planned."""
+
+    parts: tuple[Part, ...]
+    planned: int
+    seconds: float
+
+
+def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
+    """`recipes/sweeps/small.yaml` with *groups* seeds of the random weights of its models: each is other work.
+
+    *edited*: with one more sample to calibrate on in one of the precisions.
+    """
+    sweep = only_builds()
+    seeds = [{"name": f"seed{seed}", "loader": {"random_weights": {"seed": seed}}} for seed in range(groups)]
+    sweep["matrix"] = {"seed": seeds, **sweep["matrix"]}
+    if edited:
+        sweep["overrides"] = [{"when": {"precision": EDITED}, "quant": {"samples": sweep["quant"]["samples"] + 1}}]
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = folder / "sweep.yaml"
+    recipe.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
+    store = LocalStore(folder / "cache")
+    began = time.process_time()
+    try:
+        cells = load_sweep(recipe).cells
+        around = surroundings(time.time_ns())
+        request = Request(None, Overrides())
+        graphs = {
+            cell.name: plan_or_refusal(request_of(cell, request, folder / "out"), store, around, download=False)
+            for cell in cells
+        }
+    finally:
+        store.close()
+    return Planning(tuple(_parts(graphs)), len(graphs), time.process_time() - began)
+
+
+def multiplied(parts: tuple[Part, ...], times: int) -> Iterator[Part]:
+    """*parts*, and as many times less one the same shapes with other keys: each copy exports with other seeds."""
+    yield from parts
+    for copy in range(1, times):
+        for part in parts:
+            nodes = tuple(_other(node, copy) if node.stage.name == "export" else node for node in part.graph.nodes)
+            own = {node.id: node for node in nodes}
+            makers = {name: own[maker.id] for name, maker in part.graph.makers.items()}
+            yield Part(f"copy{copy}:{part.label}", Graph(nodes, part.graph.sources, makers), part.sources)
+
+
+def together(parts: tuple[Part, ...], times: int) -> Merged:
+    return merge(tuple(multiplied(parts, times)))
+
+
+def cell_of(node_id: str) -> tuple[str, str]:
+    """The cell of the recorded sweep that a node of a merged graph is like, and its id there."""
+    cell, _, own = node_id.rpartition("/")
+    return cell.partition("/")[2], own
+
+
+def _parts(graphs: Mapping[str, object]) -> Iterator[Part]:
+    for name, graph in graphs.items():
+        assert isinstance(graph, BuildGraph), graph
+        yield Part(name, graph.graph, graph.sources)
+
+
+def _other(node: Node, copy: int) -> Node:
+    return replace(node, config=_with_seed(node.config, copy))
+
+
+def _with_seed(config: Mapping[str, JsonValue], copy: int) -> dict[str, JsonValue]:
+    loader = config["loader"]
+    assert isinstance(loader, Mapping)
+    weights = loader["random_weights"]
+    assert isinstance(weights, Mapping)
+    seed = weights["seed"]
+    assert isinstance(seed, int)
+    return {**config, "loader": {**loader, "random_weights": {**weights, "seed": seed + 1_000_000 * copy}}}

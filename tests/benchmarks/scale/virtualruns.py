@@ -1,0 +1,237 @@
+"""Runs in which nothing runs but the clock: a heap of ends, and machines that have what they made or fetched before."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from types import TracebackType
+from typing import TypeAlias
+
+from recorded import Ran
+from virtualstore import VirtualStore
+from world import VirtualClock, VirtualRemote
+
+from winml_dag.engine import reason
+from winml_dag.engine.admission import UNLIMITED
+from winml_dag.engine.cluster.fleet import Fleet
+from winml_dag.engine.decide import Reuse, Run
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.progress import Watch
+from winml_dag.engine.run import RunOutcome
+from winml_dag.engine.runs import Ended
+from winml_dag.engine.stage import Node
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.record import Record
+
+MADE_AT = "2026-01-01T00:00:00+00:00"
+
+
+@dataclass(frozen=True)
+class VirtualWorker:
+    """See ``Worker``: a machine of its own, with one place, that can do everything."""
+
+    number: int
+    places: int = 1
+    memory_bytes: int = UNLIMITED
+
+    @property
+    def address(self) -> str:
+        return f"virtual://{self.number}"
+
+    @property
+    def host(self) -> str:
+        return self.address
+
+    def differs(self, node: Node) -> str:  # noqa: ARG002 - all are alike
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Underway:
+    node: Node
+    decision: Run
+    inputs: Mapping[str, Artifact]
+    machine: int
+    began: float
+    seconds: float
+
+
+_Steps: TypeAlias = Generator[float, float, Record]
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a run held its machine, in seconds of the clock, and for how long of that it worked."""
+
+    node_id: str
+    began: float
+    ended: float
+    seconds: float
+
+
+class VirtualRuns:
+    """See ``Runs``. Its workers are those of *fleet*: they have empty stores at first and share a remote. What is asked
+    of it is what `ClusterRuns` and the workers' runners ask for.
+
+    *ran*: what a run of a node is like. *overhead*: seconds of the clock that the scheduler takes for each run.
+    *stretch* and *grow*: how many times as long all work takes, and as large all files are, as they were recorded.
+    *jitter*: by how large a part of it work may be shorter or longer than was recorded. *told* gets every run.
+
+    ``spent``: seconds that were the simulation's own, of ``time.perf_counter``: asking for processor time costs more
+    than what is measured.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        remote: VirtualRemote,
+        store: VirtualStore,
+        ran: Callable[[Node], Ran],
+        fleet: Fleet,
+        *,
+        overhead: float = 0.0,
+        stretch: float = 1.0,
+        grow: float = 1.0,
+        jitter: float = 0.0,
+        seed: int = 0,
+        told: Callable[[Span], None] = lambda _: None,
+    ) -> None:
+        self.spent = 0.0
+        self.work_seconds = 0.0
+        self.busy_seconds = 0.0
+        self.started = self.found = 0
+        self._clock = clock
+        self._remote = remote
+        self._store = store
+        self._ran = ran
+        self._overhead = overhead
+        self._stretch = stretch
+        self._grow = grow
+        self._jitter = jitter
+        self._chance = random.Random(seed)
+        self._told = told
+        self._fleet = fleet
+        self._has: list[set[int]] = [set() for _ in fleet.workers]
+        # When each run takes its next step.
+        self._events: list[tuple[float, int, _Underway, _Steps]] = []
+        self._numbers = count()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._events.clear()
+
+    def now(self) -> float:
+        return self._clock.seconds
+
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> RunOutcome | None:  # noqa: ARG002 - nobody looks
+        entered = perf_counter()
+        self._clock.seconds += self._overhead
+        if (made := self._store.shelf.records.get(decision.key)) is not None:
+            # As a runner finds out when it has claimed the key.
+            self.found += 1
+            return Reuse(made, reason.found(made))
+        seat = self._fleet.last_taken.seat
+        assert seat is not None
+        assert isinstance(seat.worker, VirtualWorker), "everything can be done elsewhere"
+        seconds = self._ran(node).seconds * self._stretch * self._chance.uniform(1 - self._jitter, 1 + self._jitter)
+        underway = _Underway(node, decision, inputs, seat.worker.number, self._clock.seconds, seconds)
+        self.started += 1
+        self.work_seconds += seconds
+        steps = self._steps(underway)
+        self._push(next(steps), underway, steps)
+        self.spent += perf_counter() - entered
+        return None
+
+    def wait(self) -> list[Ended]:
+        """All that has ended by now, or by the moment when the next one ends."""
+        entered = perf_counter()
+        ended: list[Ended] = []
+        while self._events and (not ended or self._events[0][0] <= self._clock.seconds):
+            moment, _, underway, steps = heapq.heappop(self._events)
+            if (record := self._go_on(moment, underway, steps)) is not None:
+                self._clock.until(moment)
+                ended.append(self._ended(moment, underway, record))
+        self.spent += perf_counter() - entered
+        return ended
+
+    def conclude(self, ended: Ended) -> RunOutcome | None:
+        return ended.outcome
+
+    def _go_on(self, moment: float, underway: _Underway, steps: _Steps) -> Record | None:
+        """Have a run take its next step, at *moment*; what it made, if that was the last."""
+        try:
+            self._push(steps.send(moment), underway, steps)
+        except StopIteration as stop:
+            record: Record = stop.value
+            return record
+        return None
+
+    def _push(self, moment: float, underway: _Underway, steps: _Steps) -> None:
+        heapq.heappush(self._events, (moment, next(self._numbers), underway, steps))
+
+    def _steps(self, underway: _Underway) -> _Steps:
+        """What a worker does for a run: each step says when it will be done, and gets the moment when it is."""
+        remote, has, ran = self._remote, self._has[underway.machine], self._ran(underway.node)
+        now = yield remote.ask_for_records(underway.began, 1, 0)
+        read = {file.digest: file.size for artifact in underway.inputs.values() for file in artifact.files}
+        now = yield remote.get(now, [size for digest, size in read.items() if hash(digest) not in has])
+        now = yield now + underway.seconds
+        record = self._record(underway)
+        made = {file.digest: file.size for file in record.files()}
+        has.update(map(hash, (*read, *made)))
+        log = [(f"{record.cache_key}.log", ran.log_bytes)] if ran.log_bytes else []
+        now = yield remote.put_blobs(now, [*made.items(), *log])
+        now = yield remote.put_record(now, ran.record_bytes)
+        # The machine of the build makes sure that it could have what was made.
+        yield remote.ask_for_blobs(now, len(made))
+        return record
+
+    def _ended(self, moment: float, underway: _Underway, record: Record) -> Ended:
+        self._store.made(record, self._ran(underway.node).record_bytes)
+        self.busy_seconds += moment - underway.began
+        self._told(Span(underway.node.id, underway.began, moment, underway.seconds))
+        decision = underway.decision
+        result = StageResult(underway.node, Status.RAN, decision.reason, decision.key, record, record.elapsed_seconds)
+        return Ended(underway.node, decision, result)
+
+    def _record(self, underway: _Underway) -> Record:
+        key, ingredients = underway.decision.key, underway.decision.ingredients
+        ran = self._ran(underway.node)
+        outputs = {
+            slot: Artifact(
+                tuple(
+                    _file(underway.inputs, file.copied, place)
+                    or FileEntry(_name(place), digest_of(f"{key}.{slot}.{place}"), round(file.size * self._grow))
+                    for place, file in enumerate(files)
+                )
+            )
+            for slot, files in ran.outputs.items()
+        }
+        return Record(
+            key, ingredients.config_hash, ingredients, outputs, elapsed_seconds=underway.seconds, made_at=MADE_AT
+        )
+
+
+def digest_of(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _name(place: int) -> str:
+    return f"{place:02}"
+
+
+def _file(inputs: Mapping[str, Artifact], copied: tuple[str, int] | None, place: int) -> FileEntry | None:
+    """The file that is equal to one that was read, called as it is here."""
+    if copied is None:
+        return None
+    read = inputs[copied[0]].files[copied[1]]
+    return read if read.name == _name(place) else FileEntry(_name(place), read.digest, read.size)

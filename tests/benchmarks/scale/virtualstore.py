@@ -1,0 +1,112 @@
+"""The store of a simulation: records in memory here, and beside them those that a remote has; blobs are names only.
+
+It asks a remote as `SharedStore` does: for a record that is not here, once in a run; for the blobs of a record, once
+for each; all that it knows beforehand that it will need, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from world import VirtualClock, VirtualRemote
+
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.record import Record
+
+
+@dataclass
+class Shelf:
+    """Records by key, each with its bytes on the wire."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class VirtualStore:
+    """As much of ``Store`` as a scheduler and a look ahead ask for. *far*: what the remote has, None without one.
+
+    ``shelf``: what this machine has; ``usual``: records of other work, by stage, that tell what is usual of it.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        remote: VirtualRemote,
+        far: Shelf,
+        usual: Mapping[str, Sequence[Record]],
+        names: dict[str, str] | None = None,
+    ) -> None:
+        self.shelf = Shelf()
+        self.far = far
+        self.usual = usual
+        self.names: dict[str, str] = {} if names is None else names
+        self._clock = clock
+        self._remote = remote
+        self._nowhere: set[str] = set()
+        self._arrived: set[str] = set()
+        self._seen: set[str] = set()
+
+    @property
+    def asks_behind(self) -> bool:
+        return True
+
+    def record(self, key: str) -> Record | None:
+        found = self.shelf.records.get(key)
+        if found is None and key not in self._nowhere:
+            self._from_behind([key])
+            found = self.shelf.records.get(key)
+        return found
+
+    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
+        self._from_behind([key for key in keys if key not in self.shelf.records and key not in self._nowhere])
+        found = {key: self.shelf.records[key] for key in keys if key in self.shelf.records}
+        self.missing([file for record in found.values() for file in record.files()])
+        return found
+
+    def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        asked = {file.digest for file in files} - self._seen
+        if asked:
+            self._clock.until(self._remote.ask_for_blobs(self._clock.seconds, len(asked)))
+            self._seen |= asked
+        return [file for file in files if file.digest not in self._remote.held]
+
+    def made(self, record: Record, size: int) -> None:
+        """A run has put *record* and its blobs into the remote, and its machine has told us."""
+        self.far.records[record.cache_key] = self.shelf.records[record.cache_key] = record
+        self.far.sizes[record.cache_key] = size
+        self._seen.update(file.digest for file in record.files())
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        """Have the blobs of *files* here."""
+        wanted = {file.digest: file.size for file in files}
+        self._clock.until(self._remote.get(self._clock.seconds, wanted.values()))
+
+    def came_from_behind(self, key: str) -> bool:
+        return key in self._arrived
+
+    def records_of(self, stage: str, most: int) -> list[Record]:
+        return list(self.usual.get(stage, ()))[:most]
+
+    def used(self, keys: Iterable[str]) -> None:
+        """Nothing is removed here."""
+
+    def together(self, names: Sequence[str]) -> AbstractContextManager[None]:  # noqa: ARG002 - nothing is faster
+        return nullcontext()
+
+    def latest(self, name: str) -> Record | None:
+        return self.shelf.records.get(self.names[name]) if name in self.names else None
+
+    def remember(self, name: str, key: str) -> None:
+        self.names[name] = key
+
+    def _from_behind(self, keys: Sequence[str]) -> None:
+        if not keys:
+            return
+        found = [key for key in keys if key in self.far.records]
+        size = sum(self.far.sizes[key] for key in found)
+        self._clock.until(self._remote.ask_for_records(self._clock.seconds, len(keys), size))
+        self.shelf.records.update((key, self.far.records[key]) for key in found)
+        self._arrived.update(found)
+        self._nowhere.update(key for key in keys if key not in self.far.records)

@@ -1,0 +1,154 @@
+"""Thousands of stages through the real planner and scheduler, on a clock that nothing waits for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "scale"))
+from graphs import Planning, planned, together
+from simulate import How, Left, Played, simulate
+from virtualruns import Span
+from world import Offer
+
+from winml_dag.engine.merge import Merged
+from winml_dag.engine.stage import Node
+
+SLOW_SERVER = Offer(latency=0.01, per_second=2000, bandwidth=1e9, line=1e8)
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Planning:
+    return planned(1, tmp_path_factory.mktemp("planned"))
+
+
+@pytest.fixture(scope="module")
+def merged(cells: Planning) -> Merged:
+    return together(cells.parts, 8)
+
+
+@pytest.fixture(scope="module")
+def few(cells: Planning) -> Merged:
+    return together(cells.parts, 1)
+
+
+@pytest.fixture(scope="module")
+def run(merged: Merged) -> tuple[Played, Left, list[Span]]:
+    return played(merged, How(20, jitter=0.3, seed=1))
+
+
+def played(merged: Merged, how: How) -> tuple[Played, Left, list[Span]]:
+    spans: list[Span] = []
+    told, left = simulate(merged, how, told=spans.append)
+    return told, left, spans
+
+
+def test_all_that_is_different_runs_once_and_within_the_bounds(run: tuple[Played, Left, list[Span]]) -> None:
+    told, left, spans = run
+    assert told.stages > 2000
+    assert told.ran == len(spans) == len(left.shelf.records)
+    # Nothing can be faster than the longest chain, or than all work on all machines; and whoever leaves no machine idle
+    # while there is work takes no longer than both together.
+    assert told.least <= told.seconds <= told.work / told.machines + told.chain
+
+
+def test_a_stage_begins_when_all_that_it_reads_is_there(merged: Merged, run: tuple[Played, Left, list[Span]]) -> None:
+    spans = {span.node_id: span for span in run[2]}
+    for node in merged.graph.nodes:
+        for maker in merged.graph.needs(node):
+            if node.id in spans and maker.id in spans:
+                assert spans[node.id].began >= spans[maker.id].ended
+
+
+def test_no_more_run_at_once_than_there_are_machines(run: tuple[Played, Left, list[Span]]) -> None:
+    changes = sorted((moment, change) for span in run[2] for moment, change in ((span.began, 1), (span.ended, -1)))
+    running = [0]
+    for _, change in changes:
+        running.append(running[-1] + change)
+    assert max(running) == run[0].machines
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(few: Merged) -> None:
+    first, again, other = (played(few, How(20, jitter=0.3, seed=seed))[2] for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_what_a_remote_has_is_asked_for_in_as_many_round_trips_as_the_graph_is_deep(
+    merged: Merged, run: tuple[Played, Left, list[Span]]
+) -> None:
+    told, _ = simulate(merged, How(20, Offer(latency=1.0)), run[1])
+    assert told.ran == 0
+    # A look for records and one for blobs for each wave, and what lies in the folders in the end.
+    assert told.seconds <= 2 * 12 + 1
+    assert told.went.record_gets == len(run[1].shelf.records)
+    finals = (record for record in run[1].shelf.records.values() if record.ingredients.stage == "finalize")
+    blobs = {file.digest: file.size for record in finals for file in record.files()}
+    assert told.went.blob_gets == len(blobs)
+    assert told.went.bytes_got == sum(run[1].shelf.sizes.values()) + sum(blobs.values())
+    assert told.went.bytes_put == 0
+
+
+def test_an_edit_runs_the_stages_that_it_reaches(tmp_path: Path, few: Merged) -> None:
+    before, left = simulate(few, How(20))
+    edited, _ = simulate(together(planned(1, tmp_path, edited=True).parts, 1), How(20), left)
+    # Of four models and two targets: calibrate once for each model, and what stands on it in each of eight cells.
+    assert 0 < edited.ran < before.ran / 3
+    assert edited.went.bytes_put < before.went.bytes_put / 3
+
+
+def test_a_slow_remote_is_waited_for_and_costs_no_stage(few: Merged) -> None:
+    quick, left = simulate(few, How(20))
+    slow, same = simulate(few, How(20, SLOW_SERVER, overhead=0.001))
+    assert slow.ran == quick.ran
+    assert slow.seconds > quick.seconds
+    assert same.shelf.records.keys() == left.shelf.records.keys()
+
+
+def test_what_a_stage_costs_does_not_grow_with_the_graph(cells: Planning) -> None:
+    def calls_of_a_stage(times: int) -> float:
+        graph = together(cells.parts, times)
+        left = Left()
+        calls = calls_of(lambda: simulate(graph, How(10), left))
+        calls += calls_of(lambda: simulate(graph, How(10), left))
+        return calls / len(graph.graph.nodes)
+
+    few, many = calls_of_a_stage(1), calls_of_a_stage(4)
+    assert many <= 1.15 * few
+
+
+class Counted(tuple[Node, ...]):
+    """Nodes that count how often somebody goes through them all."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Node]:
+        Counted.times += 1
+        return super().__iter__()
+
+
+def test_all_stages_are_gone_through_a_few_times_and_not_for_each_of_them(few: Merged) -> None:
+    counted = replace(few, graph=replace(few.graph, nodes=Counted(few.graph.nodes)))
+    _, left = simulate(counted, How(20))
+    simulate(counted, How(20), left)
+    assert Counted.times < 40
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions are called, and generators gone on with."""
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:  # noqa: ARG001
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
