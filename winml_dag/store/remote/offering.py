@@ -38,8 +38,10 @@ class Offers:
 
     def record(self, level: GuardedLevel, record: Record, *, with_blobs: bool = True) -> None:
         """Begin to put *record* there; its blobs, which are here, first."""
-        log = () if record.log is None else (record.log,)
-        files = {file.digest: file for file in (*record.files(), *log)} if with_blobs else {}
+        files = {file.digest: file for file in record.files()} if with_blobs else {}
+        # What was fetched has no log here, and is as good without.
+        if with_blobs and record.log is not None and not self._blobs.missing([record.log]):
+            files[record.log.digest] = record.log
         waiting = _Waiting(len(files) + 1, lambda: self._do(lambda: self._put_record(level, record)))
         for file in files.values():
             self._when_there(level, file, waiting)

@@ -6,12 +6,13 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of
+from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry
 
 from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.remote import RemoteError
@@ -34,6 +35,19 @@ def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
     traffic = here.levels.traffic()
     assert (traffic.records_put, traffic.blobs_put, traffic.bytes_put) == (1, 2, len(b"graphweights"))
     assert traffic.record_bytes == len(remote.records[KEYS[0]])
+
+
+@pytest.mark.parametrize("log_is_here", [True, False])
+def test_a_log_goes_along_if_it_is_here(tmp_path: Path, log_is_here: bool) -> None:
+    remote = MemoryRemote()
+    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    record = replace(here.make(b"graph"), log=entry(b"log", "log.txt"))
+    if log_is_here:
+        here.make(b"log", key=KEYS[1])
+    here.levels.offer(record)
+    here.levels.settle()
+    assert set(remote.blobs.values()) == ({b"graph", b"log"} if log_is_here else {b"graph"})
+    assert TRUST.open(remote.records[KEYS[0]], KEYS[0], "").log == record.log
 
 
 def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
