@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 
 from winml_dag.engine.admission import Capacity, Need, Ticket
 from winml_dag.engine.cluster.fleet import Fleet, SeatTicket
+from winml_dag.engine.cluster.inputs import Inputs
 from winml_dag.engine.cluster.order import Answer, Order
 from winml_dag.engine.events import Status
+from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
 
 OTHER = {"tool": "2"}
 
@@ -48,6 +52,33 @@ def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path
     source = Source("words", TEXT, (SourceFile("words.txt", tmp_path / "words.txt"),))
     assert cluster.run([far("a", "words")], [source])["a"].status is Status.RAN
     assert seen == [True]
+
+
+class OfferingStore(LocalStore):
+    """A store with something behind it, as far as who shares inputs sees it."""
+
+    told: list[str]
+
+    def offer(self, record: Record) -> None:
+        self.told.append(f"offer {','.join(file.name for file in record.files())}")
+
+    def settle(self, told: object = None) -> None:  # noqa: ARG002
+        self.told.append("settle")
+
+    def far(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        return [file for file in files if file.name == "far"]
+
+
+def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp_path: Path) -> None:
+    store = OfferingStore(tmp_path / "store", function="sha256")
+    store.told = []
+    near, away = (Artifact((FileEntry(name, f"sha256:{name[0].encode().hex() * 32}", 1),)) for name in ("near", "far"))
+    reader = far("a", "b.out", "c.out")
+    inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
+    inputs.share(reader, {"in0": near, "in1": away})
+    assert store.told == ["offer near", "settle"]
+    inputs.share(reader, {"in0": near, "in1": away})
+    assert store.told == ["offer near", "settle"]
 
 
 def test_what_a_lost_worker_did_is_done_by_another(tmp_path: Path) -> None:

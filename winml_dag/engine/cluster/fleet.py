@@ -163,8 +163,10 @@ class Fleet(Admission):
             self._line = _Line()
             for seat in self._seats.values():
                 self._line.put(seat)
-            places = self._here.admission.capacity.places + sum(worker.places for worker in now.values())
-            memory = [self._here.admission.capacity.memory_bytes, *(worker.memory_bytes for worker in now.values())]
+            # Next to nothing runs on this machine, so it says little of how long all will take.
+            here = self._here.admission.capacity
+            places = sum(worker.places for worker in now.values()) or here.places
+            memory = [worker.memory_bytes for worker in now.values()] or [here.memory_bytes]
             total = UNLIMITED if UNLIMITED in memory else sum(memory)
             self.capacity = FleetCapacity(places, total, min(memory))
 
