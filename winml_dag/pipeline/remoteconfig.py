@@ -133,6 +133,16 @@ def _signed(levels: Sequence[LevelSettings], user: UserFile) -> RemoteSettings:
     return RemoteSettings(tuple(levels), keys, _accepts_unsigned(user))
 
 
+def named_by(options: RemoteOptions) -> str:
+    """Who is the first to name remotes: the option, the variable, or a file."""
+    if options.urls:
+        return "--remote"
+    if os.environ.get(REMOTE_VARIABLE, "").strip():
+        return REMOTE_VARIABLE
+    project_file = options.project_file
+    return str(config_file() if project_file is None or not names_remotes(project_file) else project_file)
+
+
 def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
     """Of who is first to name any."""
     urls = options.urls or tuple(os.environ.get(REMOTE_VARIABLE, "").split())
@@ -140,10 +150,15 @@ def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
         return [LevelSettings(url) for url in urls]
     project_file = options.project_file
     if project_file is not None and names_remotes(project_file):
-        by_url = {level.url: _settled(level) for level in user.remote}
+        by_url = {_alike(level.url): _settled(level) for level in user.remote}
         project = _read(project_file, ProjectFile)
-        return [_stricter(_settled(level), by_url.get(level.url)) for level in project.remote]
+        return [_stricter(_settled(level), by_url.get(_alike(level.url))) for level in project.remote]
     return [_settled(level) for level in user.remote]
+
+
+def _alike(url: str) -> str:
+    """What addresses of one remote have in common, however they are spelled; some of others do too."""
+    return url.rstrip("/").casefold()
 
 
 def _settled(level: Level) -> LevelSettings:

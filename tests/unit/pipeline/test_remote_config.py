@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.remoteconfig import remote_settings
+from winml_dag.pipeline.remoteconfig import named_by, remote_settings
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.remote.settings import LevelSettings, Mode
@@ -47,12 +47,13 @@ def test_an_option_goes_before_the_environment_that_before_the_project_and_that_
     user_file: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_file.write_text('[[remote]]\nurl = "https://user"\n')
-    assert urls() == ["https://user"]
+    assert (urls(), named_by(RemoteOptions())) == (["https://user"], str(user_file))
     project_file.write_text('[[remote]]\nurl = "https://project"\n')
-    assert urls() == ["https://project"]
+    assert (urls(), named_by(RemoteOptions())) == (["https://project"], str(project_file))
     monkeypatch.setenv("WINML_DAG_REMOTE", " https://near  https://far ")
-    assert urls() == ["https://near", "https://far"]
-    assert urls(urls=("https://option",)) == ["https://option"]
+    assert (urls(), named_by(RemoteOptions())) == (["https://near", "https://far"], "WINML_DAG_REMOTE")
+    option = ("https://option",)
+    assert (urls(urls=option), named_by(RemoteOptions(option))) == (["https://option"], "--remote")
 
 
 def test_what_may_be_done_is_read_unless_somebody_says_more(
@@ -130,6 +131,8 @@ class TestTheProject:
         project_file.write_text('[[remote]]\nurl = "https://a"\nmode = "off"\ntrusted = ["main", "theirs"]\n')
         assert levels()[0].mode is Mode.OFF
         assert levels()[0].trusted == {"main"}
+        project_file.write_text('[[remote]]\nurl = "https://A/"\nmode = "read-write"\n')
+        assert levels()[0].mode is Mode.READ
 
 
 class TestTheUser:

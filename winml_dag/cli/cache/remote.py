@@ -36,9 +36,11 @@ def check(format_: str, **options: Any) -> int:
     """
     from winml_dag.cli.remotes import remote_options
     from winml_dag.pipeline.opened import settled_remotes
+    from winml_dag.pipeline.remoteconfig import named_by
 
+    named = remote_options(options, options["recipe"])
     with errors_as_object(format_):
-        settings, restricted = settled_remotes(remote_options(options, options["recipe"]))
+        settings, restricted = settled_remotes(named)
         if settings is None:
             raise UsageError(
                 "There is no remote to check.",
@@ -47,8 +49,10 @@ def check(format_: str, **options: Any) -> int:
         found = [(level, _findings(level, settings)) for level in settings.levels]
     is_well = all(finding.is_well for _, findings in found for finding in findings)
     if format_ == "json":
-        print_object({"is_well": is_well, "remotes": [_json(level, findings) for level, findings in found]})
+        remotes = [_json(level, findings) for level, findings in found]
+        print_object({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
     else:
+        click.echo(f"named by {named_by(named)}")
         for level, findings in found:
             _print(level, findings)
     if restricted:
