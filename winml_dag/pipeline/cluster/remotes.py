@@ -19,6 +19,7 @@ def remotes_json(settings: RemoteSettings) -> JsonValue:
             "mode": str(level.mode),
             "namespace": level.namespace,
             "trusted": None if level.trusted is None else sorted(level.trusted),
+            "is_back_filled": level.is_back_filled,
         }
         for level in settings.levels
     ]
@@ -36,6 +37,7 @@ def remotes_of(value: JsonValue) -> RemoteSettings:
                 Mode(level["mode"]),
                 str(level["namespace"]),
                 None if level["trusted"] is None else frozenset(map(str, level["trusted"])),
+                bool(level["is_back_filled"]),
             )
             for level in levels
         ]
