@@ -152,9 +152,11 @@ class _Head:
 
 def _body(record: Record, maker: JsonValue, namespace: str) -> bytes:
     told = replace(record, origin={}).to_json()
-    return canonical_json({"key": record.cache_key, "maker": maker, "namespace": namespace, "record": told}).encode(
-        "utf-8", "replace"
-    )
+    whole: JsonObject = {"key": record.cache_key, "maker": maker, "namespace": namespace, "record": told}
+    try:
+        return canonical_json(whole).encode()
+    except (ValueError, RecursionError):
+        raise Refused("it holds something that JSON cannot say") from None
 
 
 def _signature(key: SigningKey, body: bytes) -> str:

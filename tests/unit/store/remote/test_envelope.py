@@ -108,6 +108,28 @@ def test_no_bytes_of_a_stranger_do_more_than_be_refused(data: bytes) -> None:
                 trust.open(prefix + data, KEY, "main")
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=9), VALUES, max_size=3), st.text(st.characters(), max_size=30), st.floats())
+def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_seal_it(
+    metrics: dict[str, JsonValue], made_at: str, seconds: float
+) -> None:
+    record = record_with(metrics=metrics, made_at=made_at, elapsed_seconds=seconds)
+    try:
+        data = TRUST.seal(record, "main")
+    except Refused:
+        return
+    opened = replace(TRUST.open(data, KEY, "main"), origin={})
+    assert canonical_json(opened.to_json()) == canonical_json(record.to_json())
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
