@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 
 from winml_dag.canonical import JsonObject, JsonValue
 
 _NOTHING: JsonObject = {}
+_LARGEST = sys.float_info.max
 
 
 def at(value: JsonValue, *names: str) -> JsonValue:
@@ -42,9 +44,9 @@ def texts_at(value: JsonValue, *names: str) -> tuple[str, ...]:
 
 
 def number_at(value: JsonValue, *names: str) -> float | None:
-    """A finite number; JSON of Python has others, which nothing can be compared with."""
+    """A finite number; JSON of Python has others, which nothing can be compared with, and whole ones beyond floats."""
     found = at(value, *names)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if isinstance(found, bool) or not isinstance(found, int | float) or abs(found) > _LARGEST or math.isnan(found):
         return None
     return found
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from packageurl import PackageURL
 
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, ReadFile, Tool, last_part, tellable
+from winml_dag.report.told import number_at
 
 _TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may have bytes that are no text
 _JSON = st.recursive(
@@ -56,6 +57,12 @@ def test_only_distributions_have_an_address_on_pypi() -> None:
 
 def _files(count: int, algorithm: str = "sha256") -> tuple[ReadFile, ...]:
     return tuple(ReadFile(f"{place:03}.npy", algorithm, f"{place:064x}", 1) for place in range(count))
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), True, "1", None])
+def test_what_is_no_number_that_can_be_compared_counts_as_not_told(value: Any) -> None:
+    assert number_at({"seconds": value}, "seconds") is None
+    assert number_at({"seconds": 1e308}, "seconds") == 1e308
 
 
 def test_a_folder_of_many_files_is_told_as_one() -> None:
