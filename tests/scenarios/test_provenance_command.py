@@ -20,7 +20,7 @@ from conftest import Project
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf.json_format import Parse
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
 from in_toto_attestation.v1.statement import Statement
@@ -443,6 +443,33 @@ def test_files_of_any_name_are_told_and_found(
     victim.write_bytes(victim.read_bytes() + b"!")
     for document in documents:
         assert not check_against(out, document).is_sound
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value within *value*."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for name, each in inner for found in ((*path, name), *_places(each, (*path, name)))]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_manifest_that_says_nonsense_is_told_or_refused_in_a_sentence(out: Path, data: st.DataObject) -> None:
+    kept = (out / "build_manifest.json").read_bytes()
+    manifest = json.loads(kept)
+    *way, last = data.draw(st.sampled_from(_places(manifest)))
+    place = manifest
+    for step in way:
+        place = place[step]
+    nonsense = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just([1]) | st.just({"a": [{}]})
+    place[last] = data.draw(nonsense | st.just(10**400) | st.just("../../x") | st.just({"kind": {}, "names": 1}))
+    try:
+        (out / "build_manifest.json").write_bytes(manifest_text(manifest))
+        for format_ in FORMATS:
+            documents_of(out, format_)
+    except InputError:
+        pass  # in a sentence, as all of these are
+    finally:
+        (out / "build_manifest.json").write_bytes(kept)
 
 
 @settings(max_examples=60, deadline=None)

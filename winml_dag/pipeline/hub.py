@@ -13,8 +13,8 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 
-# What a stage may read of a repository, and the card, which names the license; anything else (other frameworks' weights,
-# pictures) is not worth its download.
+# What a stage may read of a repository, and the card, which names the license; anything else (other frameworks'
+# weights, pictures) is not worth its download.
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.py", "README.md")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from winml_dag import __version__
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.pipeline.manifest import component_names, told_of
+from winml_dag.pipeline.manifest import component_names, final_artifacts, told_of
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable
 from winml_dag.report.provenance.formula import workflow_of
 from winml_dag.report.provenance.modelcard import Measured, card_of
-from winml_dag.report.told import object_at, objects_at, text_at
+from winml_dag.report.told import objects_at, text_at
 from winml_dag.stages import kinds
 
 if TYPE_CHECKING:
@@ -167,16 +167,9 @@ def _main_files(build: BuildFacts) -> list[HashedFile]:
     """The models themselves, without what belongs to them: one, or one for each component."""
     if text_at(build.value, "model_id") == "":
         return []
-    names = component_names(build.value) or ("",)
-    finals = {told.get("final_artifact") for told in (build.value, *_of_components(build.value))}
+    names, finals = component_names(build.value) or ("",), final_artifacts(build.value)
     found = (file for file in build.outputs if file.path.rpartition("/")[2] in finals and not file.placed)
     return [file for file in found if file.component in names]
-
-
-def _of_components(value: JsonObject) -> Iterator[JsonObject]:
-    for own in object_at(value, "components").values():
-        if isinstance(own, Mapping):
-            yield own
 
 
 def _model_ref(main: HashedFile) -> str:
