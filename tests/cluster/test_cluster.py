@@ -14,6 +14,8 @@ from cluster_lab import Lab, environment
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 from onnx_samples import perceptron, samples
 
+pytestmark = pytest.mark.slow
+
 BASE = {"quant": {"calibration_data": "data.npz"}, "ep": "qnn", "precision": "w8a8"}
 SWEEP = {"base": "base.yaml", "matrix": {"model": ["one.onnx", "two.onnx"]}}
 FEW = ("--no-validate", "--no-analyze")
@@ -83,3 +85,12 @@ def test_nothing_runs_with_other_versions_than_the_key_says(models: Lab) -> None
     assert code == 1
     assert "No worker can run it" in said
     assert "not 1.0.0" in said
+
+
+def test_a_build_can_bring_workers_of_its_own(models: Lab) -> None:
+    own = ("--onnx", "two.onnx", *FEW, "--executor", "dask", "--workers", "1")
+    code, said = models.build("own", "cache-own", *own)
+    assert code == 0, said
+    assert "1 worker, " in said
+    assert "2 ran" in said
+    assert list((models.folder / "cache-own" / "scratch").iterdir()) == []

@@ -194,7 +194,7 @@ import sys
 from winml_dag.cli.main import run
 for arguments in (["--help"], ["plan", "-c", "recipe.yaml", "-o", "out"], ["build", "-c", "recipe.yaml", "-o", "out"]):
     assert run(arguments) == 0
-heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich"} & set(sys.modules)
+heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich", "distributed"} & set(sys.modules)
 assert not heavy, heavy
 """
     finished = project.python(script)

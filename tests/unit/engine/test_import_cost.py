@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "networkx", "scipy"}
+HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "networkx", "scipy"} | {
+    "distributed",
+    "dask",
+}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,28 @@ def test_whatever_is_wrong_with_an_order_is_in_the_answer(place: Workplace) -> N
     assert answered(place, right).ending == "stopped"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a named pipe")
+def test_what_a_stage_says_arrives_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on only when somebody has heard it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'winml_dag.engine.worker' in sys.orig_argv:\n"
+        f"    print('so far', flush=True)\n    open({str(tmp_path / 'pipe')!r}).read()\n",
+        encoding="utf-8",
+    )
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told: list[tuple[str, JsonObject]] = []
+
+    def hear(topic: str, message: JsonObject) -> None:
+        told.append((topic, message))
+        (tmp_path / "pipe").write_text("go on", encoding="utf-8")
+
+    asked = order(versions(["onnxruntime"]))
+    assert answered(Workplace(tmp_path / "cache", OFFER, hear), asked).ending == "done"
+    assert told[0] == ("topic", {"order": "id", "progress": None, "log": "so far\n"})
+
+
 def report(tmp_path: Path, **changes: str) -> Report:
     """Of this machine, with other versions of some packages."""
     told = json.loads(report_here(OFFER, LocalStore(tmp_path / "cache").folder))
@@ -123,7 +146,8 @@ def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(tm
 
 def test_remotes_of_a_build_go_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
-    levels = (LevelSettings("file:///team", Mode.READ_WRITE, "main", frozenset({"ci"})), LevelSettings("s3://company"))
+    own = LevelSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False)
+    levels = (own, LevelSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), LevelSettings("s3://company"))
     told = remotes_json(RemoteSettings(levels))
     assert remotes_of(json.loads(json.dumps(told))) == RemoteSettings(levels, accept_unsigned=True)
     require_shared(RemoteSettings(levels))
