@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from winml_dag.cli.parameters import CATALOG, Recipe
+from winml_dag.cli.parameters import CATALOG, Address, Recipe
 
 
 def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:
@@ -35,7 +35,18 @@ def _words(option: click.Option, value: object) -> Iterator[str]:
         return
     for each in value if option.multiple and isinstance(value, tuple) else (value,):
         yield name
-        yield _recipe(each) if isinstance(option.type, Recipe) else str(each)
+        yield _written(option, each)
+
+
+def _written(option: click.Option, value: object) -> str:
+    if isinstance(option.type, Recipe) and isinstance(value, Path):
+        return _recipe(value)
+    if isinstance(option.type, Address):
+        # These words go into files and logs, where a password does not belong.
+        from winml_dag.store.remote.places import shown
+
+        return shown(str(value))
+    return str(value)
 
 
 def _recipe(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.parameters import FILE, RECIPE, TEXT
+from winml_dag.cli.parameters import ADDRESS, FILE, RECIPE, TEXT
 from winml_dag.cli.remotes import opened, remote_options
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
@@ -36,7 +36,7 @@ def remote_option(function: F) -> F:
     )(function)
     return click.option(
         "--remote",
-        type=TEXT,
+        type=ADDRESS,
         multiple=True,
         metavar="URL",
         help="Where results are shared; again for more, nearest first [WINML_DAG_REMOTE, or as configured].",

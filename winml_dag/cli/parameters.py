@@ -27,6 +27,10 @@ class _Path(_NotEmpty, click.Path):
     pass
 
 
+class Address(_Text):
+    """The URL of a remote, which may have a password in it."""
+
+
 class Recipe(_Path):
     """A recipe's file, or the name of one that comes with us."""
 
@@ -67,6 +71,7 @@ class _Memory(click.ParamType[Any]):
 
 
 TEXT = _Text()
+ADDRESS = Address()
 RECIPE = Recipe(path_type=Path)
 FILE = _Path(path_type=Path)
 MEMORY = _Memory()

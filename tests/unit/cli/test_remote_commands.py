@@ -372,6 +372,13 @@ class TestCheck:
         assert "There is no remote to check." in says("cache", "remote", "check", code=2)
 
 
+def test_no_command_that_is_written_down_has_a_password(folder: Path, says: Callable[..., str]) -> None:
+    (folder / "sweep.yaml").write_text("{model: model.onnx, matrix: {precision: [fp32, fp16]}}")
+    said = says("plan", "-c", "sweep.yaml", "--matrix", "--remote", "https://me:secret@cache/path")
+    assert "--remote https://cache/path --filter fp32" in said
+    assert "secret" not in said
+
+
 class TestKey:
     def test_a_key_can_be_signed_with_at_once(
         self, folder: Path, says: Callable[..., str], monkeypatch: pytest.MonkeyPatch
