@@ -207,8 +207,12 @@ class LocalStore:
 
 
 def _has_only(record: Record, function: DigestFunction) -> bool:
-    """Whether all files of *record* have digests of *function*."""
-    return all(file.digest.startswith(f"{function}:") for file in record.files())
+    """Whether all files of *record* have digests of *function*. Asked of each record that is read, so spelled out."""
+    for artifact in record.outputs.values():
+        for file in artifact.files:
+            if not file.digest.startswith(function):
+                return False
+    return True
 
 
 def _place(file: FileEntry, folder: Path) -> str:
