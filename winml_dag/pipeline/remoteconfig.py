@@ -48,7 +48,8 @@ _WORDS = {"": False, "0": False, "false": False, "no": False, "1": True, "true":
 
 def _check_url(url: str) -> str:
     if "://" not in url:
-        raise problem(f"{url!r} is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
+        # Not shown: without its beginning nobody knows what in it may be a password.
+        raise problem("this is no address; it begins with http://, https://, s3://, az://, gs:// or file://")
     return url
 
 

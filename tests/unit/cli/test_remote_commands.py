@@ -195,6 +195,26 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("address", ["https://me:sesame@cache", "ftp://me:sesame@cache", "http://me:sesame@[::1"])
+@pytest.mark.parametrize("keys", ["", f"team:{SECRET}"])
+@pytest.mark.parametrize("command", [("plan", "-c", "recipe.yaml"), ("cache", "remote", "check")])
+def test_no_error_shows_a_password(
+    address: str,
+    keys: str,
+    command: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", keys)
+    run([*command, "--remote", address.replace("cache", f"127.0.0.1:{_closed_port()}"), "--format", "json"])
+    said = capsys.readouterr()
+    assert json.loads(said.out)
+    assert "sesame" not in said.out + said.err
+    assert "Traceback" not in said.err
+
+
 def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winml_dag.store.remote.backends.find_spec", lambda _: None)
     assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)

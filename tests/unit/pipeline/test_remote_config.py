@@ -168,7 +168,7 @@ class TestTheUser:
         ('[[remote]]\nurl = "https://a"\nzzz = 1\n', "known are url, mode, namespace, trusted"),
         ('[[remote]]\nurl = "https://a"\nmode = "write"\n', ":3: remote[0].mode: 'write' is not one of read"),
         ('[[remote]]\nurl = 7\n', ":2: remote[0].url: expected text, got 7"),
-        ('[[remote]]\nurl = "cache.example.com"\n', "'cache.example.com' is no address"),
+        ('[[remote]]\nurl = "cache.example.com"\n', ":2: remote[0].url: this is no address"),
         ('[[remote]]\nmode = "read"\n', "remote[0].url: is required"),
         ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is no namespace"),
         ('[[remote]]\nurl = "https://a"\ntrusted = "main"\n', ":3: remote[0].trusted: expected a list"),

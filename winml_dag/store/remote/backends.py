@@ -30,7 +30,7 @@ def open_remote(url: str, namespace: str = "") -> Remote:
         parts = urlsplit(url)
         _ = parts.port  # Numbers that are none are found out when they are asked for.
     except ValueError as error:
-        raise UsageError(f"{shown_or_hidden(url)} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
+        raise UsageError(f"{shown(url)!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
     maker = _MAKERS.get(parts.scheme.lower())
     if maker is None:
         said = f"{parts.scheme}://" if parts.scheme else shown(url)
@@ -42,14 +42,6 @@ def open_remote(url: str, namespace: str = "") -> Remote:
         )
     _check_namespace(namespace)
     return maker(parts, namespace)
-
-
-def shown_or_hidden(url: str) -> str:
-    """As ``shown``, for what may not even be a URL."""
-    try:
-        return repr(shown(url))
-    except ValueError:
-        return "What was given"
 
 
 def _check_namespace(namespace: str) -> None:

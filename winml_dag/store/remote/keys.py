@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from winml_dag.errors import UsageError
+from winml_dag.store.remote.places import shown
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey
 
 KEYS_VARIABLE = "WINML_DAG_REMOTE_KEYS"
@@ -55,14 +56,14 @@ def check_keys(settings: RemoteSettings) -> None:
         if level.mode is Mode.OFF:
             continue
         if level.trusted is not None and not any(key.id in level.trusted for key in settings.keys):
+            trusted = ", ".join(sorted(level.trusted)) or "none"
             raise UsageError(
-                f"Of the keys that {level.url} is trusted with ({', '.join(sorted(level.trusted)) or 'none'}) none is"
-                " here, so no record from there could be believed.",
+                f"Of the keys that {shown(level.url)} is trusted with ({trusted}) none is here, so no record from there could be believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
             )
         if not settings.keys and not settings.accept_unsigned:
             raise UsageError(
-                f"There is no key to check the records of {level.url} with, and nothing unsigned is believed.",
+                f"There is no key to check the records of {shown(level.url)} with, and nothing unsigned is believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE} (`winml-dag cache remote key` makes one),"
                 " or use --remote-mode off.",
             )

@@ -24,6 +24,11 @@ def blob_place(digest: str) -> str:
 
 
 def shown(url: str) -> str:
-    """*url* without what may be secret in it: user, password, and all after the path."""
-    parts = urlsplit(url)
+    """*url* without what may be secret in it: user, password, and all after the path. Of what is no URL, next to
+    nothing: nobody knows what in it is secret.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return f"{url.partition('://')[0]}://..." if "://" in url else "..."
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
