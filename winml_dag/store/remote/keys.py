@@ -58,7 +58,8 @@ def check_keys(settings: RemoteSettings) -> None:
         if level.trusted is not None and not any(key.id in level.trusted for key in settings.keys):
             trusted = ", ".join(sorted(level.trusted)) or "none"
             raise UsageError(
-                f"Of the keys that {shown(level.url)} is trusted with ({trusted}) none is here, so no record from there could be believed.",
+                f"Of the keys that {shown(level.url)} is trusted with ({trusted}) none is here, so no record from there"
+                " could be believed.",
                 advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
             )
         if not settings.keys and not settings.accept_unsigned:
