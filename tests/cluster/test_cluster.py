@@ -11,6 +11,10 @@ import pytest
 import yaml
 from cluster_lab import Lab, environment
 
+from winml_dag.api import build_onnx_model
+from winml_dag.engine.events import Status
+from winml_dag.store.local import LocalStore
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "scenarios"))
 from onnx_samples import perceptron, samples
 
@@ -85,6 +89,25 @@ def test_nothing_runs_with_other_versions_than_the_key_says(models: Lab) -> None
     assert code == 1
     assert "No worker can run it" in said
     assert "not 1.0.0" in said
+
+
+def test_a_build_from_python_runs_on_the_workers(models: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
+    model = perceptron(models.folder / "five.onnx", seed=5)
+    result = build_onnx_model(
+        model,
+        models.folder / "from-python",
+        analyze=False,
+        validate=False,
+        cache_dir=models.folder / "cache-python",
+        scheduler=models.address,
+        remote=(models.folder / "remote").as_uri(),
+        remote_mode="read-write",
+    )
+    ran = [view.cache_key for view in result.stages if view.status is Status.RAN]
+    assert len(ran) == 2
+    caches = [LocalStore(models.folder / f"cache-{name}") for name in ("first", "second", "qnn")]
+    assert all(any(key and cache.record(key) for cache in caches) for key in ran)
 
 
 def test_a_build_can_bring_workers_of_its_own(models: Lab) -> None:

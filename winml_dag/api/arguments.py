@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import UsageError
+from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.store.local import LocalStore
+from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
 Config: TypeAlias = str | Path | Mapping[str, Any]
@@ -38,6 +41,7 @@ class CommonArguments(StoreArguments, total=False):
 
     ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
     folder, not copies; ``final_only`` puts the finished model there, and none of those that it was made from.
+    ``scheduler`` is the address of a cluster, such as ``tcp://host:8786``, on whose workers stages run.
     """
 
     task: str | None
@@ -53,6 +57,7 @@ class CommonArguments(StoreArguments, total=False):
     force_rebuild: bool
     link: bool
     final_only: bool
+    scheduler: str | None
     jobs: int
 
 
@@ -117,6 +122,27 @@ def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions
     if isinstance(recipe, str | os.PathLike):
         folder = Path(recipe) if Path(recipe).is_dir() else Path(recipe).parent
     return RemoteOptions((urls,) if isinstance(urls, str) else tuple(urls or ()), mode, folder)
+
+
+@contextmanager
+def on_cluster(options: BuildOptions, arguments: CommonArguments, remote: RemoteOptions) -> Iterator[BuildOptions]:
+    """*options*, for the block with the cluster that *arguments* name, if they name one.
+
+    Raises:
+        UsageError: when there is none, or its workers could not get at inputs.
+    """
+    scheduler: Any = arguments.get("scheduler")
+    if scheduler is None:
+        yield options
+        return
+    # Imported here: builds on this machine need none of it.
+    from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
+
+    cache_dir = arguments.get("cache_dir")
+    folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    meant = ClusterOptions(scheduler, 1, (), options.jobs, options.memory_bytes)
+    with open_cluster(meant, folder, remote, lambda _: None) as cluster:
+        yield replace(options, cluster=cluster)
 
 
 @contextmanager

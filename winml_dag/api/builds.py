@@ -16,6 +16,7 @@ from winml_dag.api.arguments import (
     OnnxArguments,
     QuantizeArguments,
     StoreArguments,
+    on_cluster,
     remote_of,
     store_of,
 )
@@ -33,7 +34,18 @@ from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
-_HOW = ("config", "force_rebuild", "link", "final_only", "jobs", "cache_dir", "remote", "remote_mode", "observer")
+_HOW = (
+    "config",
+    "force_rebuild",
+    "link",
+    "final_only",
+    "scheduler",
+    "jobs",
+    "cache_dir",
+    "remote",
+    "remote_mode",
+    "observer",
+)
 
 
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
@@ -213,7 +225,8 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
     options = BuildOptions(
         arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
     )
-    return _carry_out(request, options, arguments, arguments.get("observer"))
+    with on_cluster(options, arguments, remote) as where:
+        return _carry_out(request, where, arguments, arguments.get("observer"))
 
 
 def _carry_out(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import CommonArguments, remote_of, store_of
+from winml_dag.api.arguments import CommonArguments, on_cluster, remote_of, store_of
 from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.result import SweepResult
@@ -48,6 +48,7 @@ _HOW = (
     "force_rebuild",
     "link",
     "final_only",
+    "scheduler",
     "jobs",
     "cache_dir",
     "remote",
@@ -87,8 +88,8 @@ def build_sweep(
         link=arguments.get("link", False),
     )
     watcher = arguments.get("watcher") or SilentWatcher()
-    with store_of(arguments, remote) as store:
-        return run_sweep(asked, store, options, watcher).result
+    with on_cluster(options, arguments, remote) as where, store_of(arguments, remote) as store:
+        return run_sweep(asked, store, where, watcher).result
 
 
 def _command(named: Sequence[Path], output_dir: str | Path | None) -> str:

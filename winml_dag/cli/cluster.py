@@ -74,15 +74,12 @@ def with_cluster(
         )
     # Imported here: none of it is needed by a build on this machine.
     from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
-    from winml_dag.pipeline.opened import settled_remotes
 
-    configured = remote.is_configured or remote.mode is not None
-    settings = settled_remotes(remote)[0] if configured else None
     meant = ClusterOptions(scheduler, workers or 2, options["worker_tags"], how.jobs, how.memory_bytes)
 
     def say(sentence: str) -> None:
         if not quiet:
             click.echo(f"note: {sentence}", err=True)
 
-    with open_cluster(meant, cache_dir, settings, say) as cluster:
+    with open_cluster(meant, cache_dir, remote, say) as cluster:
         yield replace(how, cluster=cluster)

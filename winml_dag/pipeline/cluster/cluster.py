@@ -32,6 +32,8 @@ from winml_dag.pipeline.cluster.ownworker import OwnWorker
 from winml_dag.pipeline.cluster.remotes import remotes_json, require_shared
 from winml_dag.pipeline.cluster.report import Offer, Report, environments_of, folder_identity
 from winml_dag.pipeline.graphrun import MADE_BY
+from winml_dag.pipeline.opened import settled_remotes
+from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -126,11 +128,11 @@ class Cluster:
 def open_cluster(
     options: ClusterOptions,
     store: Path,
-    settings: RemoteSettings | None,
+    remote: RemoteOptions,
     tell: Callable[[str], None],
 ) -> Iterator[Cluster]:
-    """The cluster that *options* mean, for builds with the cache folder *store* and the remotes of *settings*. While it
-    is open, planning knows of what its workers have. *tell* gets a sentence or two about it.
+    """The cluster that *options* mean, for builds with the cache folder *store* and the remotes of *remote*. While it
+    is open, planning knows of what its workers have. *tell* gets a sentence about it.
 
     Raises:
         UsageError: when there is no scheduler, or workers could not get at inputs.
@@ -139,6 +141,7 @@ def open_cluster(
     LocalStore(store)  # makes the folder, by which workers are recognised that use it too
     from winml_dag.pipeline.cluster.dasklink import DaskLink, connect
 
+    settings = settled_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
     topic = f"winml-dag/{uuid4().hex}"
     with ExitStack() as closing:
         if options.scheduler is None:
