@@ -54,7 +54,10 @@ def need_of(fleet: Fleet, memory_bytes: int) -> PlacedNeed:
 
 machines = st.lists(
     st.builds(
-        lambda places, memory, can: (places, memory * GB, can), st.integers(1, 3), st.integers(1, 8), st.booleans()
+        lambda places, memory, can: (places, memory * GB, can),
+        st.integers(1, 3),
+        st.sampled_from([1, 2, 4, 8]),  # what a run needs is rounded to 1/256 of these: so whole GB stay as they are
+        st.booleans(),
     ),
     min_size=1,
     max_size=6,
