@@ -13,12 +13,16 @@ from engine_samples import TEXT, node, properties
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.engine import reason
 from winml_dag.engine.admission import Capacity, Need, Ticket
 from winml_dag.engine.cluster.fleet import Fleet, SeatTicket
 from winml_dag.engine.cluster.inputs import Inputs
 from winml_dag.engine.cluster.order import Answer, Order
-from winml_dag.engine.events import Status
+from winml_dag.engine.decide import Run
+from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
+from winml_dag.engine.progress import Watch
+from winml_dag.engine.run import Displaced
 from winml_dag.engine.stage import Node, Source, SourceFile
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -124,6 +128,18 @@ def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_ag
     assert found["b"].status is Status.FAILED
     assert "one cannot get a-out.txt, which is here. It says: https://far is slow." in found["b"].error
     assert [name for _, name in cluster.calls] == ["a", "b"]
+
+
+def test_a_worker_that_goes_just_when_it_gets_a_run_refuses_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, [Machine("one")])
+    result = cluster.run([far("a")])["a"]
+    assert result.record is not None
+    assert cluster.runs is not None
+    decision = Run("0" * 64, result.record.ingredients, reason.REBUILD, None)
+    cluster.fleet.last_taken = SeatTicket(Need())
+    assert isinstance(cluster.runs.start(far("a"), decision, {}, Watch()), Displaced)
+    cluster.fleet.staff([])
+    assert isinstance(cluster.runs.start(far("a"), decision, {}, Watch()), StageResult)
 
 
 def test_the_result_of_something_else_is_not_taken(tmp_path: Path) -> None:

@@ -182,11 +182,13 @@ class ClusterRuns(LocalRuns):
             "What they have said before may tell why; maybe it takes more memory than they have.",
         )
 
-    def _refused(self, node: Node, decision: Run) -> StageResult:
+    def _refused(self, node: Node, decision: Run) -> StageResult | Displaced:
         """Nobody makes what is in the key: said with what differs, each difference once."""
         reasons: dict[str, list[str]] = {}
         for address, why in self._fleet.why_nowhere(node).items():
             reasons.setdefault(why, []).append(address)
+        if "" in reasons:
+            return Displaced()  # the one that was meant has gone this moment, and there are others
         told = [f"{_addresses(addresses)} {why}" for why, addresses in reasons.items()] or ["there is no worker"]
         return _failed(
             node,
