@@ -7,7 +7,6 @@ Two stages of a recipe's own stand for all stages; each machine is a cache folde
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,8 @@ from winml_dag.store.remote import attempt, guard
 
 MAKING = "import sys; data = open(sys.argv[1]).read(); open(sys.argv[2], 'w').write(data * 100)"
 SECRET = "A" * 43 + "="
+# Only what may do anything could listen there, and nothing does.
+CLOSED = "http://127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(
     tells: Callable[..., dict[str, Any]],
 ) -> None:
     server.switch_on(Fault.SILENT)
-    url = server.url if trouble == "it never answers" else f"http://127.0.0.1:{_closed_port()}"
+    url = server.url if trouble == "it never answers" else CLOSED
     said = says(*build("a", "--remote", url, "--remote-mode", "read-write"))
     assert said.count(f"note: The remote {url}") == 1
     assert "left alone for the rest of this run" in said
@@ -208,7 +209,7 @@ def test_no_error_shows_a_password(
     monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.1)
     monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.1)
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", keys)
-    run([*command, "--remote", address.replace("cache", f"127.0.0.1:{_closed_port()}"), "--format", "json"])
+    run([*command, "--remote", address.replace("cache", CLOSED.partition("//")[2]), "--format", "json"])
     said = capsys.readouterr()
     assert json.loads(said.out)
     assert "sesame" not in said.out + said.err
@@ -279,7 +280,7 @@ class TestPushAndPull:
     def test_what_could_not_be_had_ends_with_1(
         self, says: Callable[..., str], tells: Callable[..., dict[str, Any]]
     ) -> None:
-        url = f"http://127.0.0.1:{_closed_port()}"
+        url = CLOSED
         pulled = tells("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
         assert (pulled["records"], pulled["to_run"]) == (0, 2)
         assert "left alone" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
@@ -371,7 +372,7 @@ class TestCheck:
         self, tells: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", "")
-        url = f"http://127.0.0.1:{_closed_port()}"
+        url = CLOSED
         told = tells("cache", "remote", "check", "--remote", url, code=1)
         assert not told["is_well"]
         assert [(each["what"], each["is_well"]) for each in told["remotes"][0]["findings"]] == [
@@ -440,10 +441,3 @@ def test_nothing_is_told_of_transfers_that_are_over_at_once() -> None:
         transfers.received(1 << 20)
         transfers.received(1 << 20)
     assert not said
-
-
-def _closed_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
