@@ -42,7 +42,6 @@ def size(times: int, machines: tuple[int, ...], *, warm: bool = True) -> dict[st
     """10,064 stages *times* over: what planning, merging and scheduling cost, with a remote that costs nothing."""
     with tempfile.TemporaryDirectory() as folder:
         plan = planned(GROUPS, Path(folder))
-    before = _resident_bytes()
     began = time.process_time()
     merged = together(plan.parts, times)
     merging = time.process_time() - began
@@ -53,14 +52,12 @@ def size(times: int, machines: tuple[int, ...], *, warm: bool = True) -> dict[st
         "planned_cells": plan.planned,
         "plan_us": plan.seconds / (GROUPS * STAGES_OF_A_GROUP) * 1e6,
         "merge_us": merging / stages * 1e6,
-        "graph_bytes": (_resident_bytes() - before) / stages,
         "runs": [],
     }
     for number in machines:
         _say(f"{stages} stages on {number} machines")
-        before = _resident_bytes()
         played, left = simulate(merged, How(number, jitter=0.3))
-        run = {**_told(played), "bytes": (_resident_bytes() - before) / stages}
+        run = _told(played)
         if warm:
             again, _ = simulate(merged, How(number), left)
             assert again.ran == 0
@@ -145,11 +142,6 @@ def _told(played: Played) -> dict[str, Any]:
         "got": went.bytes_got / played.stages,
         "put": went.bytes_put / played.stages,
     }
-
-
-def _resident_bytes() -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) << 10
 
 
 def _say(what: str) -> None:

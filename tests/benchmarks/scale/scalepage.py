@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,18 @@ _COLOURS = ("#b45309", "#1d4ed8", "#047857")
 
 def write_page(found: Mapping[str, Any]) -> None:
     PICTURE.write_text(picture(found["curve"]), encoding="utf-8")
-    PAGE.write_text(page(found), encoding="utf-8")
+    PAGE.write_text("\n\n".join(map(_filled, page(found).split("\n\n"))), encoding="utf-8")
+
+
+def _filled(block: str) -> str:
+    """A paragraph or list with lines as long as they may be; headings, tables and code as they are."""
+    if block.startswith(("#", "|", "`", "!")):
+        return block
+    wrap = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+    if not block.startswith("- "):
+        return wrap(" ".join(block.split())) + "\n" * block.endswith("\n")
+    items = " ".join(block.split()).removeprefix("- ").split(" - ")
+    return "\n".join(wrap(f"- {item}", subsequent_indent="  ") for item in items)
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -32,6 +45,7 @@ def page(found: Mapping[str, Any]) -> str:
     bytes_of_a_run = (cold["got"] + cold["put"]) * cold["stages"] / cold["ran"]
     return _PAGE.format(
         where=found["where"],
+        kb_a_stage=f"{sizes[-1]['peak_bytes'] / sizes[-1]['stages'] / 1e3:.1f}",
         planned_stages=f"{sizes[0]['stages']:,}",
         planned_cells=f"{sizes[0]['planned_cells']:,}",
         most=f"{sizes[-1]['stages']:,}",
@@ -49,22 +63,14 @@ def page(found: Mapping[str, Any]) -> str:
         of_a_run=f"{of_a_run:.1f}",
         by_requests=f"{_round(2000 / of_a_run):,}",
         busy_requests=f"{_round(2000 / of_a_run * length):,}",
+        busy_requests_long=f"{_round(2000 / of_a_run * 60):,}",
         kb_of_a_run=f"{bytes_of_a_run / 1000:,.0f}",
         by_bytes=f"{_round(1.25e9 / bytes_of_a_run):,}",
     )
 
 
 def sizes_table(sizes: Sequence[Mapping[str, Any]]) -> str:
-    head = [
-        "stages",
-        "cells",
-        "planning",
-        "merging",
-        "looking up and reusing",
-        "graph, KB",
-        "with records, KB",
-        "peak, GB",
-    ]
+    head = ["stages", "cells", "planning", "merging", "looking up and reusing", "memory at most, GB"]
     rows = [
         (
             f"{one['stages']:,}",
@@ -72,8 +78,6 @@ def sizes_table(sizes: Sequence[Mapping[str, Any]]) -> str:
             f"{one['plan_us']:.0f}" if one["cells"] == one["planned_cells"] else "",
             f"{one['merge_us']:.0f}",
             _spread([run["warm_us"] for run in one["runs"] if "warm_us" in run]),
-            f"{one['graph_bytes'] / 1e3:.1f}",
-            f"{(one['graph_bytes'] + max(run['bytes'] for run in one['runs'])) / 1e3:.1f}",
             f"{one['peak_bytes'] / 1e9:.2f}",
         )
         for one in sizes
@@ -123,10 +127,7 @@ def curve_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
             _seconds(runs, stretch),
-            *(
-                f"{by[stretch, number]['seconds']:,.0f} s, {by[stretch, number]['utilisation']:.0%}"
-                for number in machines
-            ),
+            *(f"{by[stretch, number]['seconds']:,.0f} s, {_speed(by[stretch, number]):.0%}" for number in machines),
         )
         for stretch in sorted({run["stretch"] for run in runs})
     ]
@@ -142,7 +143,7 @@ def limits_table(runs: Iterable[Mapping[str, Any]]) -> str:
 
 
 def picture(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How busy machines are, by their number, a line for each length of a stage."""
+    """How near to the fastest a run comes, by the number of machines, a line for each length of a stage."""
     machines = sorted({run["machines"] for run in runs})
     left, right, top, bottom = 60, 560, 40, 260
 
@@ -155,7 +156,7 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 310" font-family="sans-serif" font-size="12">',
         '<rect width="720" height="310" fill="#ffffff"/>',
-        '<text x="60" y="22" font-weight="bold">Share of the time that machines are at work</text>',
+        '<text x="60" y="22" font-weight="bold">How near a run comes to the fastest that the graph allows</text>',
     ]
     for percent in (0, 25, 50, 75, 100):
         height = y(percent / 100)
@@ -168,7 +169,7 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> str:
     ]
     parts.append(f'<text x="{(left + right) / 2}" y="{bottom + 40}" text-anchor="middle">machines</text>')
     for colour, stretch in zip(_COLOURS, sorted({run["stretch"] for run in runs}), strict=True):
-        line = sorted((run["machines"], run["utilisation"]) for run in runs if run["stretch"] == stretch)
+        line = sorted((run["machines"], _speed(run)) for run in runs if run["stretch"] == stretch)
         points = " ".join(f"{x(number):.1f},{y(share):.1f}" for number, share in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x(number):.1f}" cy="{y(share):.1f}" r="3" fill="{colour}"/>' for number, share in line]
@@ -182,6 +183,11 @@ def picture(runs: Sequence[Mapping[str, Any]]) -> str:
 def _seconds(runs: Sequence[Mapping[str, Any]], stretch: float) -> str:
     run = next(run for run in runs if run["stretch"] == stretch)
     return f"{run['work'] / run['ran']:.2g} s"
+
+
+def _speed(run: Mapping[str, Any]) -> float:
+    """1 for a run that is as fast as chains and work allow."""
+    return float(run["least"] / run["seconds"])
 
 
 def _round(number: float) -> int:
@@ -219,13 +225,14 @@ machine that simulates; processor times do: {where}, two busy processors.
 
 ## Planning and scheduling
 
-Processor time in microseconds for each stage of the merged graph, and bytes in memory for each. "Looking up and
-reusing" is a second run with nothing left to do.
+Processor time in microseconds for each stage of the merged graph, and the most memory that the process took, with
+the plans, the store and the network that it simulates. "Looking up and reusing" is a second run with nothing left to
+do.
 
 {sizes}
 
-All of it is linear in the graph. Memory is mostly what is kept of each result until the end: its record, with
-ingredients and digests.
+All of it is linear in the graph. Memory is {kb_a_stage} KB a stage at the largest, mostly what is kept of each
+result until the end: its record, with ingredients and digests.
 
 Runs from nothing, with a remote that costs nothing: "took" is on the virtual clock, "the least" the larger of all
 work on all machines and the longest chain.
@@ -253,11 +260,13 @@ the build's machine makes sure that they are there.
 ## The curve
 
 The same graph and server, and work that takes 1, 10 and 100 times as long as it was recorded: seconds on the clock,
-and which share of them machines were at work.
+and how near that is to the fastest that is possible, be it by all work on all machines or by the longest chain.
 
 {curve}
 
-![Share of the time that machines are at work, by their number](scaling.svg)
+At 300 machines all work and the longest chain take about equally long: then no order has both.
+
+![How near a run comes to the fastest that the graph allows, by the number of machines](scaling.svg)
 
 ## What gives out first
 
@@ -272,13 +281,15 @@ One thing at a time slower or larger, on 100 machines:
 - **The way to the remote.** The scheduler waits for an answer before it places what has become possible; all that
   ended meanwhile is asked for at once. Short stages and slow answers go together badly. Put a level between: a server
   in the same building as the cluster, before the one far away. Stages that take minutes do not notice.
-- **Requests.** A run costs {of_a_run} of them, so a server that takes 2000 a second serves {by_requests} runs a
-  second: {busy_requests} machines with stages of {length} s. Then use more servers: a level for each group of
-  machines, with the common one behind it.
+- **Requests.** They are what gives out first with short stages. A run costs {of_a_run} of them, so a server that takes
+  2000 a second serves {by_requests} runs a second: {busy_requests} machines with stages of {length} s, as the curve
+  shows, and {busy_requests_long} with stages of a minute. Then use more servers: a level for each group of machines, with the
+  common one behind it; or `file://` on a file system that all machines share, where a question is a `stat`.
 - **Bytes.** A run moves {kb_of_a_run} KB here, and 1.25 GB a second are {by_bytes} runs a second. It grows with the
   models: a model of 1 GB moves a few GB a stage, in and out. Then the lines are what to pay for, or larger machines,
   on which more stages find their inputs where they are.
-- **Memory.** About 6 KB a stage on the machine that schedules. A million stages fit; divide by shards before ten.
+- **Memory.** {kb_a_stage} KB a stage on the machine that schedules. A million stages fit; divide by shards before
+  ten.
 - **Planning.** Each cell is planned for itself, in one process, on each call that changes it. Shards divide that too.
 
 ## Measure it yourself
