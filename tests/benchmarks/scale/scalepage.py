@@ -283,8 +283,8 @@ One thing at a time slower or larger, on 100 machines:
   in the same building as the cluster, before the one far away. Stages that take minutes do not notice.
 - **Requests.** They are what gives out first with short stages. A run costs {of_a_run} of them, so a server that takes
   2000 a second serves {by_requests} runs a second: {busy_requests} machines with stages of {length} s, as the curve
-  shows, and {busy_requests_long} with stages of a minute. Then use more servers: a level for each group of machines, with the
-  common one behind it; or `file://` on a file system that all machines share, where a question is a `stat`.
+  shows, and {busy_requests_long} with stages of a minute. Then use more servers: a level for each group of machines,
+  with the common one behind it; or `file://` on a file system that all machines share, where a question is a `stat`.
 - **Bytes.** A run moves {kb_of_a_run} KB here, and 1.25 GB a second are {by_bytes} runs a second. It grows with the
   models: a model of 1 GB moves a few GB a stage, in and out. Then the lines are what to pay for, or larger machines,
   on which more stages find their inputs where they are.
