@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.quantities import counted
 from winml_dag.store.record import Record
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
@@ -126,7 +127,7 @@ class GuardedLevel:
         with self._lock:
             more, self._refused = max(0, self._refused - _MOST_TOLD), min(self._refused, _MOST_TOLD)
         if more:
-            self._tell(f"The remote {self.name} had {more} more records that were refused.")
+            self._tell(f"Besides, {counted(more, 'record')} of the remote {self.name} had to be refused.")
 
     def close(self) -> None:
         """Give up what is underway and let go of connections."""

@@ -100,7 +100,7 @@ def test_of_many_that_are_refused_a_few_are_named_and_the_rest_are_counted(tmp_p
     here.levels.settle()
     here.levels.settle()
     assert len(here.said) == 4
-    assert here.said[-1] == f"The remote http://level0/c had {len(KEYS) - 3} more records that were refused."
+    assert here.said[-1] == f"Besides, {len(KEYS) - 3} records of the remote http://level0/c had to be refused."
     assert here.levels.traffic().refused == len(KEYS)
 
 
