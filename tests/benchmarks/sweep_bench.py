@@ -113,9 +113,9 @@ class Bench:
     def _build(self, place: str, recipe: Path, names: Sequence[str]) -> Cost:
         """Build *recipe*, or of it only the cells with *names*, with the cache and into the folder at *place*."""
         chosen = [word for name in names for word in ("--filter", name)] or self._filters
-        began, spent = time.perf_counter(), _processor_seconds()
+        began, spent = time.perf_counter(), processor_seconds()
         told = self._run(place, ["build", "-c", str(recipe), "-o", str(self._folder / place / "out"), *chosen])
-        wall, processor = time.perf_counter() - began, _processor_seconds() - spent
+        wall, processor = time.perf_counter() - began, processor_seconds() - spent
         assert not told["failed"], told["failed"]
         ran = [stage["stage"] for cell in told["cells"] for stage in cell["stages"] if stage["status"] == "ran"]
         print(f"{place}: {wall:.1f} s, {len(ran)} stages", file=sys.stderr, flush=True)
@@ -143,7 +143,7 @@ def _with_stored(cost: Cost, stored: int) -> Cost:
     return Cost(cost.wall, cost.processor, cost.stages, cost.exports, stored)
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """Of all children that have ended, theirs among them."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
