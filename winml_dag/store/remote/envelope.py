@@ -136,7 +136,8 @@ class Trust:
             record = Record.from_json(value["record"])
             maker = Maker.from_json(value["maker"]).to_json()
         except StoreError as error:
-            raise Refused(f"a field of it is not what it should be: {error.message[:300]}") from None
+            why = "".join(letter if letter.isprintable() else "?" for letter in error.message[:300])
+            raise Refused(f"a field of it is not what it should be: {why}") from None
         _check(record, key)
         made = record.ingredients
         if self.key_of is not None and (self.key_of(made) != key or record.config_hash != made.config_hash):

@@ -215,6 +215,13 @@ def test_what_a_signer_must_not_say_is_refused_although_it_is_signed(attack: str
         TRUST.open(forged(change), KEY, "main")
 
 
+def test_a_refusal_can_be_shown_on_any_terminal() -> None:
+    """A byte that begins a command to a terminal is no name that file systems refuse."""
+    with pytest.raises(Refused, match="one name twice") as refused:
+        TRUST.open(forged(with_outputs(file("a\x9b2J"), file("A\x9b2J"))), KEY, "main")
+    assert refused.value.message.isprintable()
+
+
 @pytest.mark.parametrize(
     "body",
     [
