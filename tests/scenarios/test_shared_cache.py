@@ -70,10 +70,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     folder = tmp_path_factory.mktemp("team")
     perceptron(folder / "model.onnx")
     samples(folder / "data.npz")
-    recipe = {"model": "model.onnx", "ep": "qnn", "precision": "w8a8", "quant": {"calibration_data": "data.npz"}}
+    quant = {"calibration_data": "data.npz", "samples": 8}
+    recipe: dict[str, Any] = {"model": "model.onnx", "ep": "qnn", "precision": "w8a8", "quant": quant}
     for name, more in {"recipe": {}, "other": {"calibration_method": "percentile"}}.items():
-        text = yaml.safe_dump({**recipe, "quant": {"samples": 8, **recipe["quant"], **more}})  # type: ignore[dict-item]
+        text = yaml.safe_dump({**recipe, "quant": {**recipe["quant"], **more}})
         (folder / f"{name}.yaml").write_text(text)
+    strict = {**recipe, "quant": {**recipe["quant"], "symmetric": True}, "validate": {"min_cosine": 1}}
+    (folder / "strict.yaml").write_text(yaml.safe_dump(strict))
     team = Team(folder, commands)
     assert team.machine("first").made().ran == STAGES
     return team
@@ -129,6 +132,14 @@ def test_blobs_that_a_remote_has_lost_are_made_anew_and_nothing_is_lost(team: Te
     first.made()
     assert second.files() == first.files()
     assert second.made().ran == []
+
+
+def test_what_ended_well_is_shared_when_a_build_fails(team: Team) -> None:
+    first, second = team.machine("first"), team.machine("second")
+    failed = first.build(recipe="strict.yaml", out="out-strict")
+    assert failed.with_status("failed") == ["validate"]
+    planned = second.plan(recipe="strict.yaml", out="out-strict")
+    assert set(STAGES) - set(planned.ran) == {"optimize", "analyze", "calibrate", "quantize", "compile"}
 
 
 def test_a_cache_that_was_used_alone_is_adopted_and_nothing_runs(team: Team) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.plan import foresee, plan_graph
 from winml_dag.engine.waves import look_ahead
-from winml_dag.errors import StoreError
+from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, result_of
@@ -100,6 +100,10 @@ def build(
             # It is in quarantine now, so its stage will be found wanting, if only in the whole of the graph.
             planned = whole(planned, store)
             continue
+        except (StoreError, UsageError):
+            # What ran has its result all the same, and is never offered again: the next build finds it here.
+            store.settle()
+            raise
         store.settle()
         note = settle_accounts(planned, results, store)
         return replace(finished, cache_note=note, traffic=store.traffic() if store.asks_behind else None)
