@@ -111,9 +111,14 @@ def test_a_build_from_python_runs_on_the_workers(models: Lab, monkeypatch: pytes
 
 
 def test_a_build_can_bring_workers_of_its_own(models: Lab) -> None:
-    own = ("--onnx", "two.onnx", *FEW, "--executor", "dask", "--workers", "1")
-    code, said = models.build("own", "cache-own", *own)
+    shared = models.folder / "shared"
+    remote = ("--remote", shared.as_uri(), "--remote-mode", "read-write")
+    code, said = models.build(
+        "own", "cache-own", "--onnx", "two.onnx", *FEW, "--executor", "dask", "--workers", "1", *remote
+    )
     assert code == 0, said
+    # Of two stages, the model, and what a search for optimizations begins with.
+    assert len([path for path in (shared / "ac").rglob("*") if path.is_file()]) == 4
     assert "1 worker, " in said
     assert "2 ran" in said
     assert list((models.folder / "cache-own" / "scratch").iterdir()) == []

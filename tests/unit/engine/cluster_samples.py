@@ -132,7 +132,7 @@ class Cluster:
             made_by="here",
             rebuild=False,
         )
-        ordering = Ordering("topic", scratch, store.failures, None, rebuild=False, remotes=None)
+        ordering = Ordering("topic", scratch, store.failures, None, rebuild=False, remotes=lambda _: None)
         self.runs = ClusterRuns(runner, Inputs(graph, store, scratch, "here"), store, self.fleet, link, ordering)
         known = {source.name: source_artifact(source, store.fingerprints) for source in sources}
         options = RunOptions("scope", keep_going=True)

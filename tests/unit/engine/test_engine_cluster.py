@@ -79,9 +79,12 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     near, away = (Artifact((FileEntry(name, f"sha256:{name[0].encode().hex() * 32}", 1),)) for name in ("near", "far"))
     reader = far("a", "b.out", "c.out")
     inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
-    inputs.share(reader, {"in0": near, "in1": away})
+    read = {"in0": near, "in1": away}
+    inputs.share(reader, read, far=False)
+    assert store.told == []
+    inputs.share(reader, read, far=True)
     assert store.told == ["offer near", "settle"]
-    inputs.share(reader, {"in0": near, "in1": away})
+    inputs.share(reader, read, far=True)
     assert store.told == ["offer near", "settle"]
 
 

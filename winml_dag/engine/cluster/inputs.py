@@ -33,10 +33,13 @@ class Inputs:
         self._scratch = scratch
         self._made_by = made_by
         self._lock = threading.Lock()
-        self._shared: set[str] = set()
+        # Digests of artifacts that are in the store, and of those that are in the remote.
+        self._here: set[str] = set()
+        self._far: set[str] = set()
 
-    def share(self, node: Node, inputs: Mapping[str, Artifact]) -> None:
-        """Have the artifacts that *node* reads where every machine finds them.
+    def share(self, node: Node, inputs: Mapping[str, Artifact], *, far: bool) -> None:
+        """Have the artifacts that *node* reads in the store; with *far* also in the remote, for a worker that has a
+        store of its own.
 
         Raises:
             InputError: for a source that is not what it was when the key was made.
@@ -44,31 +47,36 @@ class Inputs:
         """
         # One at a time: all of them go to one disk, or to one remote, and who waits mostly waits for the same.
         with self._lock:
-            new = {slot: artifact for slot, artifact in inputs.items() if artifact.digest not in self._shared}
-            for slot, artifact in new.items():
-                self._share(node.inputs[slot], artifact)
+            for slot, artifact in inputs.items():
+                if artifact.digest not in self._here:
+                    self._store_source(node.inputs[slot], artifact)
+                    self._here.add(artifact.digest)
+            new = [artifact for artifact in inputs.values() if far and artifact.digest not in self._far]
+            for artifact in new:
+                if not self._store.far(artifact.files):
+                    self._store.offer(_record(artifact, self._made_by))
             if new:
                 self._store.settle()
-            self._shared.update(artifact.digest for artifact in new.values())
+            self._far.update(artifact.digest for artifact in new)
 
-    def are_shared(self, record: Record) -> None:
-        """What *record* says was put out is there: a worker has put it."""
+    def are_far(self, record: Record) -> None:
+        """What *record* says was put out is in the remote: a worker has put it there."""
         with self._lock:
-            self._shared.update(artifact.digest for artifact in record.outputs.values())
+            self._far.update(artifact.digest for artifact in record.outputs.values())
 
-    def _share(self, name: str, artifact: Artifact) -> None:
-        record = _record(artifact, self._made_by)
+    def _store_source(self, name: str, artifact: Artifact) -> None:
         source = self._graph.sources.get(name)
+        if source is None:
+            return
+        record = _record(artifact, self._made_by)
         known = self._store.record(record.cache_key)
-        if source is not None and (known is None or self._store.missing(known.files())):
+        if known is None or self._store.missing(known.files()):
             folder = self._scratch / f"source-{uuid4().hex}"
             try:
                 place_source(source, artifact, folder)
                 self._store.publish(record, {_SLOT: folder})
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        elif not self._store.far(artifact.files):
-            self._store.offer(record)
 
 
 def _record(artifact: Artifact, made_by: str) -> Record:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,14 +60,16 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class Ordering:
-    """What all orders of a run have in common. ``remotes`` as in :class:`Order`; ``failures``: where logs are kept."""
+    """What all orders of a run have in common. ``remotes``: as in :class:`Order`, for the worker at an address;
+    ``failures``: where logs are kept.
+    """
 
     topic: str
     scratch: Path
     failures: Path
     timeout_seconds: float | None
     rebuild: bool
-    remotes: JsonValue
+    remotes: Callable[[str], JsonValue]
 
 
 class ClusterRuns(LocalRuns):
@@ -107,12 +109,14 @@ class ClusterRuns(LocalRuns):
         worker = ticket.seat.worker
         if worker is None:
             return super().start(node, decision, inputs, watch)
-        order = self._order(node, decision, inputs, ticket.need.memory_bytes)
+        order = self._order(worker, node, decision, inputs, ticket.need.memory_bytes)
         run = self._pool.submit(self._run, worker, order, decision, watch)
         self._follow(run, node, decision)
         return None
 
-    def _order(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], memory_bytes: int) -> Order:
+    def _order(
+        self, worker: Worker, node: Node, decision: Run, inputs: Mapping[str, Artifact], memory_bytes: int
+    ) -> Order:
         how = self._ordering
         return Order(
             id=uuid4().hex,
@@ -124,24 +128,25 @@ class ClusterRuns(LocalRuns):
             memory_bytes=memory_bytes,
             rebuild=how.rebuild,
             function=self._store.function,
-            remotes=how.remotes,
+            remotes=how.remotes(worker.address),
         )
 
     def _run(self, worker: Worker, order: Order, decision: Run, watch: Watch) -> RunOutcome:
         node = order.node
         try:
-            self._inputs.share(node, order.inputs)
+            self._inputs.share(node, order.inputs, far=order.remotes is not None)
             live = self._ordering.scratch / f"{node.stage.name}-{decision.key[:16]}.log"
             answer = self._link.perform(worker.address, order, watch, live)
             if answer is None or answer.ending == "stopped":
                 return self._displaced(node, decision, worker)
-            return self._concluded(node, decision, worker, answer)
+            return self._concluded(order, decision, worker, answer)
         except Interrupted:
             raise
         except WinmlDagError as error:
             return _failed(node, decision, error.message, error.advice)
 
-    def _concluded(self, node: Node, decision: Run, worker: Worker, answer: Answer) -> RunOutcome:
+    def _concluded(self, order: Order, decision: Run, worker: Worker, answer: Answer) -> RunOutcome:
+        node = order.node
         if answer.ending == "differs":
             return self._displaced(node, decision, worker)
         if answer.ending == "damaged" and answer.file is not None:
@@ -151,6 +156,10 @@ class ClusterRuns(LocalRuns):
         if answer.record is None:
             return self._failure(node, decision, answer)
         record = self._kept(decision, worker, answer, answer.record)
+        if order.remotes is None:
+            self._store.offer(record)
+        else:
+            self._inputs.are_far(record)
         if answer.ending == "found":
             return Reuse(record, reason.found(record))
         return StageResult(
@@ -166,7 +175,6 @@ class ClusterRuns(LocalRuns):
         if missing := self._store.missing(record.files()):
             names = ", ".join(file.name for file in missing)
             raise _unreachable(f"{worker.address} has made {names}, and it is not to be found from here", answer)
-        self._inputs.are_shared(record)
         return record
 
     def _displaced(self, node: Node, decision: Run, worker: Worker) -> RunOutcome:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from winml_dag import __version__
+from winml_dag.canonical import JsonValue
 from winml_dag.engine.admission import UNLIMITED, Capacity
 from winml_dag.engine.cluster.fleet import Fleet
 from winml_dag.engine.cluster.inputs import Inputs
@@ -93,14 +94,15 @@ class Cluster:
         rebuild: bool,
     ) -> ClusterRuns:
         """The runs of *graph*; *runner* does what cannot leave this machine."""
-        remotes = None if self._settings is None or self._all_here() else remotes_json(self._settings)
-        ordering = Ordering(self._topic, scratch, store.failures, timeout_seconds, rebuild, remotes)
+        ordering = Ordering(self._topic, scratch, store.failures, timeout_seconds, rebuild, self._remotes_for)
         inputs = Inputs(graph, store, scratch, MADE_BY)
         self._runs = ClusterRuns(runner, inputs, store, self._fleet, self._link, ordering)
         return self._runs
 
-    def _all_here(self) -> bool:
-        return all(report.store == self._store for report in self.reports() if not report.refusal)
+    def _remotes_for(self, address: str) -> JsonValue:
+        """None for a worker that has our store."""
+        own = any(report.store == self._store for report in self.reports() if report.address == address)
+        return None if own or self._settings is None else remotes_json(self._settings)
 
     def _changed(self) -> None:
         self._fleet.staff(self.reports())
