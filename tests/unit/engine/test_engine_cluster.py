@@ -69,6 +69,9 @@ class OfferingStore(LocalStore):
     def settle(self, told: object = None) -> None:  # noqa: ARG002
         self.told.append("settle")
 
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        self.told.append(f"bring {','.join(file.name for file in self.far(files))}")
+
     def far(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         return [file for file in files if file.name == "far"]
 
@@ -81,7 +84,8 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
     read = {"in0": near, "in1": away}
     inputs.share(reader, read, far=False)
-    assert store.told == []
+    assert store.told == ["bring far"]
+    store.told.clear()
     inputs.share(reader, read, far=True)
     assert store.told == ["offer near", "settle"]
     inputs.share(reader, read, far=True)

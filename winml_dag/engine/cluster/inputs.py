@@ -51,6 +51,9 @@ class Inputs:
                 if artifact.digest not in self._here:
                     self._store_source(node.inputs[slot], artifact)
                     self._here.add(artifact.digest)
+            if not far:
+                # What was found in the remote may be there alone: of a hit the record comes without its bytes.
+                self._store.bring([file for artifact in inputs.values() for file in artifact.files])
             new = [artifact for artifact in inputs.values() if far and artifact.digest not in self._far]
             for artifact in new:
                 if not self._store.far(artifact.files):
