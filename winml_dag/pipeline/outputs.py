@@ -79,7 +79,7 @@ class OutputFolder:
         stale, changed_texts, removed = self._differences(wanted, texts)
         if not (stale or changed_texts or removed):
             return Materialised()
-        self.refuse_foreign(entry.name for entry in stale)
+        self.refuse_foreign([*(entry.name for entry in stale), *changed_texts])
         restored = tuple(entry.name for entry in stale if self._owned.get(entry.name) == entry)
 
         not_linked: tuple[str, ...] = ()

@@ -129,6 +129,15 @@ def test_a_file_that_is_not_ours_is_never_overwritten(out: Path, publish: Publis
     assert contents(out) == {"model.onnx": b"mine", "notes.txt": b"mine"}
 
 
+def test_a_manifest_that_has_come_meanwhile_and_is_not_ours_is_never_overwritten(
+    out: Path, publish: Publish, materialise: Materialise
+) -> None:
+    (out / MANIFEST).write_bytes(b"mine")
+    with pytest.raises(UsageError, match="is in the way"):
+        materialise(publish(FIRST))
+    assert contents(out) == {MANIFEST: b"mine", "notes.txt": b"mine"}
+
+
 def test_a_link_that_leads_nowhere_is_in_the_way_too(out: Path, publish: Publish, materialise: Materialise) -> None:
     (out / "model.onnx").symlink_to(out / "nowhere")
     with pytest.raises(UsageError, match=r"model\.onnx is in the way"):
