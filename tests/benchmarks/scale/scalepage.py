@@ -223,6 +223,10 @@ like any other, not planned again. A stage that was recorded takes {length} s on
 so the scheduler has much more to do for a machine than with real ones. Times on the clock do not depend on the
 machine that simulates; processor times do: {where}, two busy processors.
 
+Not in the figures is what writes to this machine's disk (a record is a file and a row of the index), what puts folders
+in place, and dask's own messages, with a thread here for each run that goes on elsewhere. So rates of the scheduler are
+what is possible at most.
+
 ## Planning and scheduling
 
 Processor time in microseconds for each stage of the merged graph, and the most memory that the process took, with
@@ -274,7 +278,7 @@ One thing at a time slower or larger, on 100 machines:
 
 {limits}
 
-- **The scheduler.** It takes up to {dearest} ms for a stage, so it starts {rate} a second at least: enough for {busy}
+- **The scheduler.** It takes up to {dearest} ms for a stage, so it starts about {rate} a second: enough for {busy}
   machines with stages of {length} s, and for {busy_long} with stages of a minute. Beyond that, divide the sweep:
   `--shard 1/4` on four machines makes four schedulers with a cluster each, which share by the remote and know nothing
   of each other.
