@@ -298,6 +298,24 @@ def test_a_pull_request_without_any_key(machine: MachineMaker) -> None:
         machine("read-write", keys="", **PULL_REQUEST).make()
 
 
+def test_a_project_that_leads_the_token_to_a_server_of_its_own(machine: MachineMaker, server: FaultyServer) -> None:
+    record = machine("read-write").make()
+    project = f'[[remote]]\nurl = "{server.url}"\n'
+
+    def told(url: str, **variables: str) -> set[str | None]:
+        server.requests.clear()
+        reader = machine("", url=url, WINML_DAG_REMOTE_TOKEN="a secret", **variables)
+        (reader.folder / "winml_dag.toml").write_text(project, encoding="utf-8")
+        assert reader.look(record) is not None
+        return {request.headers.get("Authorization") for request in server.requests}
+
+    assert told("") == {None}
+    # What the job itself says of remotes is not the project's word, and the host of the token goes before all.
+    assert told(server.url) == {"Bearer a secret"}
+    assert told("", WINML_DAG_REMOTE_TOKEN_HOST="127.0.0.1") == {"Bearer a secret"}
+    assert told(server.url, WINML_DAG_REMOTE_TOKEN_HOST="cache.example.com") == {None}
+
+
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
 def test_links_in_a_folder_that_is_shared(machine: MachineMaker, tmp_path: Path) -> None:
     """Who may write into the folder puts a link where a blob, a record or a folder should be."""

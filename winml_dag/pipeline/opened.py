@@ -112,7 +112,7 @@ def _behind(
     maker = maker_here(MADE_BY) if run is None else maker_here(MADE_BY, run=run.run, revision=run.revision)
     trust = Trust(settings.keys, maker, settings.accept_unsigned, cache_key)
     used = [each for each in settings.levels if each.mode != Mode.OFF]
-    remotes = [open_remote(each.url, each.namespace) for each in used]
+    remotes = [open_remote(each.url, each.namespace, gets_token=each.gets_token) for each in used]
     if watcher is not None:
         remotes = [WatchedRemote(remote, watcher.received) for remote in remotes]
     levels = list(map(Level, remotes, used))

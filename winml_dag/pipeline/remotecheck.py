@@ -7,6 +7,7 @@ one, since nobody needs a right to put what is there already.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import statistics
 import time
@@ -14,7 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from winml_dag.pipeline.remoteoptions import TOKEN_HOST_VARIABLE
+from winml_dag.store.remote.backends import TOKEN
 from winml_dag.store.remote.remote import ATTEMPT_SECONDS, Remote, RemoteError
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
@@ -53,6 +57,7 @@ def check_level(
 ) -> Iterator[Finding]:
     """What there is to say of *level*, which *remote* speaks with; *scratch*: a folder for a file of a few bytes."""
     yield from _keys(level, settings)
+    yield from _token(level)
     if level.mode is Mode.READ and (folder := _missing_folder(level.url)) is not None:
         # Asked for anything it says that it has not got it, as a folder that is empty does.
         yield Finding("reach", False, f"there is no folder {folder}", "Look at the address, or whether it is mounted.")
@@ -76,6 +81,15 @@ def check_level(
 
 def _keys(level: LevelSettings, settings: RemoteSettings) -> Iterator[Finding]:
     known = [key.id for key in settings.keys if level.trusted is None or key.id in level.trusted]
+    if not known and level.trusted is not None and settings.keys:
+        here = ", ".join(key.id for key in settings.keys)
+        yield Finding(
+            "keys",
+            False,
+            f"It is trusted with {', '.join(sorted(level.trusted)) or 'no key at all'}, and here is {here}",
+            "Set WINML_DAG_REMOTE_KEYS or WINML_DAG_REMOTE_KEYS_FILE to one of those, or correct `trusted`.",
+        )
+        return
     if not known and not settings.accept_unsigned:
         yield Finding(
             "keys",
@@ -95,6 +109,18 @@ def _keys(level: LevelSettings, settings: RemoteSettings) -> Iterator[Finding]:
         return
     signs = f", signs with {settings.keys[0].id}" if level.mode is Mode.READ_WRITE and settings.keys else ""
     yield Finding("keys", True, believed + signs)
+
+
+def _token(level: LevelSettings) -> Iterator[Finding]:
+    parts = urlsplit(level.url)
+    wants_token = parts.scheme in ("http", "https") and parts.username is None
+    if wants_token and not level.gets_token and os.environ.get(TOKEN, "").strip():
+        yield Finding(
+            "token",
+            False,
+            f"The token in {TOKEN} is not sent there",
+            f"Set {TOKEN_HOST_VARIABLE} to its host, or name it in your own configuration, if it is meant for it.",
+        )
 
 
 def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
@@ -135,8 +161,6 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
 def _missing_folder(url: str) -> Path | None:
     if not url.startswith("file:"):
         return None
-    from urllib.parse import urlsplit
-
     from winml_dag.store.remote.objects import folder_of
 
     folder = folder_of(urlsplit(url))

@@ -2,8 +2,8 @@
 ``winml_dag.toml`` and the user's ``config.toml``, in this order. Who is first to name remotes names all of them.
 
 A project's file comes from whoever wrote the project. So what decides whom we believe (keys, and whether a signature is
-needed) is read from the environment and the user's own file only, and of a remote that the user's file has too, the
-stricter word of both counts.
+needed) is read from the environment and the user's own file only, of a remote that the user's file has too the stricter
+word of both counts, and what proves who we are does not go where that file alone leads.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -24,6 +25,7 @@ from winml_dag.pipeline.remoteoptions import (
     MODE_VARIABLE,
     NAMESPACE_VARIABLE,
     REMOTE_VARIABLE,
+    TOKEN_HOST_VARIABLE,
     RemoteOptions,
     names_remotes,
 )
@@ -32,6 +34,7 @@ from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.store.remote.keys import signing_keys
+from winml_dag.store.remote.places import shown
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
 F = TypeVar("F", bound=Section)
@@ -121,11 +124,21 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
     return _signed(levels, user)
 
 
-def with_signing_of_this_machine(levels: Sequence[LevelSettings]) -> RemoteSettings:
-    """*levels* that another machine has settled, with the keys of this one, and what it says of unsigned records.
-    Raises UsageError as :func:`remote_settings` does.
+def with_secrets_of_this_machine(levels: Sequence[LevelSettings]) -> RemoteSettings:
+    """*levels* that another machine has settled, with the keys of this one, its passwords for the same addresses, and
+    what it says of unsigned records and of where a token goes. Raises UsageError as :func:`remote_settings` does.
     """
-    return _signed(levels, _user_file())
+    user = _user_file()
+    known = {_alike(url): url for url in (*_urls_of_environment(), *(level.url for level in user.remote))}
+    ours = [
+        replace(
+            level,
+            url=known.get(_alike(level.url), level.url),
+            gets_token=level.gets_token and _gets_token(level.url, named_by_user=True),
+        )
+        for level in levels
+    ]
+    return _signed(ours, user)
 
 
 def _signed(levels: Sequence[LevelSettings], user: UserFile) -> RemoteSettings:
@@ -146,25 +159,45 @@ def named_by(options: RemoteOptions) -> str:
 
 def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
     """Of who is first to name any."""
-    urls = options.urls or tuple(os.environ.get(REMOTE_VARIABLE, "").split())
-    if urls:
-        return [LevelSettings(url) for url in urls]
+    if urls := options.urls or _urls_of_environment():
+        return [LevelSettings(url, gets_token=_gets_token(url, named_by_user=True)) for url in urls]
     project_file = options.project_file
     if project_file is not None and names_remotes(project_file):
         by_url = {_alike(level.url): _settled(level) for level in user.remote}
         project = _read(project_file, ProjectFile)
-        return [_stricter(_settled(level), by_url.get(_alike(level.url))) for level in project.remote]
+        return [
+            _stricter(_settled(level, named_by_user=_alike(level.url) in by_url), by_url.get(_alike(level.url)))
+            for level in project.remote
+        ]
     return [_settled(level) for level in user.remote]
 
 
+def _urls_of_environment() -> tuple[str, ...]:
+    return tuple(os.environ.get(REMOTE_VARIABLE, "").split())
+
+
 def _alike(url: str) -> str:
-    """What addresses of one remote have in common, however they are spelled; some of others do too."""
-    return url.rstrip("/").casefold()
+    """What addresses of one remote have in common, however they are spelled and whoever asks there; some others of the
+    same host do too.
+    """
+    return shown(url).rstrip("/").lower()
 
 
-def _settled(level: Level) -> LevelSettings:
+def _gets_token(url: str, *, named_by_user: bool) -> bool:
+    """The host that the environment names for the token gets it. Where it names none, whatever this user has named."""
+    if not (host := os.environ.get(TOKEN_HOST_VARIABLE, "").strip().lower()):
+        return named_by_user
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL at all, which is said when it is opened
+        return False
+    return host in (parts.hostname, parts.netloc.rpartition("@")[2].lower())
+
+
+def _settled(level: Level, *, named_by_user: bool = True) -> LevelSettings:
     trusted = None if level.trusted is None else frozenset(level.trusted)
-    return LevelSettings(level.url, Mode(level.mode), level.namespace, trusted)
+    gets_token = _gets_token(level.url, named_by_user=named_by_user)
+    return LevelSettings(level.url, Mode(level.mode), level.namespace, trusted, gets_token=gets_token)
 
 
 def _stricter(of_project: LevelSettings, of_user: LevelSettings | None) -> LevelSettings:

@@ -17,11 +17,15 @@ REMOTE_VARIABLE = "WINML_DAG_REMOTE"
 MODE_VARIABLE = "WINML_DAG_REMOTE_MODE"
 NAMESPACE_VARIABLE = "WINML_DAG_REMOTE_NAMESPACE"
 ACCEPT_UNSIGNED_VARIABLE = "WINML_DAG_REMOTE_ACCEPT_UNSIGNED"
+TOKEN_HOST_VARIABLE = "WINML_DAG_REMOTE_TOKEN_HOST"
 
 PROJECT_FILE = "winml_dag.toml"
 
 # Every way in which a line of TOML can begin to say something of remotes: a build that has nothing to do reads no more.
-_REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remote\b", re.MULTILINE)
+# Misspelled ones too: else whoever writes [[remotes]] has none, and is not told.
+_REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
+# A project's file speaks of nothing else.
+_ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def names_remotes(path: Path) -> bool:
     read may: who reads the rest of it has to say why not.
     """
     try:
-        return _REMOTE.search(path.read_bytes()) is not None
+        said = _ANYTHING if path.name == PROJECT_FILE else _REMOTE
+        return said.search(path.read_bytes()) is not None
     except FileNotFoundError:
         return False
     except OSError:

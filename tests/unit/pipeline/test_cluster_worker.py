@@ -146,11 +146,24 @@ def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(tm
 
 def test_remotes_of_a_build_go_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
-    own = LevelSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False)
+    own = LevelSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
     levels = (own, LevelSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), LevelSettings("s3://company"))
     told = remotes_json(RemoteSettings(levels))
     assert remotes_of(json.loads(json.dumps(told))) == RemoteSettings(levels, accept_unsigned=True)
+    # A worker on which the token is for another host keeps it to itself.
+    monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "cache.example.com")
+    assert not any(level.gets_token for level in remotes_of(told).levels)
     require_shared(RemoteSettings(levels))
     for settings in (None, RemoteSettings(levels[1:])):
         with pytest.raises(UsageError, match="through a remote"):
             require_shared(settings)
+
+
+def test_passwords_stay_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = remotes_json(
+        RemoteSettings((LevelSettings("https://ours:hidden@host/cache"), LevelSettings("https://other")))
+    )
+    assert "hidden" not in json.dumps(told)
+    monkeypatch.setenv("WINML_DAG_REMOTE", "https://worker:secret@HOST/cache/ https://another")
+    urls = [level.url for level in remotes_of(told).levels]
+    assert urls == ["https://worker:secret@HOST/cache/", "https://other"]

@@ -133,6 +133,26 @@ class TestTheProject:
         assert levels()[0].trusted == {"main"}
         project_file.write_text('[[remote]]\nurl = "https://A/"\nmode = "read-write"\n')
         assert levels()[0].mode is Mode.READ
+        # Nor by leaving out who asks there.
+        user_file.write_text('[[remote]]\nurl = "https://me:secret@a"\n')
+        assert levels()[0].mode is Mode.READ
+
+    def test_has_the_token_sent_only_where_its_user_leads_too(
+        self, user_file: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        user_file.write_text('[[remote]]\nurl = "https://a"\n')
+        project_file.write_text('[[remote]]\nurl = "https://A/"\n[[remote]]\nurl = "https://b:8443/cache"\n')
+        assert [level.gets_token for level in levels()] == [True, False]
+        for host in ("b", "B:8443"):
+            monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", host)
+            assert [level.gets_token for level in levels()] == [False, True]
+        monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "b.example.com")
+        assert not any(level.gets_token for level in levels(urls=("https://b", "https://a@b.example.com.c")))
+
+
+    def test_that_says_nothing_names_no_remote(self, project_file: Path) -> None:
+        project_file.write_text("# later\n\n")
+        assert not RemoteOptions().is_configured
 
 
 class TestTheUser:
@@ -159,6 +179,11 @@ class TestTheUser:
         user_file.write_text('[ep.openvino]\nenvironment = "/venv"\n[[remote]]\nurl = "https://a"\n')
         assert urls() == ["https://a"]
 
+    def test_who_misspells_remotes_is_told(self, user_file: Path) -> None:
+        user_file.write_text('[[remotes]]\nurl = "https://a"\n')
+        with pytest.raises(UsageError, match="remotes: unknown key; did you mean 'remote'?"):
+            levels()
+
 
 @pytest.mark.parametrize(
     ("text", "told"),
@@ -172,6 +197,8 @@ class TestTheUser:
         ('[[remote]]\nmode = "read"\n', "remote[0].url: is required"),
         ('[[remote]]\nurl = "https://a"\nnamespace = "a//b"\n', "'a//b' is no namespace"),
         ('[[remote]]\nurl = "https://a"\ntrusted = "main"\n', ":3: remote[0].trusted: expected a list"),
+        ('[[remotes]]\nurl = "https://a"\n', ":1: remotes: unknown key; did you mean 'remote'?"),
+        ('# ours\n\nurl = "https://a"\n', ":3: url: unknown key; known are remote"),
         ('remote = "https://a"\n', ":1: remote: expected a list, got 'https://a'"),
         ('base = 1\n[[remote]]\nurl = "https://a"\n', ":1: base: unknown key; known are remote"),
         ("[[remote]]\nurl = \n", "cannot be read"),

@@ -92,7 +92,7 @@ def _findings(level: LevelSettings, settings: RemoteSettings) -> list[Finding]:
 
     if level.mode is Mode.OFF:
         return []
-    opened = open_remote(level.url, level.namespace)
+    opened = open_remote(level.url, level.namespace, gets_token=level.gets_token)
     try:
         with tempfile.TemporaryDirectory() as scratch:
             return list(check_level(level, settings, opened, Path(scratch)))

@@ -1,6 +1,6 @@
 """The remotes of a build, as an order has them: a worker puts them behind its own store, with keys of its own.
 
-No secret passes: what a record is signed with stays on each machine.
+No secret passes: what a record is signed with, and what proves to a server who we are, stays on each machine.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from typing import Any
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError, UsageError
+from winml_dag.store.remote.places import shown
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
 
 def remotes_json(settings: RemoteSettings) -> JsonValue:
     return [
         {
-            "url": level.url,
+            "url": shown(level.url),
             "mode": str(level.mode),
             "namespace": level.namespace,
             "trusted": None if level.trusted is None else sorted(level.trusted),
             "is_back_filled": level.is_back_filled,
+            "gets_token": level.gets_token,
         }
         for level in settings.levels
     ]
@@ -27,7 +29,7 @@ def remotes_json(settings: RemoteSettings) -> JsonValue:
 
 def remotes_of(value: JsonValue) -> RemoteSettings:
     """Raises StageError for what are no remotes, UsageError as for the configuration of this machine."""
-    from winml_dag.pipeline.remoteconfig import with_signing_of_this_machine
+    from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 
     try:
         levels: Any = value
@@ -38,12 +40,13 @@ def remotes_of(value: JsonValue) -> RemoteSettings:
                 str(level["namespace"]),
                 None if level["trusted"] is None else frozenset(map(str, level["trusted"])),
                 bool(level["is_back_filled"]),
+                bool(level["gets_token"]),
             )
             for level in levels
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise StageError(f"These are no remotes: {error!r}.") from error
-    return with_signing_of_this_machine(found)
+    return with_secrets_of_this_machine(found)
 
 
 def require_shared(settings: RemoteSettings | None) -> None:

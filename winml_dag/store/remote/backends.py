@@ -19,8 +19,9 @@ TOKEN = "WINML_DAG_REMOTE_TOKEN"
 _NAMESPACE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
-def open_remote(url: str, namespace: str = "") -> Remote:
-    """The remote at *url*, and of it what lies below *namespace*.
+def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> Remote:
+    """The remote at *url*, and of it what lies below *namespace*. With *gets_token*, a server of HTTP is told the token
+    in the environment, unless *url* has a password.
 
     Raises:
         UsageError: nothing speaks this scheme, the URL has no host, bucket or path, the namespace leaves the URL, or
@@ -41,7 +42,7 @@ def open_remote(url: str, namespace: str = "") -> Remote:
             advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
         )
     _check_namespace(namespace)
-    return maker(parts, namespace)
+    return maker(parts, namespace, gets_token)
 
 
 def _check_namespace(namespace: str) -> None:
@@ -52,35 +53,41 @@ def _check_namespace(namespace: str) -> None:
         )
 
 
-def _http(parts: SplitResult, namespace: str) -> Remote:
+def _http(parts: SplitResult, namespace: str, gets_token: bool) -> Remote:
     _need("urllib3")
     from winml_dag.store.remote.http import HttpRemote
 
     if not parts.hostname:
         raise UsageError(f"{shown(parts.geturl())} names no host", advice="Say http://host:port/path.")
     address = urlunsplit((parts.scheme.lower(), parts.netloc.rpartition("@")[2], _below(parts.path, namespace), "", ""))
-    return HttpRemote(address, _authorization(parts))
+    authorization = _authorization(parts, gets_token)
+    try:
+        return HttpRemote(address, authorization)
+    except ValueError as error:
+        raise UsageError(f"{address!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
 
 
-def _authorization(parts: SplitResult) -> str:
+def _authorization(parts: SplitResult, gets_token: bool) -> str:
     """What proves who we are: a password in the URL goes before the token, which may be meant for another server."""
     if parts.username is not None:
         known_by = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return "Basic " + base64.b64encode(known_by.encode()).decode()
-    token = os.environ.get(TOKEN, "").strip()
+    token = os.environ.get(TOKEN, "").strip() if gets_token else ""
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError(f"{TOKEN} has what no header can have: the end of a line, or letters beyond ASCII")
     return f"Bearer {token}" if token else ""
 
 
-def _objects(parts: SplitResult, namespace: str) -> Remote:
+def _objects(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
     _need("obstore")
     _need("urllib3")
     from winml_dag.store.remote.objects import open_bucket
 
-    if not parts.netloc or "@" in parts.netloc:
-        raise UsageError(
-            f"{shown(parts.geturl())} names no bucket",
-            advice=f"Say {parts.scheme}://bucket/path; credentials come from the environment.",
-        )
+    advice = f"Say {parts.scheme}://bucket/path; credentials come from the environment."
+    if "@" in parts.netloc:
+        raise UsageError(f"The URL of the remote {shown(parts.geturl())} has a user or a password in it", advice=advice)
+    if not parts.netloc:
+        raise UsageError(f"{parts.scheme}://{parts.path} names no bucket", advice=advice)
     prefix = _below(parts.path, namespace).strip("/")
     if prefix and not all(_NAMESPACE_PART.fullmatch(part) for part in prefix.split("/")):
         raise UsageError(
@@ -90,7 +97,7 @@ def _objects(parts: SplitResult, namespace: str) -> Remote:
     return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
-def _folder(parts: SplitResult, namespace: str) -> Remote:
+def _folder(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
     _need("obstore")
     from winml_dag.store.remote.objects import folder_of, open_folder
 
@@ -113,7 +120,7 @@ def _need(module: str) -> None:
         )
 
 
-_MAKERS: dict[str, Callable[[SplitResult, str], Remote]] = {
+_MAKERS: dict[str, Callable[[SplitResult, str, bool], Remote]] = {
     "http": _http,
     "https": _http,
     "s3": _objects,

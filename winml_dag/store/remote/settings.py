@@ -33,6 +33,7 @@ class LevelSettings:
             of it lies under, and part of what is signed. Empty: directly at *url*.
         trusted: ids of the keys that a record from here may be signed with; None: any that we have.
         is_back_filled: whether what a farther level had is put here too, where that may be.
+        gets_token: whether it is told the token of this machine; not, where only a project has named it.
     """
 
     url: str
@@ -40,6 +41,7 @@ class LevelSettings:
     namespace: str = ""
     trusted: frozenset[str] | None = None
     is_back_filled: bool = True
+    gets_token: bool = False
 
 
 @dataclass(frozen=True)

@@ -272,9 +272,10 @@ def test_a_password_goes_to_its_host_only(server: FaultyServer) -> None:
 
 def test_a_token_comes_from_the_environment(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.wants = "Bearer of-good-news"
-    assert trouble_of(lambda: open_remote(server.url, "main").record(KEY)) == "forbidden"
+    assert trouble_of(lambda: open_remote(server.url, "main", gets_token=True).record(KEY)) == "forbidden"
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN", "of-good-news\n")
-    assert open_remote(server.url, "main").record(KEY) == b"the record"
+    assert open_remote(server.url, "main", gets_token=True).record(KEY) == b"the record"
+    assert trouble_of(lambda: open_remote(server.url, "main").record(KEY)) == "forbidden"
 
 
 def test_redirects_in_a_circle_end(server: FaultyServer, remote: Remote) -> None:
