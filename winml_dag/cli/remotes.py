@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +58,9 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
-    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if anything was asked."""
-    if traffic is not None and any(astuple(traffic)):
-        yield f"remote: {_text(traffic)}"
+    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there is anything to tell."""
+    if traffic is not None and (text := _text(traffic)):
+        yield f"remote: {text}"
 
 
 def _text(traffic: Traffic) -> str:
@@ -77,4 +77,5 @@ def _text(traffic: Traffic) -> str:
         f"{traffic.refused} refused" if traffic.refused else "",
         f"{traffic.left_alone} left alone" if traffic.left_alone else "",
     ]
-    return "; ".join(filter(None, told)) or f"none of {counted(traffic.records_missed, 'record')} was there"
+    missed = f"none of {counted(traffic.records_missed, 'record')} was there" if traffic.records_missed else ""
+    return "; ".join(filter(None, told)) or missed

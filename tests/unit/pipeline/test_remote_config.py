@@ -149,7 +149,6 @@ class TestTheProject:
         monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "b.example.com")
         assert not any(level.gets_token for level in levels(urls=("https://b", "https://a@b.example.com.c")))
 
-
     def test_that_says_nothing_names_no_remote(self, project_file: Path) -> None:
         project_file.write_text("# later\n\n")
         assert not RemoteOptions().is_configured

@@ -38,7 +38,11 @@ _SETTLING_PACE = 32 << 20
 
 
 def pool_for(url: str) -> urllib3.PoolManager:
-    """Connections to *url*, by a proxy where the environment or the system names one. Certificates are checked."""
+    """Connections to *url*, by a proxy where the environment or the system names one. Certificates are checked.
+
+    Raises:
+        ValueError: for a host that cannot be one, of *url* or of the proxy.
+    """
     parts = parse_url(url)
     proxy = None if proxy_bypass(parts.host or "") else getproxies().get(parts.scheme or "")
     if not proxy:

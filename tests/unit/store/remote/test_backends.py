@@ -198,9 +198,11 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
         ("cache.example.org", "http://"),
         ("http:///cache", "names no host"),
         ("http://host:port/cache", "no URL"),
+        ("http://me:secret@a host/cache", "'http://a host/cache' is no URL"),
         ("https://host/cache?token=abc", "WINML_DAG_REMOTE_TOKEN"),
-        ("s3:///cache", "names no bucket"),
-        ("s3://key:secret@bucket/cache", "from the environment"),
+        ("s3://", "s3:// names no bucket"),
+        ("s3:///cache", "s3:///cache names no bucket"),
+        ("s3://key:secret@bucket/cache", "s3://bucket/cache has a user or a password in it"),
         ("file:cache", "file:///srv/cache"),
         pytest.param(
             "file://srv/cache",
@@ -216,6 +218,14 @@ def test_a_url_that_nothing_can_be_reached_by_is_refused_with_advice(url: str, s
     assert says in str(refused.value)
     assert "secret" not in str(refused.value)
     assert "abc" not in str(refused.value)
+
+
+@pytest.mark.parametrize("token", ["secret\nX-Other: 1", "secr€t"])
+def test_a_token_that_no_header_can_have_is_refused_and_not_shown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN", token)
+    with pytest.raises(UsageError, match="WINML_DAG_REMOTE_TOKEN has what no header can have") as refused:
+        open_remote("http://127.0.0.1:9/cache", gets_token=True)
+    assert token not in str(refused.value)
 
 
 @pytest.mark.parametrize(
