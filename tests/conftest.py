@@ -1,4 +1,4 @@
-"""For all tests: the interrupt from the keyboard is on, and no environment of the user's is named.
+"""For all tests: the interrupt from the keyboard is on, and no environment or cache of the user's is named.
 
 Shells switch it off for what they start in the background, and every process inherits that: builds under test could not
 be interrupted then. Bytecode is written, since every one of the thousands of processes under test would compile our
@@ -17,7 +17,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-for variable in ("WINML_DAG_CONFIG", "WINML_DAG_EP_ENVIRONMENTS", "WINML_DAG_SUPPORT_DIR", "WINMLCLI_RULES_DIR"):
+for variable in (
+    "WINML_DAG_CACHE_DIR",
+    "WINML_DAG_CONFIG",
+    "WINML_DAG_EP_ENVIRONMENTS",
+    "WINML_DAG_SUPPORT_DIR",
+    "WINMLCLI_RULES_DIR",
+):
     os.environ.pop(variable, None)
 # Where CI runs these tests, builds under test are none of its runs: a pull request may do less with remotes.
 for variable in ("GITHUB_ACTIONS", "TF_BUILD", "GITLAB_CI"):

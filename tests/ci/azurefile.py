@@ -91,6 +91,7 @@ def _play_steps(
             machine.upload(step["publish"], run.artifacts / _with_macros(step["artifact"], known))
         elif not step["bash"].startswith(INSTALLS):
             given = {name: _with_macros(text, known) for name, text in step.get("env", {}).items()}
+            # Azure's bash goes on after a line that fails: the last one tells how the step ended.
             said = machine.shell(_with_macros(step["bash"], known), {**plain, **given})
             told |= {f"{step.get('name')}.{name}": text for name, text in _SET.findall(said)}
     return told

@@ -72,12 +72,12 @@ class Machine:
     def check_out(self, repository: Path) -> None:
         shutil.copytree(repository, self.work, dirs_exist_ok=True)
 
-    def shell(self, script: str, variables: Mapping[str, str]) -> str:
-        """What *script* prints, run as both systems run bash. Raises RuntimeError with all of it when it fails."""
+    def shell(self, script: str, variables: Mapping[str, str], *options: str) -> str:
+        """What *script* prints, run by bash with *options*. Raises RuntimeError with all of it when it fails."""
         home = {"HOME": str(self.folder / "home"), "PATH": self._path, "CI": "true", "LANG": "C.UTF-8"}
         threads = {name: text for name, text in os.environ.items() if name.endswith("_NUM_THREADS")}
         done = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+            ["bash", "--noprofile", "--norc", *options, "-c", script],
             cwd=self.work,
             env={**threads, **home, **variables},
             capture_output=True,

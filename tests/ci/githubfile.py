@@ -62,9 +62,9 @@ def _play_steps(steps: list[dict[str, Any]], run: Run, machine: Machine, context
             told = machine.folder / "output"
             told.write_text("")
             variables = {name: _text(_value(text, contexts)) for name, text in step.get("env", {}).items()}
-            machine.shell(
-                _value(step["run"], contexts), {**_variables(run.event), "GITHUB_OUTPUT": str(told), **variables}
-            )
+            given = {**_variables(run.event), "GITHUB_OUTPUT": str(told), **variables}
+            # As GitHub runs bash where nobody says how: a line that fails ends the step, a part of a pipe does not.
+            machine.shell(_value(step["run"], contexts), given, "-e")
             lines = (line.partition("=") for line in told.read_text(encoding="utf-8").splitlines())
             contexts["steps"][step.get("id")] = {"outputs": {name: value for name, _, value in lines}}
 

@@ -79,6 +79,11 @@ class Team:
         }
         (self.repository / "models.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
 
+    def break_the_recipe(self) -> None:
+        """Commit one that says what no recipe can say."""
+        with (self.repository / "models.yaml").open("a", encoding="utf-8") as file:
+            file.write("modle: model.onnx\n")
+
     def push(self) -> Played:
         """To main."""
         return self._play(Event("4f1c2a9"))

@@ -113,3 +113,12 @@ def test_main_writes_what_later_machines_reuse_and_pull_requests_write_what_only
     merged = team.push()
     assert merged.ran == QUANTIZED_ANEW, "nothing that a pull request made is taken for main"
     assert {path.partition("/")[0] for path in merged.put} == {"main"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the steps of both files are for bash")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_run_ends_where_there_is_no_plan(system: str, tools: Path, server: Nginx, tmp_path: Path) -> None:
+    team = Team(tmp_path, SYSTEMS[system], server, tools)
+    team.break_the_recipe()
+    with pytest.raises(RuntimeError, match=r"ended with 2:\n.*models\.yaml"):
+        team.push()
