@@ -58,7 +58,7 @@ def traffic_json(traffic: Traffic | None) -> JsonObject:
 
 
 def traffic_lines(traffic: Traffic | None) -> Iterator[str]:
-    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there is anything to tell."""
+    """``remote: 38 records, 4 blobs (9.7 MiB) fetched; 12 records, 2 blobs (1.2 MiB) put``, if there is any to tell."""
     if traffic is not None and (text := _text(traffic)):
         yield f"remote: {text}"
 

@@ -180,7 +180,7 @@ class TestTheUser:
 
     def test_who_misspells_remotes_is_told(self, user_file: Path) -> None:
         user_file.write_text('[[remotes]]\nurl = "https://a"\n')
-        with pytest.raises(UsageError, match="remotes: unknown key; did you mean 'remote'?"):
+        with pytest.raises(UsageError, match="remotes: unknown key; did you mean 'remote'"):
             levels()
 
 

@@ -154,6 +154,9 @@ class Attempt(Generic[T]):
     def _run(self) -> None:
         try:
             self._result = self._work(self)
+        except GivenUp:
+            # It may end before those who wait have seen that they need not: they get the reason all the same.
+            self._error = self._given_up
         except BaseException as error:
             self._error = error
         with self._changed:
