@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packageurl import PackageURL
 
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, ReadFile, Tool, last_part, tellable
+from winml_dag.report.provenance.facts import (
+    BuildFacts,
+    Dependency,
+    ReadFile,
+    Tool,
+    last_part,
+    tellable,
+    without_places,
+)
 from winml_dag.report.told import number_at
 
 _TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may have bytes that are no text
@@ -86,3 +94,22 @@ def test_a_tool_that_was_used_in_two_versions_has_no_digest_of_what_is_installed
         ("onnx", "1.0", "b"),
     ]
     assert all(re.fullmatch(r"pkg:pypi/[a-z]+@[0-9.]+", tool.purl) for tool in facts.tools)
+
+
+def test_of_paths_that_lead_elsewhere_the_last_part_is_told() -> None:
+    given = {
+        "model": "/home/somebody/net.onnx",
+        "quant": {"calibration_data": "C:\\Users\\somebody\\data", "nodes_to_exclude": ["/layer/MatMul"], "samples": 4},
+        "validate": {"input_data": "../../home/somebody/data.npz"},
+        "export": {"output_tensors": [{"name": "/head/Gemm_output_0"}]},
+        "loader": {"path": "models/net", "task": "fill-mask", "user_script": "..\\own.py"},
+        "eval": {"model_id": "org/net"},
+    }
+    assert without_places(given) == {
+        "model": "net.onnx",
+        "quant": {"calibration_data": "data", "nodes_to_exclude": ["/layer/MatMul"], "samples": 4},
+        "validate": {"input_data": "data.npz"},
+        "export": {"output_tensors": [{"name": "/head/Gemm_output_0"}]},
+        "loader": {"path": "models/net", "task": "fill-mask", "user_script": "own.py"},
+        "eval": {"model_id": "org/net"},
+    }

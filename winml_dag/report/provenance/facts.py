@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath, PureWindowsPath
 from urllib.parse import quote
 
 from winml_dag.canonical import JsonObject, JsonValue
@@ -18,6 +19,9 @@ from winml_dag.report.told import number_at, object_at, objects_at, text_at
 _EXACT = 2**53
 # A data set of more files is told as one folder.
 _MOST_FILES = 64
+
+# What has names in a graph: they may begin with a slash as well.
+_IN_A_GRAPH = frozenset({"name", "nodes_to_exclude"})
 
 # Names and versions as Python's packaging has them; whatever else is in a key has blanks, or is a digest.
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -181,6 +185,22 @@ def last_part(name: str) -> str:
     plain = name.replace("\\", "/")
     is_path = plain.startswith((".", "/", "~")) or plain.casefold().endswith(".onnx") or plain[1:2] == ":"
     return plain.rstrip("/").rpartition("/")[2] if is_path else name
+
+
+def without_places(value: JsonValue) -> JsonValue:
+    """Settings, with the last part of each path that is absolute or leads out of its folder: where something lay is
+    nobody's business, and paths that were given relative to the current folder are noted as absolute ones.
+    """
+    if isinstance(value, str):
+        leads_out = PureWindowsPath(value).parts[:1] == ("..",)
+        is_far = leads_out or PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()
+        return last_part(value) if is_far else value
+    if isinstance(value, Mapping):
+        return {
+            name: inner if name in _IN_A_GRAPH and isinstance(inner, str | list | tuple) else without_places(inner)
+            for name, inner in value.items()
+        }
+    return [without_places(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def time_of(text: str) -> datetime.datetime | None:

@@ -14,7 +14,15 @@ from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable, time_text
+from winml_dag.report.provenance.facts import (
+    BuildFacts,
+    Dependency,
+    HashedFile,
+    Tool,
+    tellable,
+    time_text,
+    without_places,
+)
 from winml_dag.report.told import at, object_at, objects_at, text_at
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -44,12 +52,13 @@ def statement_of(build: BuildFacts) -> str:
     value = MessageToDict(Statement(subjects, PREDICATE_TYPE, predicate).pb)
     ordered = {name: _ordered(value[name]) for name in _ORDER if name in value}
     text = json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
-    read_statement(text)
+    read_statement(text, strict=True)
     return text
 
 
-def read_statement(text: str) -> JsonObject:
-    """The statement *text*, after everything in it was checked as the formats want it; unknown fields are refused.
+def read_statement(text: str, *, strict: bool = False) -> JsonObject:
+    """The statement *text*, after everything in it was checked as the formats want it. They want readers to ignore
+    fields that they do not know; *strict*, for a writer, refuses those.
 
     Raises:
         InputError: saying what is wrong.
@@ -61,11 +70,12 @@ def read_statement(text: str) -> JsonObject:
 
     try:
         value = json.loads(text)
-        message = Parse(text, StatementMessage())
+        message = Parse(text, StatementMessage(), ignore_unknown_fields=not strict)
         Statement.copy_from_pb(message).validate()
         if message.predicate_type != PREDICATE_TYPE:
             raise ValueError(f"its predicate is of the type {message.predicate_type}, not {PREDICATE_TYPE}")
-        provenance = Parse(json.dumps(at(value, "predicate")), Provenance())
+        predicate = json.dumps(at(value, "predicate"))
+        provenance = Parse(predicate, Provenance(), ignore_unknown_fields=not strict)
         _check(provenance)
     except (ParseError, ValueError, RecursionError) as error:
         raise InputError(
@@ -113,7 +123,7 @@ def _predicate(build: BuildFacts) -> JsonObject:
             "buildType": BUILD_TYPE,
             "externalParameters": _external(build),
             "internalParameters": {
-                **({"settings": build.settings} if build.settings else {}),
+                **({"settings": without_places(build.settings)} if build.settings else {}),
                 "target": {name: build.value.get(name) for name in ("execution_provider", "device")},
                 "stages": [_stage(stage) for stage in build.stages],
             },
@@ -136,7 +146,7 @@ def _predicate(build: BuildFacts) -> JsonObject:
 def _external(build: BuildFacts) -> JsonObject:
     asked = object_at(build.value, "run", "asked")
     if asked:
-        return {"recipe": asked.get("recipe"), "options": asked.get("options")}
+        return {name: without_places(asked.get(name)) for name in ("recipe", "options")}
     # A manifest of before that was noted: what was asked for shows only in what came of it.
     return {"model": build.model, **{name: build.value.get(name) for name in ("task", "precision")}}
 
