@@ -26,7 +26,7 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], most: int) -> list[
             thread does not wait for the others.
     """
     party = _Party(work, list(items))
-    others = [each for _ in range(min(most, len(party.items)) - 1) if (each := _started(party.take_part)) is not None]
+    others = [each for _ in range(min(most, len(party.items)) - 1) if (each := begun(party.take_part)) is not None]
     party.take_part()
     try:
         if not isinstance(party.error, KeyboardInterrupt):
@@ -83,7 +83,7 @@ class Crew:
             if self._threads == self._most:
                 return
             self._threads += 1
-        if _started(self._work) is None:
+        if begun(self._work) is None:
             self._work()
 
     def drop(self) -> int:
@@ -103,7 +103,7 @@ class Crew:
             task()
 
 
-def _started(work: Callable[[], None]) -> threading.Thread | None:
+def begun(work: Callable[[], None]) -> threading.Thread | None:
     """A thread that does *work*; None where the system gives us no more of them."""
     thread = threading.Thread(target=work, name="remote", daemon=True)
     try:

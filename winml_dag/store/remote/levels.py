@@ -16,6 +16,7 @@ from winml_dag.store.remote.crew import side_by_side
 from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.fetching import Fetching
 from winml_dag.store.remote.guardedlevel import GuardedLevel
+from winml_dag.store.remote.knocks import Knocks
 from winml_dag.store.remote.offering import Offers
 from winml_dag.store.remote.remote import Remote
 from winml_dag.store.remote.settings import LevelSettings, Mode
@@ -64,6 +65,7 @@ class Levels:
             for level in levels
             if level.settings.mode is not Mode.OFF
         ]
+        self._knocks = Knocks(self._levels, clock)
         self._fetching = Fetching(blobs, scratch, locks or Locks(scratch), self._count, clock)
         self._offers = Offers(blobs, clock)
 
@@ -74,7 +76,9 @@ class Levels:
             if not left or level.reading.alone:
                 continue
             asked = True
-            for record in side_by_side(level.record, left, _QUESTIONS_AT_ONCE):
+            with self._knocks.beside(number):
+                answers = side_by_side(level.record, left, _QUESTIONS_AT_ONCE)
+            for record in answers:
                 if record is not None:
                     found[record.cache_key] = record
                     self._back_fill_record(record, number)
@@ -86,8 +90,11 @@ class Levels:
     def has(self, digests: Collection[str]) -> set[str]:
         there: set[str] = set()
         left = list(dict.fromkeys(digests))
-        for level in self._levels:
-            answers = side_by_side(level.has, left, _QUESTIONS_AT_ONCE)
+        for number, level in enumerate(self._levels):
+            if not left:
+                break
+            with self._knocks.beside(number):
+                answers = side_by_side(level.has, left, _QUESTIONS_AT_ONCE)
             there.update(digest for digest, has in zip(left, answers, strict=True) if has)
             left = [digest for digest in left if digest not in there]
         return there

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -135,6 +136,20 @@ def digest_of(data: bytes) -> str:
 
 def entry(data: bytes, name: str = "model.onnx") -> FileEntry:
     return FileEntry(name, digest_of(data), len(data))
+
+
+def in_background(work: Callable[[], object]) -> Future[object]:
+    """What *work* comes to, in a thread."""
+    future: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 class Machine:

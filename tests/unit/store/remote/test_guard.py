@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from remote_samples import HandClock, ScriptedRemote, digest_of
+from remote_samples import HandClock, ScriptedRemote, digest_of, in_background
 
 from winml_dag.store.remote.attempt import LEAST_BYTES_PER_SECOND
 from winml_dag.store.remote.counting import Counting
@@ -40,20 +40,6 @@ def guarded() -> Iterator[Guarded]:
     guarded = Guarded()
     yield guarded
     guarded.ended.set()
-
-
-def in_background(work: Callable[[], object]) -> Future[object]:
-    """What *work* comes to, in a thread."""
-    future: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def test_all_who_wait_for_a_silent_remote_come_back_and_nobody_asks_it_again(guarded: Guarded) -> None:

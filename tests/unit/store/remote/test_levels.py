@@ -6,11 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry, record_of
+from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry, in_background, record_of
 
 from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.maker import Maker
 from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remote import ATTEMPT_SECONDS
 from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.traffic import Traffic
 
@@ -143,6 +144,32 @@ def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: 
     assert here.said[0].endswith(
         "it is left alone for the rest of this run, and what it may have is made here instead."
     )
+
+
+def test_levels_that_are_dead_are_found_side_by_side(tmp_path: Path) -> None:
+    clock, begun, ended = HandClock(), threading.Semaphore(0), threading.Event()
+    dead = [ScriptedRemote() for _ in range(3)]
+    for remote in dead:
+        for method in ("record", "has"):
+            remote.hang(method, begun, ended)
+    here = Machine(tmp_path / "cache", *dead, clock=clock)
+    asked = in_background(lambda: here.levels.records([KEYS[0]]))
+    clock.until_waiting(2)
+    clock.advance(0.25)
+    # The question to the nearest, and what finds out about the two behind it.
+    clock.until_waiting(3)
+    clock.advance(ATTEMPT_SECONDS)
+    assert asked.result(30) == {}
+    assert clock.now() == 0.25 + ATTEMPT_SECONDS
+    assert len(here.said) == here.levels.traffic().left_alone == 3
+    ended.set()
+
+
+def test_a_level_that_answers_at_once_has_none_behind_it_tried(tmp_path: Path) -> None:
+    near, far = remote_with(KEYS[0]), remote_with(KEYS[1])
+    here = machine(tmp_path, near, far)
+    here.levels.records([KEYS[0]])
+    assert far.calls == []
 
 
 def test_a_record_that_never_ends_is_a_lie(tmp_path: Path) -> None:
