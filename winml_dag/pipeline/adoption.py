@@ -121,7 +121,7 @@ class _Adoption:
         records = [record for record in store.records.all() if not record.origin and _is_old(record)]
         keys = self._known([record.cache_key for record in records])
         pending = [record for record in records if record.cache_key not in keys]
-        self._learn((record, keys[record.cache_key]) for record in records if record.cache_key in keys)
+        self._recall(pending)
         self._make_twins(pending)
         self._find_sources(pending)
         left: Counter[str] = Counter()
@@ -142,21 +142,17 @@ class _Adoption:
         here = self._store.records.read_many(list(rows.values()))
         return {old: new for old, new in rows.items() if new in here}
 
-    def _learn(self, pairs: Iterable[tuple[Record, str]]) -> None:
-        """Take the digests of records that were adopted before from both."""
-        pairs = list(pairs)
-        new = self._store.records.read_many([key for _, key in pairs])
-        for record, key in pairs:
-            for old, other in zip(_files(record), _files(new[key]), strict=False):
-                if (old.name, old.size) == (other.name, other.size):
-                    self._digests[old.digest] = other.digest
+    def _recall(self, records: Iterable[Record]) -> None:
+        """Take the digests that were made before. They are remembered for bytes, never found by comparing two records
+        of one key: what lies under the new key may have come from a remote, where the same work gave other bytes.
+        """
+        rows = self._store.index.read("adopted", _named(records))
+        self._digests.update({old: new for old, new in rows.items() if isinstance(new, str)})
 
     def _make_twins(self, records: Sequence[Record]) -> None:
         """Of all blobs here that *records* name: those that they read may be of a record that has gone."""
         blobs = self._store.blobs
-        named = {file.digest for record in records for file in _stored(record)}
-        named.update(digest for record in records for digest in _mentioned(record))
-        wanted = {digest for digest in named if _TOKEN.fullmatch(digest) and not self._has_twin(digest)}
+        wanted = {digest for digest in _named(records) if _TOKEN.fullmatch(digest) and not self._has_twin(digest)}
         sizes = {digest: path.stat().st_size for digest in wanted if (path := blobs.path(digest)).is_file()}
         total, lock = sum(sizes.values()), threading.Lock()
 
@@ -261,7 +257,7 @@ class _Adoption:
 
     def _remember(self, keys: Mapping[str, str]) -> None:
         index = self._store.index
-        index.write("adopted", keys)
+        index.write("adopted", {**self._digests, **keys})
         latest = index.read("latest", index.names("latest"))
         new = {adopted_name(name): keys[key] for name, key in latest.items() if isinstance(key, str) and key in keys}
         index.write("latest", {name: key for name, key in new.items() if name not in latest})
@@ -279,12 +275,11 @@ def _stored(record: Record) -> Iterator[FileEntry]:
         yield record.log
 
 
-def _files(record: Record) -> list[FileEntry]:
-    """Every file that *record* names, those that it read too, in one order before and after an adoption."""
-    read = [record.input_artifact(slot) for slot in sorted(record.ingredients.inputs)]
-    put = [record.outputs[slot] for slot in sorted(record.outputs)]
-    files = [file for artifact in (*read, *put) if artifact is not None for file in artifact.files]
-    return files if record.log is None else [*files, record.log]
+def _named(records: Iterable[Record]) -> set[str]:
+    """The digests of all that *records* have put out and were made from."""
+    return {
+        digest for record in records for digest in (*(file.digest for file in _stored(record)), *_mentioned(record))
+    }
 
 
 def _mentioned(record: Record) -> Iterator[str]:

@@ -252,3 +252,24 @@ def test_a_cache_that_began_with_a_remote_has_nothing_to_adopt(tmp_path: Path) -
     assert said == []
     assert adopt(store) == Adopted()
     store.close()
+
+
+def test_a_key_is_made_of_the_bytes_that_were_read_whatever_a_remote_has_under_the_key_of_their_maker(
+    project: Project,
+) -> None:
+    """The same work gives other bytes on another machine now and then, of the same size as a rule."""
+    store = project.shared()
+    adopt(store)
+    made, source = project.ingredients(store)
+    theirs = project.published(store, made, {"model": source}, b"OPTIMIZED")
+    store.close()
+    alone = project.alone()
+    project.library.write_bytes(b"a newer library")
+    project.build(alone)
+    alone.close()
+    store = project.shared()
+    adopt(store)
+    assert store.record(cache_key(project.compiled(store, theirs.outputs["model"]))) is None
+    ours = Artifact.of([FileEntry("optimize.onnx", digest_bytes(b"optimized", "sha256"), 9)])
+    assert store.record(cache_key(project.compiled(store, ours))) is not None
+    store.close()
