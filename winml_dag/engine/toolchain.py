@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _listed(path: Iterable[str]) -> dict[str, str]:
-    versions: dict[str, str] = {}
+def distributions_in(path: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Name, version and folder of what each distribution in the folders *path* says of itself."""
     for folder in path:
         try:
             entries = os.listdir(folder or ".")  # noqa: PTH208 - names are enough, and twice as fast
@@ -32,7 +32,13 @@ def _listed(path: Iterable[str]) -> dict[str, str]:
             stem, dot, suffix = entry.rpartition(".")
             if dot and suffix in ("dist-info", "egg-info") and "-" in stem:
                 name, version = stem.split("-")[:2]
-                versions.setdefault(normalised(name), version)
+                yield normalised(name), version, f"{folder or '.'}{os.sep}{entry}"
+
+
+def _listed(path: Iterable[str]) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name, version, _ in distributions_in(path):
+        versions.setdefault(name, version)
     return versions
 
 

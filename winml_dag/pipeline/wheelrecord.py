@@ -10,13 +10,12 @@ https://packaging.python.org/en/latest/specifications/recording-installed-packag
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from winml_dag.engine.toolchain import normalised
+from winml_dag.engine.toolchain import distributions_in, normalised
 
 _DIST_INFO = ".dist-info"
 # Below the folder dist-info: what an installer writes there of itself.
@@ -64,14 +63,7 @@ def _is_of_the_wheel(line: str) -> bool:
 def _installed(path: tuple[str, ...]) -> dict[tuple[str, str], Path]:
     """The RECORD of each distribution in the folders *path*, by normalised name and version; the first one wins."""
     found: dict[tuple[str, str], Path] = {}
-    for folder in path:
-        try:
-            entries = os.listdir(folder or ".")  # noqa: PTH208 - names are enough, and twice as fast
-        except OSError:
-            continue
-        for entry in entries:
-            stem = entry.removesuffix(_DIST_INFO)
-            if stem != entry and "-" in stem:
-                name, version = stem.split("-")[:2]
-                found.setdefault((normalised(name), version), Path(folder or ".", entry, "RECORD"))
+    for name, version, folder in distributions_in(path):
+        if folder.endswith(_DIST_INFO):
+            found.setdefault((name, version), Path(folder, "RECORD"))
     return found
