@@ -68,6 +68,8 @@ class OutputFile:
                 return sorted((entry.name for entry in stale), key=lambda name: (name == self._name, name))
 
             removed = sorted((self._left_over() | gone) - {entry.name for entry in wanted})
+            # Before it is a matter of this folder, as OutputFolder does.
+            self._store.bring(stale)
             change = change_folder(self._folder, prepare, removed)
         return Materialised(written=change.put, removed=change.remove)
 

@@ -95,6 +95,8 @@ class OutputFolder:
             # The manifest last: whoever reads it finds the files that it speaks of.
             return sorted([*(entry.name for entry in stale), *changed_texts], key=lambda name: (name == MANIFEST, name))
 
+        # Before it is a matter of this folder: where the cache is full, another output folder is no help.
+        self._store.bring(stale)
         change = change_folder(self._folder, prepare, removed)
         written = tuple(name for name in change.put if name not in restored)
         return Materialised(written, restored, tuple(removed), not_linked)

@@ -1,0 +1,55 @@
+"""An output folder whose files come from a remote: what goes wrong with the cache is not said of the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from winml_dag.errors import StoreError
+from winml_dag.pipeline.outputfile import OutputFile
+from winml_dag.pipeline.outputs import OutputFolder
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_bytes
+from winml_dag.store.local import LocalStore
+from winml_dag.store.remote.envelope import Trust
+from winml_dag.store.remote.levels import Level, Levels
+from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.shared import SharedStore
+
+DATA = b"weights"
+FAR = FileEntry("model.onnx", digest_bytes(DATA, "sha256"), len(DATA))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SharedStore]:
+    """With FAR in its remote, and no place for what comes from there."""
+    remote = MemoryRemote()
+    (tmp_path / "blob").write_bytes(DATA)
+    remote.put(FAR.digest, tmp_path / "blob", lambda _: None)
+
+    def behind(store: LocalStore) -> Levels:
+        trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
+        level = Level(remote, LevelSettings("memory://"))
+        return Levels([level], store.blobs, trust, scratch=store.incoming, tell=lambda _: None, locks=store.locks)
+
+    store = SharedStore(tmp_path / "cache", behind)
+    store.incoming.write_text("in the way")
+    yield store
+    store.close()
+
+
+def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(
+    tmp_path: Path, store: SharedStore
+) -> None:
+    out = OutputFolder(tmp_path / "out", [], store, store.fingerprints)
+    with pytest.raises(StoreError, match="Cannot fetch model") as told:
+        out.materialise([FAR], {})
+    assert "choose another cache folder" in str(told.value)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(StoreError, match="Cannot fetch model"):
+        OutputFile(tmp_path, "model.onnx", [], store, overwrite=False).materialise([FAR])
+    assert not (tmp_path / "model.onnx").exists()
