@@ -17,12 +17,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag import __version__
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.stage import Source
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.cirun import ci_run
+from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.manifest import folder_in
 from winml_dag.pipeline.wheelrecord import wheel_records
 
@@ -81,7 +81,7 @@ def circumstances(planned: BuildGraph, results: Mapping[str, StageResult]) -> Js
     }
     run = ci_run()
     return {
-        "made_by": f"winml_dag {__version__}",
+        "made_by": MADE_BY,
         "python": platform.python_version(),
         **({} if run is None else {"ci": asdict(run)}),
         "asked": planned.summary.asked,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag import __version__
 from winml_dag.engine.events import Observer, StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import remembered_name
+from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from winml_dag.engine.inplace import InPlace
     from winml_dag.engine.schedule import RunOptions
     from winml_dag.pipeline.cluster.cluster import Cluster
-
-MADE_BY = f"winml_dag {__version__}"
 
 
 def reuse_all(foreseen: Sequence[StageResult], store: LocalStore, scope: str, observer: Observer | None) -> None:

@@ -100,7 +100,7 @@ def _behind(
 ) -> Behind:
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run
-    from winml_dag.pipeline.graphrun import MADE_BY
+    from winml_dag.pipeline.madeby import MADE_BY
     from winml_dag.store.remote.backends import open_remote
     from winml_dag.store.remote.envelope import Trust
     from winml_dag.store.remote.levels import Level, Levels

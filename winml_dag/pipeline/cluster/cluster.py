@@ -32,7 +32,7 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.ownworker import OwnWorker
 from winml_dag.pipeline.cluster.remotes import remotes_json, require_shared
 from winml_dag.pipeline.cluster.report import Offer, Report, environments_of, folder_identity
-from winml_dag.pipeline.graphrun import MADE_BY
+from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.opened import settled_remotes
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.local import LocalStore

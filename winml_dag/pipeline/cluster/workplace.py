@@ -28,7 +28,7 @@ from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.pipeline.cluster.remotes import remotes_of
 from winml_dag.pipeline.cluster.report import Offer, difference, report_here, toolchain_here
-from winml_dag.pipeline.graphrun import MADE_BY
+from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:

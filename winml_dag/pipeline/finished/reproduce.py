@@ -25,7 +25,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import result_of, views_named
 from winml_dag.pipeline.finished.difference import changed_files, first_difference
-from winml_dag.pipeline.graphrun import MADE_BY
+from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
+from winml_dag.store.remote.crew import those_that
 from winml_dag.store.remote.places import blob_place, record_place
 from winml_dag.store.remote.remote import MOST_RECORD_BYTES, RemoteError
-from winml_dag.store.remote.sidebyside import those_that
 from winml_dag.store.remote.statuses import THERE, is_good, refusal, said
 from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
 

@@ -25,9 +25,9 @@ from obstore import exceptions
 from obstore import store as stores
 
 from winml_dag.errors import UsageError
+from winml_dag.store.remote.crew import those_that
 from winml_dag.store.remote.places import blob_place, record_place
 from winml_dag.store.remote.remote import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError
-from winml_dag.store.remote.sidebyside import those_that
 from winml_dag.store.remote.statuses import THERE, is_good, refusal
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from servers.nginx import Nginx, nginx_server
 
 from winml_dag.store.remote import wire
 from winml_dag.store.remote.backends import open_remote
+from winml_dag.store.remote.crew import QUESTIONS_AT_ONCE
 from winml_dag.store.remote.remote import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
-from winml_dag.store.remote.sidebyside import QUESTIONS_AT_ONCE
 
 KEY = "a1" * 32
 DATA = bytes(range(256)) * 3000
