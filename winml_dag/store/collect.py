@@ -23,7 +23,7 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.changetime import change_time_ns
-from winml_dag.store.files import in_words, partial_beside, remove_file
+from winml_dag.store.files import in_words, partial_beside, remove_file, shared_inode
 from winml_dag.store.held import FOLDER as STANDING
 from winml_dag.store.held import held_by_standing
 from winml_dag.store.leftovers import leftovers
@@ -172,15 +172,15 @@ def _look(store: LocalStore, now_ns: int, own: Path | None) -> _Survey:
         with suppress(FileNotFoundError):
             if blob.digest:
                 found[blob.digest] = blob.path, blob.path.lstat()
-    names = Counter(status.st_ino for _, status in found.values())
+    names = Counter(shared_inode(status) for _, status in found.values())
     blobs = {}
     for digest, (path, status) in found.items():
         with suppress(FileNotFoundError):
             changed_ns = change_time_ns(path, status)
             touched_ns = max(changed_ns, status.st_atime_ns)
             in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
-            shared = names[status.st_ino]
-            inode = status.st_ino if shared > 1 else 0
+            inode = shared_inode(status)
+            shared = names[inode] if inode else 1
             blobs[digest] = _Bytes(path, status.st_size // shared, inode, changed_ns, status.st_atime_ns, in_use)
     held = held_by_standing(store.folder / STANDING)
     records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from winml_dag.store import twins
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.collect import Limits, collect
 from winml_dag.store.digest import digest_bytes
+from winml_dag.store.files import shared_inode
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.twins import make_twin
@@ -53,6 +55,18 @@ def test_where_no_link_can_be_made_a_twin_is_a_copy(
     assert [path.read_bytes() for path in paths] == [DATA, DATA]
     assert not paths[0].samefile(paths[1])
     assert verify(store).clean
+
+
+def test_files_are_told_apart_where_the_system_has_no_numbers_for_them(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"bytes")
+    assert shared_inode(one.stat()) == 0
+    os.link(one, other)
+    assert shared_inode(one.stat()) == shared_inode(other.stat()) != 0
+    # Network drives and memory cards on Windows.
+    fields = list(one.stat())
+    fields[stat.ST_INO] = 0
+    assert shared_inode(os.stat_result(fields)) == 0
 
 
 def test_what_is_damaged_or_gone_has_no_twin(store: LocalStore, put: Callable[..., Record]) -> None:
