@@ -292,6 +292,30 @@ def test_a_colleague_who_puts_what_a_pull_request_made_into_main(
     assert "it comes from the namespace 'pull/12' of a pull request" in colleague.said[0]
 
 
+def test_an_unsigned_record_that_somebody_believes_and_puts_where_all_is_signed(
+    machine: MachineMaker, server: FaultyServer, tmp_path: Path
+) -> None:
+    """They accept what is unsigned in a folder of their own, and push all that they have to their team."""
+    record = machine("read-write", keys="", WINML_DAG_REMOTE_ACCEPT_UNSIGNED="1").make(b"poison")
+    colleague = machine("read", WINML_DAG_REMOTE_ACCEPT_UNSIGNED="1")
+    found = colleague.look(record)
+    assert found is not None
+    colleague.take(found, tmp_path / "looked at")
+
+    colleague.variables = {
+        **colleague.variables,
+        "WINML_DAG_REMOTE_NAMESPACE": "team",
+        "WINML_DAG_REMOTE_MODE": "read-write",
+    }
+    with colleague.store() as store:
+        for _ in range(5):
+            store.offer(found)
+
+    assert place("team", record) not in server.content
+    assert "nobody known here had signed it" in colleague.said[0]
+    assert len(colleague.said) == 4
+
+
 def test_a_pull_request_without_any_key(machine: MachineMaker) -> None:
     """From a fork, which gets no secrets: there is nothing that it could check, so it has to be told what to do."""
     with pytest.raises(UsageError, match="no key to check the records of"):

@@ -69,9 +69,12 @@ class Trust:
         """What to put into *namespace* under the key of *record*; what came from elsewhere keeps its maker.
 
         Raises:
-            Refused: for a record that :meth:`open` would refuse, such as one whose digests are not sha256; and for one
-                of a pull request that would get into another namespace, with our word for it.
+            Refused: for a record that :meth:`open` would refuse, such as one whose digests are not sha256; for one of a
+                pull request that would get into another namespace, with our word for it; and for one that came from a
+                remote with nobody's, which ours would make everybody believe.
         """
+        if self.keys and record.origin.get("signed_by", "") is None:
+            _refuse("nobody known here had signed it where it comes from, and so it does not get our signature")
         made_in = record.origin.get("namespace")
         if isinstance(made_in, str) and is_of_pull(made_in) and made_in != namespace:
             _refuse(f"it comes from the namespace {made_in!r} of a pull request, and does not get into another one")

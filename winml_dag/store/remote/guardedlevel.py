@@ -52,7 +52,7 @@ class GuardedLevel:
         self._tell = tell
         self._there: dict[str, bool] = {}
         self._lock = threading.Lock()
-        self._refused = 0
+        self._refused = self._withheld = 0
 
     def record(self, key: str) -> Record | None:
         """The record of *key* if one is there that is believed."""
@@ -115,7 +115,12 @@ class GuardedLevel:
         try:
             data = self._trust.seal(record, self.settings.namespace)
         except Refused as refused:
-            self._tell(f"The record of {record.ingredients.stage} is not put into the remote {self.name}: {refused}.")
+            with self._lock:
+                self._withheld += 1
+                aloud = self._withheld <= _MOST_TOLD
+            if aloud:
+                stage = record.ingredients.stage
+                self._tell(f"The record of {stage} is not put into the remote {self.name}: {refused}.")
             return False
         put = self.writing.ask(lambda remote: remote.put_record(record.cache_key, data))
         if put:
@@ -123,11 +128,14 @@ class GuardedLevel:
         return put
 
     def tell_of_refused(self) -> None:
-        """Say how many records were refused since those that were named."""
+        """Say how many records were refused, and how many not put, since those that were named."""
         with self._lock:
-            more, self._refused = max(0, self._refused - _MOST_TOLD), min(self._refused, _MOST_TOLD)
-        if more:
-            self._tell(f"Besides, {counted(more, 'record')} of the remote {self.name} had to be refused.")
+            refused, self._refused = max(0, self._refused - _MOST_TOLD), min(self._refused, _MOST_TOLD)
+            withheld, self._withheld = max(0, self._withheld - _MOST_TOLD), min(self._withheld, _MOST_TOLD)
+        if refused:
+            self._tell(f"Besides, {counted(refused, 'record')} of the remote {self.name} had to be refused.")
+        if withheld:
+            self._tell(f"Besides, {counted(withheld, 'record')} were not put into the remote {self.name}.")
 
     def close(self) -> None:
         """Give up what is underway and let go of connections."""
