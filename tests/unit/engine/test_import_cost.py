@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "networkx", "scipy"} | {
-    "distributed",
-    "dask",
-}
+HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "networkx", "scipy"}
+# What remotes, clusters and documents for others take.
+HEAVY |= {"urllib3", "obstore", "distributed", "dask", "cryptography"}
+HEAVY |= {"cyclonedx", "packageurl", "jsonschema", "in_toto_attestation", "google"}
 
 
 @pytest.mark.parametrize(
