@@ -167,3 +167,22 @@ def test_passwords_stay_on_each_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("WINML_DAG_REMOTE", "https://worker:secret@HOST/cache/ https://another")
     urls = [level.url for level in remotes_of(told).levels]
     assert urls == ["https://worker:secret@HOST/cache/", "https://other"]
+
+
+@pytest.mark.parametrize("address", ["foo", "tcp://10.0.0.5", "tcp://:x"])
+def test_what_cannot_be_an_address_is_told_at_once_to_builds_and_to_workers(address: str, tmp_path: Path) -> None:
+    from winml_dag.pipeline.cluster.dasklink import connect
+    from winml_dag.pipeline.cluster.service import Service
+
+    with pytest.raises(UsageError, match="There is no scheduler at"):
+        connect(address)
+    with pytest.raises(UsageError, match="There is no scheduler at"):
+        Service(address, tmp_path, Offer.of_this_machine(1, None, ())).run(lambda *_: None)
+
+
+def test_a_worker_that_looks_for_its_scheduler_can_be_ended(tmp_path: Path) -> None:
+    from winml_dag.pipeline.cluster.service import Service
+
+    service = Service("tcp://127.0.0.1:1", tmp_path, Offer.of_this_machine(1, None, ()))
+    with pytest.raises(KeyboardInterrupt):
+        service.run(lambda *_: None, until=lambda: None)

@@ -20,12 +20,19 @@ from distributed import Client, Future
 
 from winml_dag.engine.cluster.order import Answer, Order
 from winml_dag.engine.progress import Progress, Watch
-from winml_dag.errors import Interrupted, StageError, UsageError
-from winml_dag.pipeline.cluster.service import NAME, PREFIX, perform, told_by
+from winml_dag.errors import Interrupted, StageError
+from winml_dag.pipeline.cluster.service import (
+    CONNECT_SECONDS,
+    NAME,
+    PREFIX,
+    check_address,
+    no_scheduler,
+    perform,
+    told_by,
+)
 
 # How long workers may take to end what runs, in seconds; a process group is killed, so nothing asks for more.
 _ENDING_SECONDS = 10.0
-_CONNECT_SECONDS = 10
 
 
 @dataclass(eq=False)
@@ -200,13 +207,12 @@ def connect(address: str, security: Any = None) -> Any:
         UsageError: when there is none.
     """
     silence()
+    # A client of what is no address waits 20 s for its own end.
+    check_address(address)
     try:
-        return Client(address, security=security, timeout=_CONNECT_SECONDS, set_as_default=False)
+        return Client(address, security=security, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(
-            f"There is no scheduler at {address}: {_first_line(error)}.",
-            advice="Start one with: dask scheduler; its log says its address.",
-        ) from error
+        raise no_scheduler(address, _first_line(error)) from error
 
 
 def _first_line(error: BaseException) -> str:

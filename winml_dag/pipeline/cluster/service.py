@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Worker, get_worker
+from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 
 from winml_dag.canonical import JsonObject
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.report import Offer
 from winml_dag.pipeline.cluster.workplace import Workplace
 
@@ -30,6 +31,8 @@ from winml_dag.pipeline.cluster.workplace import Workplace
 NAME = "winml_dag"
 # A key of dask's for an order.
 PREFIX = "winml-dag-"
+# So long a scheduler is looked for; a worker of dask's own would do it for ever.
+CONNECT_SECONDS = 10
 # States of a task in which its work is wanted.
 _WANTED = frozenset({"executing", "long-running", "ready", "constrained", "waiting", "rescheduled", "memory", "error"})
 
@@ -69,6 +72,7 @@ class Service:
         when it is to end.
 
         Raises:
+            UsageError: when there is no scheduler.
             StageError: when there is no scheduler any more.
             KeyboardInterrupt: after all that ran has been ended.
         """
@@ -78,6 +82,7 @@ class Service:
     async def _run(self, began: Callable[[str, str], None], until: Callable[[], None] | None) -> None:
         place = Workplace(self.folder, self.offer, lambda topic, message: worker.log_event(topic, message))
         text = place.report()
+        check_address(self.address)
         interrupted = _interrupts(until)
         with tempfile.TemporaryDirectory(prefix="winml-dag-worker-", ignore_cleanup_errors=True) as folder:
             worker = Worker(
@@ -87,11 +92,13 @@ class Service:
                 local_directory=folder,
                 memory_limit=0,  # stages have processes of their own, which the workplace counts
                 dashboard=False,
+                death_timeout=CONNECT_SECONDS,
                 plugins=(_Plugin(place),),
                 startup_information={NAME: lambda _: text},
                 security=None if self.tls is None else security_of(self.tls),
             )
             try:
+                await self._connect(worker, interrupted)
                 async with worker:
                     began(worker.address, text)
                     ended = asyncio.ensure_future(worker.finished())
@@ -103,6 +110,18 @@ class Service:
         if interrupted.done():
             raise KeyboardInterrupt
         raise StageError(f"The scheduler at {self.address} has gone, or has sent this worker away.")
+
+    async def _connect(self, worker: Worker, interrupted: asyncio.Future[None]) -> None:
+        """Have *worker* reach its scheduler, which dask does not let anybody interrupt."""
+        starting = asyncio.ensure_future(worker.start())
+        await asyncio.wait([starting, interrupted], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            raise KeyboardInterrupt
+        try:
+            await starting
+        except OSError:
+            raise no_scheduler(self.address, f"it cannot be reached within {CONNECT_SECONDS} s") from None
 
 
 def _interrupts(until: Callable[[], None] | None) -> asyncio.Future[None]:
@@ -129,6 +148,23 @@ def _interrupts(until: Callable[[], None] | None) -> asyncio.Future[None]:
 
         threading.Thread(target=hear, daemon=True).start()
     return interrupted
+
+
+def check_address(address: str) -> None:
+    """Raises UsageError for what cannot be the address of a scheduler."""
+    try:
+        scheme, place = parse_address(address)
+        if scheme in ("tcp", "tls"):
+            parse_host_port(place)
+    except ValueError as error:
+        raise no_scheduler(address, str(error)) from None
+
+
+def no_scheduler(address: str, why: str) -> UsageError:
+    return UsageError(
+        f"There is no scheduler at {address}: {why}.",
+        advice="Start one with: dask scheduler; its log says its address.",
+    )
 
 
 def security_of(tls: Mapping[str, str]) -> Security:
