@@ -66,9 +66,13 @@ def store_with(
     folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
 ) -> SharedStore:
     """The store in *folder* with the remotes of *settings* behind it. Raises as :func:`open_store` does."""
+    from winml_dag.store.remote.backends import parts_of
     from winml_dag.store.remote.keys import check_keys
     from winml_dag.store.shared import SharedStore
 
+    # Before keys: who has misspelled an address needs none.
+    for level in settings.levels:
+        parts_of(level.url)
     check_keys(settings)
     told = None if watcher is None else watcher.waits
     return SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)

@@ -50,6 +50,14 @@ def test_with_one_its_digests_are_sha256_also_where_it_is_off(tmp_path: Path) ->
         store.close()
 
 
+def test_an_address_that_nothing_speaks_is_told_before_a_key_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED")
+    with pytest.raises(UsageError, match="No remote is reached by 'ftp://'"):
+        open_store(tmp_path / "cache", RemoteOptions(("ftp://cache",)))
+
+
 def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,22 +27,27 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
         UsageError: nothing speaks this scheme, the URL has no host, bucket or path, the namespace leaves the URL, or
             the extra that is needed is not installed.
     """
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # Numbers that are none are found out when they are asked for.
-    except ValueError as error:
-        raise UsageError(f"{shown(url)!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
-    maker = _MAKERS.get(parts.scheme.lower())
-    if maker is None:
-        said = f"{parts.scheme}://" if parts.scheme else shown(url)
-        raise UsageError(f"No remote is reached by {said!r}", advice=_SCHEMES_ADVICE)
+    parts = parts_of(url)
     if parts.query or parts.fragment:
         raise UsageError(
             f"The URL of the remote {shown(url)} goes on after its path",
             advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
         )
     _check_namespace(namespace)
-    return maker(parts, namespace, gets_token)
+    return _MAKERS[parts.scheme.lower()](parts, namespace, gets_token)
+
+
+def parts_of(url: str) -> SplitResult:
+    """The parts of *url*. Raises UsageError where nothing speaks its scheme."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # Numbers that are none are found out when they are asked for.
+    except ValueError as error:
+        raise UsageError(f"{shown(url)!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
+    if parts.scheme.lower() not in _MAKERS:
+        said = f"{parts.scheme}://" if parts.scheme else shown(url)
+        raise UsageError(f"No remote is reached by {said!r}", advice=_SCHEMES_ADVICE)
+    return parts
 
 
 def _check_namespace(namespace: str) -> None:
