@@ -55,6 +55,25 @@ def test_an_order_runs_with_the_workers_own_python_and_what_it_makes_is_in_its_s
     assert answered(place, replace(asked, id="again")).ending == "found"
 
 
+def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_one(
+    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
+
+    def answered_with(remote: Path) -> tuple[Answer, set[str]]:
+        settings = RemoteSettings((LevelSettings(remote.as_uri(), Mode.READ_WRITE),), accept_unsigned=True)
+        asked = order(versions(["onnxruntime"]), remotes=remotes_json(settings), function="sha256")
+        answer = answered(place, asked)
+        return answer, {path.name for path in remote.glob("*/*")}
+
+    made, there = answered_with(tmp_path / "first")
+    found, there_now = answered_with(tmp_path / "second")
+    assert (made.ending, found.ending) == ("done", "found")
+    assert found.record is not None
+    assert {found.record.cache_key, *(file.digest.removeprefix("sha256:") for file in found.record.files())} <= there
+    assert there_now == there
+
+
 def test_a_toolchain_that_the_worker_does_not_make_is_refused_before_anything_runs(place: Workplace) -> None:
     answer = answered(place, order({"onnxruntime": "0.1", "numpy": versions(["numpy"])["numpy"]}))
     assert answer.ending == "differs"

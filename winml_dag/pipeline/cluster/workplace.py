@@ -144,6 +144,9 @@ class Workplace:
             decision = Run(order.key, ingredients, reason.FIRST_BUILD, None)
             with store.scratch.open() as scratch:
                 outcome = self._run(order, decision, store, scratch, running)
+            if isinstance(outcome, Reuse) and not store.came_from_behind(order.key):
+                # It was made for a build with another remote, or this one has lost it.
+                store.offer(outcome.record)
             store.settle()
             return replace(_answer(outcome), told=tuple(told))
 
