@@ -210,10 +210,9 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
         security = Security.temporary()
     except ImportError:
         raise UsageError("Workers on this machine need cryptography, for what they are told.", advice=_EXTRA) from None
-    scheduler = {
-        "cls": Scheduler,
-        "options": {"protocol": "tls", "host": "127.0.0.1", "port": 0, "dashboard": False, "security": security},
-    }
+    # Even without a dashboard there is an HTTP server: at any port, or dask warns of whoever has its usual one.
+    addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    scheduler = {"cls": Scheduler, "options": {"protocol": "tls", **addresses, "security": security}}
     with ExitStack() as closing:
         folder = closing.enter_context(LocalStore(store).scratch.open())
         cluster = closing.enter_context(
