@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.records import Records, check_key
 from winml_dag.store.scratch import Scratch
+from winml_dag.store.store import NothingBehind
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.traffic import Traffic
@@ -30,7 +31,7 @@ FORMAT = "1"
 ADOPTED = "adopted"
 
 
-class LocalStore:
+class LocalStore(NothingBehind):
     """A store in *folder*, made if need be; *function* digests what is new. See ``Store`` for the shared methods.
 
     Attributes:
@@ -43,8 +44,6 @@ class LocalStore:
     Raises:
         StoreError: when the folder is something else than a store, of an unknown format, or cannot be written.
     """
-
-    asks_behind = False
 
     def __init__(self, folder: Path, *, function: DigestFunction = "xxh3-128") -> None:
         # Imported here, with SQLite and diskcache: 20 ms that nobody pays who only asks for the default folder.
@@ -94,18 +93,6 @@ class LocalStore:
             record = replace(record, outputs=outputs, log=kept)
             self.records.write(record)
         return record
-
-    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:  # noqa: ARG002 - nothing lies elsewhere
-        return {}
-
-    def came_from_behind(self, key: str) -> bool:  # noqa: ARG002
-        return False
-
-    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:  # noqa: ARG002
-        return ()
-
-    def bring(self, files: Iterable[FileEntry]) -> None:
-        pass
 
     def keep(self, record: Record) -> None:
         """Have *record*, which another machine has made; its blobs are where they are."""

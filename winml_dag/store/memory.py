@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from winml_dag.store.record import Record
 from winml_dag.store.records import check_key
 from winml_dag.store.rows import Namespace
 from winml_dag.store.sealed import seal, unseal
-from winml_dag.store.store import BlobDamaged
+from winml_dag.store.store import BlobDamaged, NothingBehind
 
 
 class MemoryRows:
@@ -42,7 +42,7 @@ class MemoryRows:
         return [name for found, _, name in keys if found == namespace]
 
 
-class MemoryStore:
+class MemoryStore(NothingBehind):
     """A store that ends with the process. See ``Store`` for the methods.
 
     Attributes:
@@ -50,8 +50,6 @@ class MemoryStore:
         blobs: bytes by digest. Change them to see what damage does.
         quarantine: digests of blobs found damaged.
     """
-
-    asks_behind = False
 
     def __init__(self, *, function: DigestFunction = "xxh3-128") -> None:
         self.calls: list[tuple[str, str]] = []
@@ -91,18 +89,6 @@ class MemoryStore:
         record = replace(record, outputs=outputs, log=kept)
         self._rows.write("record", {record.cache_key: record.to_json()})
         return record
-
-    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:  # noqa: ARG002 - nothing lies elsewhere
-        return {}
-
-    def came_from_behind(self, key: str) -> bool:  # noqa: ARG002
-        return False
-
-    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:  # noqa: ARG002
-        return ()
-
-    def bring(self, files: Iterable[FileEntry]) -> None:
-        pass
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         self.calls.append(("fetch", artifact.digest))

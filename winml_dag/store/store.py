@@ -116,3 +116,21 @@ class Store(RunStore, Protocol):
 
     def remember(self, name: str, key: str) -> None:
         """Make *key* the latest under *name*."""
+
+
+class NothingBehind:
+    """What a store answers that has no remotes."""
+
+    asks_behind = False
+
+    def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:  # noqa: ARG002 - nothing lies elsewhere
+        return {}
+
+    def came_from_behind(self, key: str) -> bool:  # noqa: ARG002
+        return False
+
+    def far(self, files: Iterable[FileEntry]) -> Sequence[FileEntry]:  # noqa: ARG002
+        return ()
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        pass
