@@ -20,6 +20,9 @@ from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
+# Arguments of builds and sweeps that say how to go about it; all others say what to build.
+HOW = ("force_rebuild", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
+
 Config: TypeAlias = str | Path | Mapping[str, Any]
 
 

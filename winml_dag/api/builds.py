@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from winml_dag.api.arguments import (
+    HOW,
     Config,
     FileArguments,
     HfArguments,
@@ -34,18 +35,7 @@ from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
-_HOW = (
-    "config",
-    "force_rebuild",
-    "link",
-    "final_only",
-    "scheduler",
-    "jobs",
-    "cache_dir",
-    "remote",
-    "remote_mode",
-    "observer",
-)
+_HOW = (*HOW, "config", "observer")
 
 
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import CommonArguments, on_cluster, remote_of, store_of
+from winml_dag.api.arguments import HOW, CommonArguments, on_cluster, remote_of, store_of
 from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.result import SweepResult
@@ -39,20 +39,13 @@ class SweepArguments(CommonArguments, total=False):
 
 # Those that say how to build; all others say what.
 _HOW = (
+    *HOW,
     "filters",
     "shard",
     "retry_failed",
     "keep_going",
     "stage_timeout_seconds",
     "memory_bytes",
-    "force_rebuild",
-    "link",
-    "final_only",
-    "scheduler",
-    "jobs",
-    "cache_dir",
-    "remote",
-    "remote_mode",
     "watcher",
 )
 
