@@ -66,7 +66,7 @@ def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Pa
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.finished.subject import refuse_component, request_for
-    from winml_dag.pipeline.resolve import output_dir_of
+    from winml_dag.pipeline.outputdir import output_dir_of
     from winml_dag.pipeline.standing.check import note_use
 
     request = replace(request_for(recipe), remote=how.remote)

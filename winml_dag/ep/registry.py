@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.elsewhere import is_elsewhere
 from winml_dag.ep.environments import Environment, Named, look, named_environments
 from winml_dag.ep.windowsml import is_windows, library_in_catalog
@@ -349,13 +348,6 @@ def installed(ep: ExecutionProvider) -> bool:
     return not ep.packages or package_of(ep, environment_of(ep)) is not None
 
 
-def is_at_hand(ep: ExecutionProvider) -> bool:
-    """Whether work for *ep* can be done: it is installed here, or on a machine that works for us. Raises as
-    :func:`installed` does.
-    """
-    return installed(ep) or is_elsewhere(ep.alias)
-
-
 def environments_behind(target: Target) -> Iterator[Environment]:
     """Those that may have decided that it is *target*, or whether it is installed: what comes or goes there counts.
 
@@ -381,29 +373,3 @@ def _is_there(package: Package, path: Iterable[Path]) -> bool:
 def package_folder(module: str, path: Iterable[Path]) -> Path | None:
     """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
     return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
-
-
-def require_at_hand(ep: ExecutionProvider, *, otherwise: str = "") -> None:
-    """As :func:`require_installed`, for work that another machine may do. Raises as that does."""
-    if not is_elsewhere(ep.alias):
-        require_installed(ep, otherwise=otherwise)
-
-
-def require_installed(ep: ExecutionProvider, *, otherwise: str = "") -> None:
-    """Refuse a target that can be served neither here nor in the environment that is named for it.
-
-    Raises:
-        UsageError: with one sentence on how to get *ep*, or where else to run, and with what to do *otherwise*; and as
-            :func:`environment_of` does.
-    """
-    if installed(ep):
-        return
-    environment = environment_of(ep)
-    if environment is not None:
-        wanted = " or ".join(package.distribution for package in ep.packages)
-        raise UsageError(
-            f"{environment.where} names {environment.folder} for {ep.name}, and no package in it brings that provider.",
-            advice=f"Install {wanted} there. {otherwise}".rstrip(),
-        )
-    elsewhere = f"An environment that has it is named with {ENVIRONMENTS_VARIABLE}={ep.alias}=FOLDER."
-    raise UsageError(f"{ep.name} is not installed here.", advice=f"{ep.how_to_get} {elsewhere} {otherwise}".rstrip())

@@ -7,17 +7,15 @@ into its config.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Container, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
-from winml_dag.ep.registry import CPU, Target, is_at_hand, require_at_hand, resolve_target
+from winml_dag.ep.athand import is_at_hand, require_at_hand
+from winml_dag.ep.registry import CPU, Target, resolve_target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
 from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings
@@ -26,23 +24,19 @@ from winml_dag.pipeline.calibration import Calibration, find_calibration
 from winml_dag.pipeline.circumstances import asked_for
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
+from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.userstages.declared import Declared, is_ours
-from winml_dag.pipeline.userstages.paths import KEPT
 from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, SavePath, Skip, chosen
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
 from winml_dag.stages.export.components import Component
-
-# In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
-OUTPUTS = "outputs"
 
 T = TypeVar("T")
 
@@ -57,60 +51,13 @@ def build_of(
         UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
     """
     loaded = request.loaded()
-    folder = _output_dir(request, loaded, cache_dir, needs_folder)
-    if loaded is not None and _has_only_stages(loaded, request.overrides):
+    folder = output_folder(request, loaded, cache_dir, needs_folder)
+    if loaded is not None and has_only_stages(loaded, request.overrides):
         build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
     else:
         build = resolve_whole(loaded, request.overrides, folder, download=download, runs=needs_folder)
     asked = asked_for(loaded, request.overrides)
     return replace(build, summary=replace(build.summary, asked=asked, final_only=request.final_only))
-
-
-def output_dir_of(request: Request, cache_dir: Path) -> Path:
-    """Where the build that *request* means puts its results; the model that it is about need not be there.
-
-    Raises:
-        UsageError: when no output folder is named.
-        RecipeError: for a recipe that says something impossible.
-    """
-    return _output_dir(request, request.loaded(), cache_dir, needed=True)
-
-
-def _output_dir(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
-    if request.use_cache:
-        if request.output_dir is not None:
-            raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
-        return cache_dir / OUTPUTS / _cache_name(request, loaded)
-    if request.output_dir is not None:
-        return request.output_dir
-    if loaded is not None and loaded.recipe.output_dir is not None:
-        return loaded.resolve_path(loaded.recipe.output_dir)
-    if loaded is not None and _has_only_stages(loaded, request.overrides):
-        # Its results lie where its stages say; only the manifest needs a place.
-        return loaded.path.parent / KEPT / loaded.path.stem
-    if not needed:
-        return cache_dir / OUTPUTS / _cache_name(request, loaded)
-    if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
-        raise RecipeError(f"{loaded.path} names neither a model nor a stage, so there is nothing to build.")
-    raise UsageError(
-        "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
-    )
-
-
-def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
-    """A folder name for what is asked: readable, and different for anything that is asked differently."""
-    recipe, overrides = None if loaded is None else loaded.recipe, request.overrides
-    model = overrides.model or (recipe.model if recipe else None) or "model"
-    readable = re.sub(r"[^\w.-]+", "_", overrides.onnx.stem if overrides.onnx else model).strip("._")[-60:]
-    texts = {name: value if value is None else str(value) for name, value in asdict(overrides).items()}
-    asked = canonical_json({"recipe": None if recipe is None else to_json(recipe), "overrides": texts})
-    return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
-
-
-def _has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
-    """Whether there is no word of a model, neither in the recipe nor in the options of this run."""
-    written = loaded.recipe.model_fields_set
-    return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()
 
 
 def _own_stages(recipe: Recipe) -> int:

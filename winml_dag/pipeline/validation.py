@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.stage import Source
-from winml_dag.ep.registry import Target, is_at_hand
+from winml_dag.ep.athand import is_at_hand
+from winml_dag.ep.registry import Target
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
 from winml_dag.pipeline.compilation import file_option_names, provider_options

@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.ep.athand import require_installed
 from winml_dag.ep.fingerprint import Libraries, libraries_of
-from winml_dag.ep.registry import (
-    CPU,
-    EXECUTION_PROVIDERS,
-    QNN,
-    find_ep,
-    installed,
-    require_installed,
-    resolve_target,
-)
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, find_ep, installed, resolve_target
 from winml_dag.errors import UsageError
 
 SPELLINGS = [(spelling, ep) for ep in EXECUTION_PROVIDERS for spelling in (ep.name, ep.alias, *ep.aliases)]

@@ -1,0 +1,65 @@
+"""Where a build puts its results, when several may say so: an option, the cache, the recipe, or its own stages."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from winml_dag.canonical import canonical_json
+from winml_dag.errors import RecipeError, UsageError
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.userstages.paths import KEPT
+from winml_dag.recipe.dump import to_json
+from winml_dag.recipe.load import LoadedRecipe
+
+# In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
+OUTPUTS = "outputs"
+
+
+def output_dir_of(request: Request, cache_dir: Path) -> Path:
+    """Where the build that *request* means puts its results; the model that it is about need not be there.
+
+    Raises:
+        UsageError: when no output folder is named.
+        RecipeError: for a recipe that says something impossible.
+    """
+    return output_folder(request, request.loaded(), cache_dir, needed=True)
+
+
+def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
+    if request.use_cache:
+        if request.output_dir is not None:
+            raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    if request.output_dir is not None:
+        return request.output_dir
+    if loaded is not None and loaded.recipe.output_dir is not None:
+        return loaded.resolve_path(loaded.recipe.output_dir)
+    if loaded is not None and has_only_stages(loaded, request.overrides):
+        # Its results lie where its stages say; only the manifest needs a place.
+        return loaded.path.parent / KEPT / loaded.path.stem
+    if not needed:
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
+        raise RecipeError(f"{loaded.path} names neither a model nor a stage, so there is nothing to build.")
+    raise UsageError(
+        "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
+    )
+
+
+def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
+    """A folder name for what is asked: readable, and different for anything that is asked differently."""
+    recipe, overrides = None if loaded is None else loaded.recipe, request.overrides
+    model = overrides.model or (recipe.model if recipe else None) or "model"
+    readable = re.sub(r"[^\w.-]+", "_", overrides.onnx.stem if overrides.onnx else model).strip("._")[-60:]
+    texts = {name: value if value is None else str(value) for name, value in asdict(overrides).items()}
+    asked = canonical_json({"recipe": None if recipe is None else to_json(recipe), "overrides": texts})
+    return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+
+
+def has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
+    """Whether there is no word of a model, neither in the recipe nor in the options of this run."""
+    written = loaded.recipe.model_fields_set
+    return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()
