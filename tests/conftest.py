@@ -10,8 +10,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from remotes import for_all
+from servers.faulty import FaultyServer
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,3 +41,16 @@ def pytest_collection_finish() -> None:
     of an export.
     """
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def faulty_server() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(faulty_server: FaultyServer) -> FaultyServer:
+    """One that has nothing, and no fault."""
+    faulty_server.reset()
+    return faulty_server

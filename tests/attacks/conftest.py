@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from machines import MAIN, Machine, MachineMaker
 from servers.faulty import FaultyServer
-
-
-@pytest.fixture(scope="session")
-def _server() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server(_server: FaultyServer) -> FaultyServer:
-    _server.reset()
-    return _server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,15 +48,8 @@ class Machine(Project):
         return sorted(path.name for path in (self.folder / cell).iterdir() if path.name != SETTINGS)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
 @pytest.fixture
 def folder(server: FaultyServer, tmp_path: Path) -> Path:
-    server.reset()
     perceptron(tmp_path / "model.onnx")
     samples(tmp_path / "data.npz")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +57,6 @@ class Machine(Project):
 
     def model(self) -> bytes:
         return (self.folder / f"out-{self.name}" / "model.onnx").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server(servers: FaultyServer) -> FaultyServer:
-    servers.reset()
-    return servers
 
 
 @pytest.fixture(scope="module")

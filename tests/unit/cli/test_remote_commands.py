@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,6 @@ MAKING = "import sys; data = open(sys.argv[1]).read(); open(sys.argv[2], 'w').wr
 SECRET = "A" * 43 + "="
 # Only what may do anything could listen there, and nothing does.
 CLOSED = "http://127.0.0.1:1"
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server(servers: FaultyServer) -> FaultyServer:
-    servers.reset()
-    return servers
 
 
 @pytest.fixture

@@ -28,18 +28,12 @@ RECORD_PATH, BLOB_PATH = f"/main/ac/{KEY}", f"/main/cas/{DIGEST.removeprefix('sh
 Ask = Callable[[Remote], object]
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: FaultyServer) -> FaultyServer:
+def server(faulty_server: FaultyServer) -> FaultyServer:
     """Has a record and a blob, and no fault."""
-    running.reset()
-    running.content |= {RECORD_PATH: b"the record", BLOB_PATH: DATA}
-    return running
+    faulty_server.reset()
+    faulty_server.content |= {RECORD_PATH: b"the record", BLOB_PATH: DATA}
+    return faulty_server
 
 
 @pytest.fixture

@@ -56,21 +56,15 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> FaultyServer:
+def server(faulty_server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> FaultyServer:
     """Plays S3 as far as single objects go; has a record and a blob, and no fault."""
-    running.reset()
-    running.content |= {RECORD_PATH: b"the record", blob_path(BIG): BIG}
-    monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
+    faulty_server.reset()
+    faulty_server.content |= {RECORD_PATH: b"the record", blob_path(BIG): BIG}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faulty_server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-tests")
-    return running
+    return faulty_server
 
 
 @pytest.fixture

@@ -20,20 +20,14 @@ LARGE = os.urandom(1 << 16) * (20 << 4)
 SMALL = b"model" * 1000
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running: FaultyServer) -> FaultyServer:
-    running.reset()
+def server(faulty_server: FaultyServer) -> FaultyServer:
+    faulty_server.reset()
     for data in (LARGE, SMALL):
-        running.content[f"/cas/{digest_of(data).partition(':')[2]}"] = data
+        faulty_server.content[f"/cas/{digest_of(data).partition(':')[2]}"] = data
     for key in KEYS:
-        running.content[f"/ac/{key}"] = TRUST.seal(record_of(key, entry(SMALL)), "")
-    return running
+        faulty_server.content[f"/ac/{key}"] = TRUST.seal(record_of(key, entry(SMALL)), "")
+    return faulty_server
 
 
 def machine(folder: Path, url: str, mode: Mode = Mode.READ_WRITE) -> Machine:
@@ -50,9 +44,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         (tmp_path / "remote").mkdir()
         yield (tmp_path / "remote").as_uri()
     else:
-        running = request.getfixturevalue("running")
-        running.reset()
-        yield running.url
+        faulty_server = request.getfixturevalue("faulty_server")
+        faulty_server.reset()
+        yield faulty_server.url
 
 
 def test_what_one_machine_has_made_another_has(tmp_path: Path, url: str) -> None:
