@@ -49,7 +49,7 @@ class Machine(Project):
 
 
 @pytest.fixture
-def folder(server: FaultyServer, tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     perceptron(tmp_path / "model.onnx")
     samples(tmp_path / "data.npz")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
