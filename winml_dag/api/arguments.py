@@ -100,7 +100,8 @@ class QuantizeArguments(FileArguments, total=False):
     ``precision``: one, or several that are applied one after the other (``["int4", "fp16"]``). ``config``: a
     ``WinMLQuantizationConfig``, or its fields as a mapping; paths are relative to the current folder.
     ``calibration_data``: a file or folder. ``ep``, ``device``: whose rules to follow; the CPU's when left out.
-    ``validate``: hold the result against the float model.
+    ``export``: sizes of the model's inputs, as fields of that section. ``validate``: hold the result against the float
+    model.
     """
 
     precision: str | Sequence[str] | None
@@ -109,6 +110,7 @@ class QuantizeArguments(FileArguments, total=False):
     task: str | None
     ep: str | None
     device: str | None
+    export: Mapping[str, Any] | None
     validate: bool
 
 

@@ -78,6 +78,7 @@ def quantize_onnx(
         device=arguments.get("device"),
         precision=chain.precision,
         quant_settings={**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+        settings={"export": arguments.get("export") or {}},
         validate=None if arguments.get("validate", True) else False,
     )
     config = arguments.get("config")
@@ -129,17 +130,19 @@ def optimize_onnx(
     capabilities: Mapping[str, bool] | None = None,
     ep: str | None = None,
     device: str | None = None,
+    export: Mapping[str, Any] | None = None,
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Optimize the ONNX file *model* into the file *output*, by default ``<model>_opt.onnx`` beside it, with
-    *capabilities* on or off. Raises as :func:`export_model` does.
+    *capabilities* on or off. *export*: sizes of its inputs, as fields of that section. Raises as :func:`export_model`
+    does.
     """
     overrides = Overrides(
         onnx=Path(model),
         ep=ep,
         device=device,
-        settings={"optim": capabilities or {}},
+        settings={"optim": capabilities or {}, "export": export or {}},
         validate=None if validate else False,
     )
     return _command(_of_onnx(model, output, "optimize", overrides), arguments)
@@ -152,15 +155,17 @@ def calibrate_onnx(
     calibration_data: str | Path | None = None,
     config: WinMLQuantizationConfig | Mapping[str, Any] | None = None,
     task: str | None = None,
+    export: Mapping[str, Any] | None = None,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Put the ranges of the activations of the ONNX file *model* into the file *output*, by default
-    ``<model>_ranges.json`` beside it. *config*: fields of ``quant``. Raises as :func:`export_model` does.
+    ``<model>_ranges.json`` beside it. *config*: fields of ``quant``. *export*: sizes of its inputs, as fields of that
+    section. Raises as :func:`export_model` does.
     """
     settings = {} if config is None else dict(_fields(config))
     if calibration_data is not None:
         settings["calibration_data"] = str(Path(calibration_data).absolute())
-    overrides = Overrides(onnx=Path(model), task=task, quant_settings=settings)
+    overrides = Overrides(onnx=Path(model), task=task, quant_settings=settings, settings={"export": export or {}})
     return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
 
 
@@ -171,16 +176,23 @@ def compile_onnx(
     ep: str | None = None,
     device: str | None = None,
     config: Mapping[str, Any] | None = None,
+    export: Mapping[str, Any] | None = None,
     also: Sequence[str | Path] = (),
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
-    beside it. *config*: fields of ``compile``. *also*: further models, which get one binary with the first, and are put
-    beside it as ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
+    beside it. *config*: fields of ``compile``. *export*: sizes of its inputs, as fields of that section. *also*:
+    further models, which get one binary with the first, and are put beside it as ``<model>_compiled.onnx``. Raises as
+    :func:`export_model` does.
     """
     overrides = Overrides(
-        onnx=Path(model), ep=ep, device=device, compile_settings=config, validate=None if validate else False
+        onnx=Path(model),
+        ep=ep,
+        device=device,
+        compile_settings=config,
+        settings={"export": export or {}},
+        validate=None if validate else False,
     )
     request = replace(_of_onnx(model, output, "compile", overrides), also=tuple(map(Path, also)))
     return _command(request, arguments)

@@ -40,6 +40,7 @@ def analysis_json(
         "analyzed": done.told,
         "made_at": done.made_at,
         "elapsed_seconds": round(done.elapsed_seconds, 3),
+        "notices": list(plan.notices),
         "targets": [
             {
                 "execution_provider": each.target.ep.name,
@@ -67,6 +68,7 @@ def analysis_lines(
     """The same for people; *quiet* leaves only the verdicts."""
     when = f"analyzed in {done.elapsed_seconds:.1f} s" if done.is_live else f"cached, analyzed {done.made_at}"
     yield f"{plan.subject.model.path}: {when}"
+    yield from (f"note: {notice}" for notice in plan.notices)
     if not plan.request.lint_only:
         if len(found) > 1:
             yield from _overview(found)

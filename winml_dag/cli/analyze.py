@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.parameters import FILE, TEXT
@@ -41,6 +43,7 @@ _TRIES = 3  # as often as builds: a result that is damaged again is no matter of
     help="Write a model of one node for each case that is judged so; again for another verdict.",
 )
 @click.option("--save-dir", type=FILE, help="The folder that --save-node writes to [MODEL_nodes].")
+@shape_options
 @stage_timeout_option
 @how_options
 def command(**options: Any) -> int:
@@ -64,6 +67,8 @@ def command(**options: Any) -> int:
 
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     from winml_dag.pipeline.finished.analysis import AnalysisRequest
+    from winml_dag.pipeline.normalization import shapes_of
+    from winml_dag.recipe.schema import Export, section_of
 
     lint_only = options["no_information"]
     for name in ("run_unknown_op", "save_node", "optim_config", "precision"):
@@ -76,6 +81,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
         options["precision"],
         lint_only=lint_only,
         needs_table=not options["run_unknown_op"],
+        shapes=shapes_of(section_of(Export, given_shapes(options), "export")),
     )
 
 
@@ -99,7 +105,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
         put["report"] = put_json(options["output"], result, "analysis_timestamp", overwrite=how.overwrite)
     if options["optim_config"] is not None:
         put["optim_config"] = put_json(options["optim_config"], optimizations(found), "optim", overwrite=how.overwrite)
-    saved = _save_nodes(subject, found, options)
+    saved = _save_nodes(plan, done, found, store, options)
     if how.as_json:
         print_object(analysis_json(plan, done, found, result, put, saved))
     else:
@@ -167,13 +173,22 @@ def _look_again(
     return _look(subject, replace(request, learned=learned), store, how, timeout)
 
 
-def _save_nodes(subject: Subject, found: list[TargetAnalysis], options: Mapping[str, Any]) -> list[Path]:
+def _save_nodes(
+    plan: AnalysisPlan,
+    done: Measurement,
+    found: list[TargetAnalysis],
+    store: LocalStore,
+    options: Mapping[str, Any],
+) -> list[Path]:
+    from winml_dag.pipeline.finished.analysis import judged_model
     from winml_dag.pipeline.finished.savednodes import nodes_to_save, save_nodes
 
     if not options["save_node"]:
         return []
-    path = subject.model.path
+    path = plan.subject.model.path
     cases: Any = found[0].metrics["cases"]
     nodes = list(nodes_to_save(cases, set(options["save_node"])))
     folder = options["save_dir"] or path.with_name(f"{path.stem}_nodes")
-    return save_nodes(path, nodes, folder, overwrite=options["overwrite"]) if nodes else []
+    with tempfile.TemporaryDirectory() as temporary:
+        model = judged_model(plan, done, store, Path(temporary)) if nodes else path
+        return save_nodes(model, nodes, folder, overwrite=options["overwrite"]) if nodes else []

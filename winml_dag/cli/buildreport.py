@@ -14,6 +14,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.analyzed import analyzed_lines
 from winml_dag.cli.compiled import compiled_lines
+from winml_dag.cli.normalized import normalized_lines
 from winml_dag.cli.quantized import quantized_lines
 from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.validated import broken_lines, validated_lines
@@ -165,7 +166,13 @@ def model_lines(result: BuildResult) -> Iterator[str]:
     """What became of a model; of several components, of each with its name."""
     for name, part in (result.components or {"": result}).items():
         prefix = f"{name}: " if name else ""
-        told = (analyzed_lines(part), quantized_lines(part), compiled_lines(part), validated_lines(part))
+        told = (
+            normalized_lines(part),
+            analyzed_lines(part),
+            quantized_lines(part),
+            compiled_lines(part),
+            validated_lines(part),
+        )
         yield from (f"{prefix}{line}" for line in chain.from_iterable(told))
 
 

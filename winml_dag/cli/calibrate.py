@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.onestage import how_options, run_one
 from winml_dag.cli.outcome import OUTCOME
 from winml_dag.cli.parameters import FILE
@@ -23,6 +24,7 @@ from winml_dag.pipeline.request import Overrides, Request, beside
 @click.option(
     "--no-validate", is_flag=True, help="Take all samples: keep none back to hold the quantized model against."
 )
+@shape_options
 @how_options
 def command(**options: Any) -> int:
     """Run an ONNX model on data and put the range of every activation into one file. One calibration serves every
@@ -41,6 +43,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         onnx=model,
         task=options["task"],
         quant_settings=CALIBRATION.given(options),
+        settings={"export": given_shapes(options)},
         validate=False if options["no_validate"] else None,
     )
     return Request(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.onestage import how_options, run_one
 from winml_dag.cli.outcome import OUTCOME
 from winml_dag.cli.parameters import FILE
@@ -32,6 +33,7 @@ from winml_dag.pipeline.request import Overrides, Request, beside
 @COMPILE
 @click.option("--validate/--no-validate", default=None, help="Run the result and hold it against the model [on].")
 @VALIDATION
+@shape_options
 @how_options
 def command(**options: Any) -> int:
     """Compile an ONNX model ahead of time: one file, with the provider's binary beside it or (`--embed`) inside. It is
@@ -52,7 +54,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         ep=options["ep"],
         device=options["device"],
         compile_settings=COMPILE.given(options),
-        settings={"validate": VALIDATION.given(options)},
+        settings={"export": given_shapes(options), "validate": VALIDATION.given(options)},
         validate=options["validate"],
     )
     return Request(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.onnxmodel.description import Description, Sidecar, TensorSize
+from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.inspect import EpContext, TensorSpec
 from winml_dag.pipeline.finished.provenance import Provenance
 from winml_dag.pipeline.finished.verification import Found
@@ -69,6 +70,7 @@ def _lines(inspected: Inspected, top: int) -> Iterator[str]:
     yield f"{model.path}: {_sizes(model)}"
     yield from _labelled("precision", [_precision(inspected)])
     yield from _labelled("format", [_format(model)])
+    yield from _labelled("about", _about(model.model))
     yield from _labelled("inputs", map(_value, summary.inputs))
     yield from _labelled("outputs", map(_value, summary.outputs))
     yield from _labelled("nodes", [_operators(summary.op_counts, summary.total_nodes)])
@@ -117,6 +119,17 @@ def _format(model: Description) -> str:
     )
     producer = f"; made by {summary.producer}" if summary.producer else ""
     return f"ONNX IR {summary.ir_version}, opset {opsets}{producer}"
+
+
+def _about(model: Model) -> Iterator[str]:
+    if model.description:
+        yield _cut(model.description)
+    if model.domain or model.version:
+        yield f"{model.domain or 'no domain'}, version {model.version}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _value(spec: TensorSpec) -> str:
@@ -186,7 +199,7 @@ def _tensor(tensor: TensorSize) -> str:
 def _metadata(metadata: Mapping[str, str]) -> Iterator[str]:
     for name, value in sorted(metadata.items()):
         if not name.startswith("ep_compatibility_info."):
-            yield f"{name} = {value if len(value) <= _LONGEST_VALUE else f'{value[:_LONGEST_VALUE]}...'}"
+            yield f"{name} = {_cut(value)}"
 
 
 def _provenance(told: Provenance) -> Iterator[str]:
@@ -215,6 +228,9 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
         "ir_version": summary.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in sorted(summary.opsets.items())},
         "producer": summary.producer,
+        "domain": model.model.domain,
+        "model_version": model.model.version,
+        "description": model.model.description,
         "inputs": [_spec_json(spec) for spec in summary.inputs],
         "outputs": [_spec_json(spec) for spec in summary.outputs],
         "nodes": summary.total_nodes,

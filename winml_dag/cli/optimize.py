@@ -10,6 +10,7 @@ import click
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli.capabilities import tell_catalog, tell_changes
+from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, run_one
 from winml_dag.cli.outcome import OUTCOME
 from winml_dag.cli.parameters import FILE, TEXT
@@ -51,6 +52,7 @@ def _winml_cli_options(function: Any) -> Any:
 @target_options
 @VALIDATION
 @no_validate_option
+@shape_options
 @how_options
 def command(**options: Any) -> int:
     """Optimize an ONNX model into one file: make its graph smaller, and hold it against the model as it was.
@@ -78,7 +80,11 @@ def request_of(options: Mapping[str, Any]) -> Request:
         onnx=model,
         ep=options["ep"],
         device=options["device"],
-        settings={"optim": capabilities_of(options), "validate": VALIDATION.given(options)},
+        settings={
+            "export": given_shapes(options),
+            "optim": capabilities_of(options),
+            "validate": VALIDATION.given(options),
+        },
         validate=False if options["no_validate"] else None,
     )
     return Request(

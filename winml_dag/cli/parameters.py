@@ -47,6 +47,13 @@ class Recipe(_Path):
         return super().convert(value, param, ctx)
 
 
+class _Json(_Path):
+    """A file with a JSON object, or the object itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).lstrip().startswith("{") else super().convert(value, param, ctx)
+
+
 class _Memory(click.ParamType[Any]):
     """Bytes for all that runs at the same time; ``none`` is no limit."""
 
@@ -74,4 +81,5 @@ TEXT = _Text()
 ADDRESS = Address()
 RECIPE = Recipe(path_type=Path)
 FILE = _Path(path_type=Path)
+JSON = _Json(path_type=Path)
 MEMORY = _Memory()

@@ -38,7 +38,9 @@ _PERF = Settings(
         click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds to measure for."),
         click.option("--loads", type=_COUNT, help="Processes that load the model, each for the first time [5]."),
         click.option("--threads", type=_COUNT, help="Threads of one operator [as onnxruntime thinks fit]."),
-        click.option("--batch-size", type=_COUNT, help="Samples in one inference, where the model takes any number."),
+        click.option(
+            "--batch-size", type=_COUNT, help="Samples in one inference; what its first axis is, where that is fixed."
+        ),
         click.option(
             "--size",
             "sizes",

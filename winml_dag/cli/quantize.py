@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.onestage import Telling, how_options, run_one
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @VALIDATION
 @no_validate_option
 @click.option("--sensitivity", is_flag=True, help="Rank nodes by what quantizing them alone costs.")
+@shape_options
 @how_options
 def command(**options: Any) -> int:
     """Quantize an ONNX model into one file, with its weights beside it where they are large: calibrate, quantize,
@@ -63,7 +65,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         device=options["device"],
         precision=chain.precision,
         quant_settings={**chain.fields, **given[0], **given[1], **given[2]},
-        settings={"validate": VALIDATION.given(options)},
+        settings={"export": given_shapes(options), "validate": VALIDATION.given(options)},
         validate=False if options["no_validate"] else None,
         sensitivity=options["sensitivity"],
     )

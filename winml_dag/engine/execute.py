@@ -81,7 +81,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``error`` is empty after success; ``progress`` is what the work told last."""
+    """How a run ended. ``error`` is empty after success; ``progress`` is what the work told last; ``is_told`` says that
+    the error is a sentence of ours that needs no lines of the log beside it.
+    """
 
     elapsed_seconds: float
     log: Path
@@ -89,6 +91,7 @@ class Outcome:
     error: str = ""
     advice: str = ""
     progress: Progress | None = None
+    is_told: bool = False
 
 
 @dataclass(frozen=True)
@@ -290,7 +293,8 @@ def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) 
     if result is None:
         error = f"Its process ended with {describe_exit(code)}."
         return Outcome(elapsed, job.log, {}, error, _last_words(job.log))
-    return Outcome(elapsed, job.log, result.metrics, result.error, result.advice)
+    # A function of the user's works in place; the end of its log is in the user's own words.
+    return Outcome(elapsed, job.log, result.metrics, result.error, result.advice, is_told=job.at is None)
 
 
 def _last_words(log: Path) -> str:

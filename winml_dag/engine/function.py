@@ -14,6 +14,9 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 
+# The work of a stage that is such a function.
+CALL = "winml_dag.engine.function:call"
+
 
 def call(config: JsonObject, workspace: Workspace) -> JsonObject:
     """Import and call what ``config["run"]`` names; its folder, the current one, is searched first.

@@ -315,7 +315,7 @@ class Runner:
             error=outcome.error,
             advice=outcome.advice,
             log=self._keep_log(task, outcome.log),
-            tail=log_tail(outcome.log),
+            tail=() if outcome.is_told else log_tail(outcome.log),
             progress=outcome.progress,
             metrics=outcome.metrics,
         )

@@ -26,6 +26,7 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.measurederror import measured_by
 from winml_dag.engine.progress import Tell, Teller
 from winml_dag.errors import WinmlDagError
+from winml_dag.explanation import explanation
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
@@ -120,7 +121,9 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
         canonical_json(metrics)  # refuses what is not JSON here, where it can be told
         return Result({**metrics, **_usage()})
     except WinmlDagError as error:
-        return Result(measured_by(error), error.message or type(error).__name__, error.advice)
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # of which the message has a line
+        return Result(measured_by(error), error.message or f"{task.stage} failed and did not say why.", error.advice)
     except Exception as error:
         if not elsewhere and isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             lacks = f"This stage needs the module {error.name!r}, which is not installed."
@@ -130,7 +133,22 @@ def perform(task: Task, progress: Tell, *, elsewhere: bool = False) -> Result:
         if elsewhere and isinstance(error, ModuleNotFoundError) and error.name:
             lacks = f"The environment {sys.prefix} has no module {error.name!r}, which this stage imports."
             return Result({}, lacks, f"Install the package that has it: {sys.executable} -m pip install ...")
-        return Result({}, f"{type(error).__name__}: {_first_line(error)}")
+        return _unexpected(task, error)
+
+
+def _unexpected(task: Task, error: Exception) -> Result:
+    """What nobody foresaw: a fault of the user's own function, or else of this program or a library."""
+    from winml_dag.engine.function import CALL
+
+    if task.work == CALL:
+        return Result({}, f"{task.config['run']} failed: {explanation(error)}.", "The log has its traceback.")
+    files = [path.name for folder in task.inputs.values() for path in sorted(Path(folder).iterdir()) if path.is_file()]
+    about = f" on {', '.join(files)}" if files else ""
+    return Result(
+        {},
+        f"{task.stage} met an unexpected error{about}: {explanation(error)}.",
+        "This is most likely a fault in the stage or in a library that it uses: report it with the log of the stage.",
+    )
 
 
 def _work(reference: str) -> Any:
@@ -143,10 +161,6 @@ def _work(reference: str) -> Any:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "no message")
 
 
 def _usage() -> JsonObject:

@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from winml_dag.ep.elsewhere import is_elsewhere
 from winml_dag.ep.environments import Environment, Named, look, named_environments
+from winml_dag.ep.systemlibraries import NVIDIA_DRIVER, ROCM, TENSORRT_SDK, SystemLibrary
 from winml_dag.ep.windowsml import is_windows, library_in_catalog
 from winml_dag.errors import UsageError
 
@@ -54,11 +55,13 @@ class ExecutionProvider:
         makes_ep_context: whether it can compile a model ahead of time into EPContext nodes.
         takes_onnx: whether ONNX models are shipped for it as they are, to be compiled, if at all, when they are loaded;
             not so where that takes minutes on the device.
+        fixed_shapes: whether it takes models of fixed shapes only, whatever is done with them.
         for_this_machine: whether what it compiles, ahead or on load, is for the very device that it finds; QNN
             compiles for the chip that an option names.
         packages: each brings it; the first that is found counts. None when it is part of every onnxruntime.
         how_to_get: what to do when it is missing, as one sentence.
         ihv_type: the hardware vendor, as analysis results spell it.
+        needs: libraries that have to be on the machine besides, such as a driver's.
     """
 
     name: str
@@ -67,18 +70,21 @@ class ExecutionProvider:
     devices: tuple[str, ...]
     makes_ep_context: bool
     takes_onnx: bool
+    fixed_shapes: bool
     for_this_machine: bool
     packages: tuple[Package, ...]
     how_to_get: str
     ihv_type: str
+    needs: tuple[SystemLibrary, ...] = ()
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a model is to run."""
+    """Where a model is to run. ``is_open``: no provider was named, and none that drives the device is installed."""
 
     ep: ExecutionProvider
     device: str
+    is_open: bool = field(default=False, compare=False)
 
 
 # The catalog has QNN, OpenVINO, VitisAI, NvTensorRTRTX and MIGraphX, for whoever has the hardware.
@@ -91,6 +97,7 @@ CPU = ExecutionProvider(
     devices=("cpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=False,
     packages=(),
     how_to_get="It is part of onnxruntime.",
@@ -103,6 +110,7 @@ QNN = ExecutionProvider(
     devices=("npu", "gpu"),
     makes_ep_context=True,
     takes_onnx=False,
+    fixed_shapes=True,
     for_this_machine=False,
     packages=(Package("onnxruntime-qnn", plugin="onnxruntime_qnn"), _WINDOWS_ML),
     how_to_get="Install it with: pip install winml_dag[qnn]",
@@ -115,6 +123,7 @@ OPENVINO = ExecutionProvider(
     devices=("npu", "gpu", "cpu"),
     makes_ep_context=True,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=True,
     packages=(
         Package("onnxruntime-openvino"),
@@ -131,6 +140,7 @@ VITISAI = ExecutionProvider(
     devices=("npu",),
     makes_ep_context=True,
     takes_onnx=False,
+    fixed_shapes=True,
     for_this_machine=True,
     packages=(Package("onnxruntime-vitisai"), _WINDOWS_ML),
     how_to_get="It comes with AMD's Ryzen AI software for Windows, and with Windows ML (pip install windowsml); run "
@@ -144,11 +154,13 @@ CUDA = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-gpu"),),
     how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu in place of onnxruntime, or in an environment "
     "of its own.",
     ihv_type="NVIDIA",
+    needs=(NVIDIA_DRIVER,),
 )
 DML = ExecutionProvider(
     name="DmlExecutionProvider",
@@ -157,6 +169,7 @@ DML = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-windowsml"), Package("onnxruntime-directml")),
     how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml in place of onnxruntime.",
@@ -169,6 +182,7 @@ NV_TENSORRT_RTX = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=True,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=True,
     packages=(
         Package("onnxruntime-ep-nv-tensorrt-rtx-cu13", plugin="onnxruntime_ep_nv_tensorrt_rtx"),
@@ -178,6 +192,7 @@ NV_TENSORRT_RTX = ExecutionProvider(
     ),
     how_to_get="On a machine with an NVIDIA RTX GPU, install it with: pip install onnxruntime-ep-nv-tensorrt-rtx",
     ihv_type="NVIDIA",
+    needs=(NVIDIA_DRIVER,),
 )
 MIGRAPHX = ExecutionProvider(
     name="MIGraphXExecutionProvider",
@@ -186,11 +201,13 @@ MIGRAPHX = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-migraphx"), _WINDOWS_ML),
     how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx in place of onnxruntime, or in an "
     "environment of its own.",
     ihv_type="AMD",
+    needs=(ROCM,),
 )
 TENSORRT = ExecutionProvider(
     name="TensorrtExecutionProvider",
@@ -199,11 +216,13 @@ TENSORRT = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
+    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-gpu"),),
     how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu in place of onnxruntime, or in "
     "an environment of its own.",
     ihv_type="NVIDIA",
+    needs=(NVIDIA_DRIVER, TENSORRT_SDK),
 )
 
 EXECUTION_PROVIDERS = (QNN, OPENVINO, VITISAI, CPU, CUDA, DML, NV_TENSORRT_RTX, MIGRAPHX, TENSORRT)
@@ -213,10 +232,11 @@ RUNTIME_BUILDS = tuple(
     sorted({package.distribution for ep in EXECUTION_PROVIDERS for package in ep.packages if package.is_runtime})
 )
 
-# Who is asked first when a recipe names a device only.
+# Who is asked first when a recipe names a device only. onnxruntime-gpu brings TensorRT and CUDA: the faster one counts
+# where the SDK that it needs is there.
 _BY_DEVICE = {
     "npu": (QNN, OPENVINO, VITISAI),
-    "gpu": (OPENVINO, MIGRAPHX, TENSORRT, NV_TENSORRT_RTX, QNN, DML),
+    "gpu": (OPENVINO, MIGRAPHX, TENSORRT, NV_TENSORRT_RTX, CUDA, QNN, DML),
     "cpu": (CPU,),
 }
 
@@ -251,9 +271,9 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     """The target that a recipe or command line means; neither given means the CPU.
 
     *device* is a device, ``auto`` or None, or an execution provider in place of one (``--device qnn``). A device
-    without a provider goes to the first provider of the customary order that is installed, and of those in the catalog
-    of Windows ML, to one that it has for this machine; if there is none, to the first, whose absence
-    :func:`require_installed` then explains.
+    without a provider goes to the first provider of the customary order that is installed and has the libraries that it
+    needs, else to one that is installed and lacks fewest; of those in the catalog of Windows ML, only what it has for
+    this machine counts. If there is none, it is the first, and :func:`require_installed` tells of all.
 
     Raises:
         UsageError: for an unknown name, or a device that the provider cannot drive.
@@ -270,7 +290,24 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     if device is None:
         return Target(CPU, "cpu")
     candidates = _BY_DEVICE[device]
-    return Target(next((candidate for candidate in candidates if _drives(candidate)), candidates[0]), device)
+    found = min(filter(_drives, candidates), key=lambda ep: _lacking(ep, device), default=None)
+    return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
+
+
+def drivers_of(device: str) -> tuple[ExecutionProvider, ...]:
+    """All that drive *device*, the one that is asked first at the front."""
+    return _BY_DEVICE[device]
+
+
+def _lacking(ep: ExecutionProvider, device: str) -> int:
+    """How much of what *ep* needs for *device* is missing; another machine is not ours to judge."""
+    if is_elsewhere(ep.alias):
+        return 0
+    if ep == QNN and device == "gpu":
+        import platform  # of use here alone, and slow to import
+
+        return int(platform.machine().lower() not in ("arm64", "aarch64"))  # the GPU of a Snapdragon
+    return sum(not library.is_there() for library in ep.needs)
 
 
 def _drives(ep: ExecutionProvider) -> bool:

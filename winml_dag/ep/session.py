@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target, package_of
 from winml_dag.ep.windowsml import ready_library
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 
 if TYPE_CHECKING:
     import onnxruntime
 
 RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
-_ERROR_PREFIX = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : \w+ : |^\S+\.(?:cc|cpp|h):\d+ [^)]*\) |Load model from .+? failed:\s*"
-)
 # A stage finds each of its inputs in a folder of this name; the file there has a name of ours, not the user's.
 _CALLED = {"reference": "the reference", "baseline": "the baseline"}
-_LONGEST_REASON = 400
+
+# How onnxruntime fails on values that it adds behind a compiled part when it moves a QuantizeLinear up to it.
+_NO_TYPE = re.compile(r"EPContext.*\(\S+_pre_q\) type inference failed")
 
 _registered: set[str] = set()
 
@@ -52,7 +52,7 @@ def register(ep: ExecutionProvider) -> None:
         raise
     except Exception as error:
         raise StageError(
-            f"{ep.name} does not load here: {reason(error).rstrip('.')}.",
+            f"{ep.name} does not load here: {explanation(error)}.",
             advice="It is installed; its hardware or its driver may be missing: run this on a machine that has them.",
         ) from error
     _registered.add(ep.name)
@@ -84,7 +84,7 @@ def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.S
         settings.add_provider(target.ep.name, dict(options))
     except Exception as error:
         raise StageError(
-            f"{target.ep.name} cannot be set up for device {target.device!r} here: {reason(error).rstrip('.')}.",
+            f"{target.ep.name} cannot be set up for device {target.device!r} here: {explanation(error)}.",
             advice=f"Check the provider options, and that this machine has that device; this provider drives "
             f"{', '.join(target.ep.devices)}. {SEE_LOG}",
         ) from error
@@ -110,21 +110,30 @@ def create_session(
     try:
         session = onnxruntime.InferenceSession(str(model), settings, providers, enable_fallback=0)
     except Exception as error:
-        raise _load_error(model, target, reason(error), compiled=compiled) from error
+        raise _load_error(model, target, explanation(error), compiled=compiled) from error
     session.disable_fallback()
     if target.ep != CPU and target.ep.name not in assigned_nodes(session):
         raise StageError(
             f"{target.ep.name} took no part of {model.name}: all of it would run on the CPU.",
-            advice=f"Check the provider options. {SEE_LOG}",
+            advice=f"{ASK_ANALYZE} Or build it for the CPU.",
         )
     return session
 
 
 def _load_error(model: Path, target: Target, why: str, *, compiled: bool) -> StageError:
-    name, why = target.ep.name, why.rstrip(".")
+    name = target.ep.name
     if not (compiled and target.ep.makes_ep_context):
         called = _CALLED.get(model.parent.name, "the model")
         return StageError(f"{name} cannot load {called}: {why}.", advice=SEE_LOG)
+    if _NO_TYPE.search(why):
+        import onnxruntime
+
+        return StageError(
+            f"onnxruntime {onnxruntime.__version__} cannot load back what {name} compiled: it moves a QuantizeLinear"
+            " from an operator that was left to the CPU to a compiled part, and gives the value there no type.",
+            advice=f"Leave that operator in float (quant.nodes_to_exclude); the result of compile names those that were"
+            f" left to the CPU. {SEE_LOG}",
+        )
     as_onnx = f"--no-compile ships the ONNX model, which {name} compiles when it is loaded. {SEE_LOG}"
     return StageError(
         f"{name} compiled this model and cannot load it back: {why}.",
@@ -132,6 +141,7 @@ def _load_error(model: Path, target: Target, why: str, *, compiled: bool) -> Sta
     )
 
 
+ASK_ANALYZE = "`winml-dag analyze` tells of each operator whether this target takes it, and why."
 SEE_LOG = "The log of this stage has the execution provider's own words."
 
 
@@ -143,13 +153,6 @@ def assigned_nodes(session: onnxruntime.InferenceSession) -> dict[str, dict[str,
     for subgraph in session.get_provider_graph_assignment_info():
         counts.setdefault(subgraph.ep_name, Counter()).update(node.op_type for node in subgraph.get_nodes())
     return {name: dict(sorted(counts[name].items())) for name in sorted(counts)}
-
-
-def reason(error: Exception) -> str:
-    """The sentence in an error of onnxruntime, without source files, codes and colours."""
-    text = _ERROR_PREFIX.split(str(error))[-1]
-    line = next(iter(text.strip().splitlines()), "") or type(error).__name__
-    return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
 
 
 def _module(name: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 
 _MODULE = "windowsml"
 
@@ -59,7 +60,9 @@ def ready_library(name: str) -> Path:
         provider.ensure_ready()
         return Path(provider.library_path)
     except (ImportError, OSError) as error:
-        raise StageError(f"Windows ML cannot give {name}: {error}.", advice="Check its installation.") from error
+        raise StageError(
+            f"Windows ML cannot give {name}: {explanation(error)}.", advice="Check its installation."
+        ) from error
 
 
 def _provider(name: str) -> Any:

@@ -26,6 +26,8 @@ class OutputComparison:
         sqnr_db: signal to quantization noise; infinite when equal, minus infinity when there is noise but no signal.
         max_abs_error: infinite with a NaN or an infinity that the reference does not have.
         nan_count, inf_count: elements that are so in the candidate only.
+        scale: how many times as large as the reference's the values are at the least: 1 as long as noise alone may be
+            what makes them larger or smaller; None where the two are not similar enough to tell.
     """
 
     name: str
@@ -35,6 +37,8 @@ class OutputComparison:
     max_abs_error: float
     nan_count: int
     inf_count: int
+    scale: float | None = 1.0
+    largest: float = 0.0
 
     def to_json(self) -> JsonObject:
         """JSON has no infinity: it becomes null."""
@@ -90,8 +94,10 @@ class Sums:
 
     def comparison(self, name: str, shape: tuple[int, ...]) -> OutputComparison:
         if self.nan_count or self.inf_count:
-            return OutputComparison(name, shape, 0.0, -math.inf, math.inf, self.nan_count, self.inf_count)
-        return OutputComparison(name, shape, self._cosine(), self._sqnr_db(), self.largest_noise, 0, 0)
+            return OutputComparison(name, shape, 0.0, -math.inf, math.inf, self.nan_count, self.inf_count, None)
+        cosine = self._cosine()
+        scale, largest = self._scale(cosine), self.largest_expected
+        return OutputComparison(name, shape, cosine, self._sqnr_db(), self.largest_noise, 0, 0, scale, largest)
 
     def _cosine(self) -> float:
         if self.largest_noise == 0:
@@ -99,6 +105,21 @@ class Sums:
         if self.largest_expected == 0 or self.largest_found == 0:
             return 0.0
         return float(np.clip(self.product / math.sqrt(self.expected_energy * self.found_energy), -1.0, 1.0))
+
+    def _scale(self, cosine: float) -> float | None:
+        """Of the gains of one regression and the other, between which the true one lies, the one nearer to 1.
+
+        Noise that adds to the values makes them longer by 1 / cosine, and noise that replaces part of them (clipping)
+        shortens what is left of them by the cosine: neither is a wrong scale.
+        """
+        if self.largest_noise == 0:
+            return 1.0
+        if cosine <= 0:
+            return None
+        ratio = math.sqrt(self.found_energy / self.expected_energy) * (self.largest_found / self.largest_expected)
+        if ratio * cosine > 1:
+            return ratio * cosine
+        return min(ratio / cosine, 1.0)
 
     def _sqnr_db(self) -> float:
         if self.largest_noise == 0:

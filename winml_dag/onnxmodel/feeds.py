@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, TensorSpec, inspect_model
+from winml_dag.onnxmodel.indices import Bounds, index_bounds
+from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec, inspect_model
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -92,7 +93,25 @@ def model_inputs(source: Path | Session) -> tuple[InputSpec, ...]:
         summary = inspect_model(source)
         specs, metadata = list(summary.inputs), summary.metadata
     ranges = _value_ranges(metadata.get(INPUTS_KEY, "[]"))
-    return tuple(InputSpec(spec.name, spec.dtype, spec.shape, ranges.get(spec.name)) for spec in specs)
+    found = tuple(InputSpec(spec.name, spec.dtype, spec.shape, ranges.get(spec.name)) for spec in specs)
+    if isinstance(source, Session):
+        return found
+    unknown = [spec.name for spec in found if spec.value_range is None and spec.dtype.lstrip("u").startswith("int")]
+    bounds = index_bounds(source, unknown) if unknown else {}
+    return tuple(_within(spec, bounds[spec.name]) if spec.name in bounds else spec for spec in found)
+
+
+def _within(spec: InputSpec, bounds: Bounds) -> InputSpec:
+    """*spec* with a range of values, where the usual ones do not keep *bounds*."""
+    first, end = (1.0, 2.0) if _is_mask(spec.name) else _usual_integers(spec.name)
+    low, high = float(math.ceil(max(bounds.low, first))), float(math.floor(min(bounds.high, end - 1)))
+    if (low, high) == (first, end - 1):
+        return spec
+    if low > high:
+        # Another range altogether, as of -1, or of ids that begin with 100.
+        low = bounds.low if math.isfinite(bounds.low) else bounds.high - (end - first) + 1
+        high = max(low, min(bounds.high, low + (end - first) - 1))
+    return replace(spec, value_range=(float(low), float(high + 1)))
 
 
 def inputs_of_both(reference: Path | Session, candidate: Path | Session) -> tuple[InputSpec, ...]:
@@ -106,6 +125,11 @@ def inputs_of_both(reference: Path | Session, candidate: Path | Session) -> tupl
 
 def _narrowed(spec: InputSpec, other: InputSpec) -> InputSpec:
     value_range = spec.value_range or other.value_range
+    if spec.value_range is not None and other.value_range is not None:
+        (low, high), (first, end) = spec.value_range, other.value_range
+        value_range = (max(low, first), min(high, end)) if max(low, first) < min(high, end) else spec.value_range
+    if spec.shape == (UNKNOWN_RANK,):
+        return replace(spec, shape=other.shape, value_range=value_range)
     if len(spec.shape) != len(other.shape):
         return replace(spec, value_range=value_range)
     sizes = zip(spec.shape, other.shape, strict=True)
@@ -165,8 +189,9 @@ def _sample(spec: InputSpec, generator: np.random.Generator, distribution: Distr
         dtype = np.dtype(object)
     if dtype.kind not in "fiub":
         raise InputError(
-            f"Random values cannot be made for input {spec.name!r} of type {spec.dtype}.",
-            advice="Give calibration data for this model.",
+            f"Input {spec.name!r} is {'no tensor' if spec.dtype == NO_TENSOR else f'of type {spec.dtype}'}, and models"
+            " are run here on tensors of numbers only, so it is neither calibrated, validated nor measured.",
+            advice="The precision fp32 with --no-validate builds it.",
         )
     low, high = spec.value_range or (0.0, 0.0)
     if spec.value_range is None:
@@ -174,10 +199,14 @@ def _sample(spec: InputSpec, generator: np.random.Generator, distribution: Distr
             return np.ones(shape, dtype)
         if dtype.kind == "f":
             return _floats(generator, shape, dtype, 0.0, 1.0, distribution, standard=True)
-        low, high = (0.0, 2.0) if dtype.kind == "b" or "token_type" in spec.name else _DEFAULT_INTEGERS
+        low, high = (0.0, 2.0) if dtype.kind == "b" else _usual_integers(spec.name)
     if dtype.kind == "f":
         return _floats(generator, shape, dtype, low, high, distribution, standard=False)
     return _integers(generator, shape, dtype, low, high, distribution)
+
+
+def _usual_integers(name: str) -> tuple[float, float]:
+    return (0.0, 2.0) if "token_type" in name else _DEFAULT_INTEGERS
 
 
 def _is_mask(name: str) -> bool:
@@ -198,12 +227,12 @@ def _floats(
         centre, deviation = (0.0, 1.0) if standard else ((low + high) / 2, (high - low) / 6)
         values = centre + deviation * generator.standard_normal(shape)
         if standard:
-            return values.astype(dtype)
+            return np.asarray(values, dtype)  # numpy makes a number of an array without axes
     else:
         values = low + (high - low) * generator.random(shape)
-    rounded = values.astype(dtype)
+    rounded = np.asarray(values, dtype)
     below = np.nextafter(np.asarray(high, dtype), np.asarray(low, dtype))  # rounding may reach the excluded bound
-    return np.clip(rounded, np.asarray(low, dtype), below)
+    return np.asarray(np.clip(rounded, np.asarray(low, dtype), below))
 
 
 def _integers(
@@ -221,14 +250,14 @@ def _integers(
         raise InputError(f"The range of values [{low}, {high}) does not fit the type {dtype.name}.")
     if distribution == "normal":
         values = np.rint((first + last) / 2 + (last - first) / 6 * generator.standard_normal(shape))
-        return np.clip(values, first, last).astype(dtype)
-    return generator.integers(first, last, size=shape, endpoint=True).astype(dtype)
+        return np.asarray(np.clip(values, first, last), dtype)
+    return np.asarray(generator.integers(first, last, size=shape, endpoint=True), dtype)
 
 
 def _from_ort(text: str) -> str:
     """``"tensor(float)"`` is ``float32``."""
     if not (text.startswith("tensor(") and text.endswith(")")):
-        return "not a tensor"
+        return NO_TENSOR
     name = text.removeprefix("tensor(").removesuffix(")")
     return _ORT_TYPES.get(name, name)
 

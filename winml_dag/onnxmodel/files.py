@@ -1,7 +1,7 @@
 """Writes and reads ONNX files: the same model is the same bytes, its weights are in it or in one file beside it.
 
-The cache compares content: what differs between two machines or two runs (source paths in metadata, producer
-versions) is taken out, and how weights are laid out depends on the model alone.
+The cache compares content, so how weights are laid out depends on the model alone. What a model says of itself is
+written as it is; export takes out what differs between machines (:mod:`winml_dag.onnxmodel.metadata`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.graph import STANDARD_DOMAIN
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
 from winml_dag.onnxmodel.sidecar import sidecar_path
 from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs
 
 EXTERNAL_TENSOR_MINIMUM = 1024
-
-OWN_METADATA_PREFIX = "winml."
 
 # So that a runtime can map a tensor into memory where it lies.
 _ALIGNMENT = 4096
@@ -33,77 +32,17 @@ _CHUNK = 8 * 2**20
 _FOLDER = "basepath"
 
 
-def canonicalise(model: ModelProto) -> None:
-    """Take out, in place, what varies between machines and runs without changing the model.
-
-    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), and the
-    producer. Of the metadata of the model and of nodes, our own ``winml.*`` stays.
-    """
-    for name in ("doc_string", "producer_name", "producer_version"):
-        model.ClearField(name)
-    _keep_own(model)
-    _clean_graph(model.graph)
-    for function in model.functions:
-        _clean(function)
-        for value_info in function.value_info:
-            _clean(value_info)
-        _clean_attributes(function.attribute_proto)
-        _clean_nodes(function.node)
-
-
-def _clean(element: object) -> None:
-    element.ClearField("doc_string")  # type: ignore[attr-defined]
-    element.ClearField("metadata_props")  # type: ignore[attr-defined]
-
-
-def _keep_own(element: ModelProto | NodeProto) -> None:
-    own = sorted((p.key, p.value) for p in element.metadata_props if p.key.startswith(OWN_METADATA_PREFIX))
-    del element.metadata_props[:]
-    for key, value in own:
-        element.metadata_props.add(key=key, value=value)
-
-
-def _clean_graph(graph: GraphProto) -> None:
-    _clean(graph)
-    for group in (graph.input, graph.output, graph.value_info, graph.initializer):
-        for element in group:
-            _clean(element)
-    for sparse in graph.sparse_initializer:
-        _clean(sparse.values)
-        _clean(sparse.indices)
-    _clean_nodes(graph.node)
-
-
-def _clean_nodes(nodes: Iterable[NodeProto]) -> None:
-    for node in nodes:
-        node.ClearField("doc_string")
-        _keep_own(node)
-        _clean_attributes(node.attribute)
-
-
-def _clean_attributes(attributes: Iterable[AttributeProto]) -> None:
-    for attribute in attributes:
-        attribute.ClearField("doc_string")
-        if attribute.HasField("t"):
-            _clean(attribute.t)
-        for tensor in attribute.tensors:
-            _clean(tensor)
-        for graph in subgraphs(attribute):
-            _clean_graph(graph)
-
-
 def save_model(model: ModelProto, path: Path) -> None:
     """Write *model* to *path*: the same model gives the same bytes, whatever the machine, process or folder.
 
     Below :data:`EXTERNAL_DATA_THRESHOLD` bytes of tensor data everything is in the one file. From there on,
     initializers of :data:`EXTERNAL_TENSOR_MINIMUM` bytes or more are in one other file, ``<path.name>.data``, beside
-    it. *model* is canonicalised in place (see :func:`canonicalise`) and otherwise left as it is; it may come from
+    it. *model* is left as it is, but for constants in other files, which are fetched; it may come from
     ``load_model(..., weights=False)``. Memory peaks at one tensor above what *model* itself holds.
 
     Raises:
         InputError: when external data of *model* is missing or too short, or what remains of it is over 2 GiB.
     """
-    canonicalise(model)
     _embed_constants(model, path)
     data = path.with_name(path.name + ".data")
     if _weight_size(model) < EXTERNAL_DATA_THRESHOLD:
@@ -136,6 +75,7 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
             f"{path} is damaged, or over 2 GiB in one file, which protobuf cannot read.",
             advice="Export it again, with its weights in a file beside it.",
         ) from error
+    use_short_domain(model)
     for tensor in (*_initializers(model), *_other_tensors(model)):
         if _is_external(tensor):
             _set_folder(tensor, path.parent.absolute())
@@ -146,6 +86,17 @@ def load_model(path: Path, *, weights: bool = True) -> ModelProto:
             _External.of(tensor, path)  # raises now what would only come up when the weights are needed
     _embed_constants(model, path)
     return model
+
+
+def use_short_domain(model: ModelProto) -> None:
+    """Let *model* call the ONNX standard's domain ``""`` everywhere: most tools do not know its other name."""
+    bodies = [graph.node for graph in graphs_of(model.graph)]
+    for function in model.functions:
+        bodies += [function.node, *(graph.node for graph in graphs_inside(function.node))]
+    named = (model.opset_import, *(function.opset_import for function in model.functions), *bodies)
+    for element in (element for group in named for element in group):
+        if element.domain == STANDARD_DOMAIN:
+            element.domain = ""
 
 
 def resave(source: Path, destination: Path) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 # Of a node's metadata: the module of the PyTorch model that it computes a part of. The key is winml-cli's.
 TAG_KEY = "winml.hierarchy.tag"
 
+# Another name of the domain that is empty as a rule.
+STANDARD_DOMAIN = "ai.onnx"
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -96,7 +99,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An ONNX file without its tensor data."""
+    """An ONNX file without its tensor data; ``domain``, ``version`` and ``description`` are its maker's words."""
 
     ir_version: int
     producer: str
@@ -104,6 +107,9 @@ class Model:
     metadata: dict[str, str]
     graph: Graph
     functions: tuple[Function, ...]
+    domain: str = ""
+    version: int = 0
+    description: str = ""
 
 
 def all_nodes(model: Model) -> list[Node]:

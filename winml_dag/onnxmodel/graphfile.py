@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.graph import TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.graph import STANDARD_DOMAIN, TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
 from winml_dag.onnxmodel.wire import BYTES, FIXED32, VARINT, File, MalformedError, expect, fields, signed, varint
 
 T = TypeVar("T")
@@ -54,6 +54,8 @@ def read_model(path: Path, *, values: bool = False) -> Model:
 def _model(file: File, values: bool) -> Model:
     ir_version = 0
     producer: list[str] = ["", ""]
+    domain = description = ""
+    version = 0
     opsets: dict[str, int] = {}
     metadata: dict[str, str] = {}
     graph: Graph | None = None
@@ -65,6 +67,15 @@ def _model(file: File, values: bool) -> Model:
         elif number in (2, 3):
             expect(wire, BYTES)
             producer[number - 2] = file.text(start, end)
+        elif number == 4:
+            expect(wire, BYTES)
+            domain = file.text(start, end)
+        elif number == 5:
+            expect(wire, VARINT)
+            version = signed(start)
+        elif number == 6:
+            expect(wire, BYTES)
+            description = file.text(start, end)
         elif number == 7:
             expect(wire, BYTES)
             if graph is not None:
@@ -72,8 +83,7 @@ def _model(file: File, values: bool) -> Model:
             graph = _graph(file, start, end, 1, values=values)
         elif number == 8:
             expect(wire, BYTES)
-            domain, version = _opset(file, start, end)
-            opsets[domain] = version
+            opsets.update([_opset(file, start, end)])
         elif number == 14:
             expect(wire, BYTES)
             key, value = _entry(file, start, end)
@@ -83,7 +93,13 @@ def _model(file: File, values: bool) -> Model:
             functions.append(_function(file, start, end))
     if graph is None or ir_version <= 0 or (ir_version >= 3 and not opsets):
         raise MalformedError
-    return Model(ir_version, " ".join(producer).strip(), opsets, metadata, graph, tuple(functions))
+    maker = " ".join(producer).strip()
+    return Model(ir_version, maker, opsets, metadata, graph, tuple(functions), domain, version, description)
+
+
+def _plain(domain: str) -> str:
+    """The ONNX standard's own domain has two names."""
+    return "" if domain == STANDARD_DOMAIN else domain
 
 
 def _opset(file: File, start: int, end: int) -> tuple[str, int]:
@@ -95,7 +111,7 @@ def _opset(file: File, start: int, end: int) -> tuple[str, int]:
         elif number == 2:
             expect(wire, VARINT)
             version = signed(first)
-    return domain, version
+    return _plain(domain), version
 
 
 def _entry(file: File, start: int, end: int) -> tuple[str, str]:
@@ -179,7 +195,7 @@ def _node(file: File, start: int, end: int, depth: int) -> Node:
         else:
             key, value = _entry(file, first, last)
             tag = value if key == TAG_KEY else tag
-    return Node(op_type, domain, name, tuple(inputs), tuple(outputs), tuple(attributes), tag)
+    return Node(op_type, _plain(domain), name, tuple(inputs), tuple(outputs), tuple(attributes), tag)
 
 
 def _attribute(file: File, start: int, end: int, depth: int) -> Attribute:

@@ -21,6 +21,7 @@ EXTERNAL_DATA_THRESHOLD = 100 * 2**20
 
 UNKNOWN_DIMENSION = "?"
 UNKNOWN_RANK = "..."
+NO_TENSOR = "not a tensor"
 
 _QUANTIZED_OPS = frozenset(
     {
@@ -84,6 +85,7 @@ class ModelSummary:
         tensor_bytes: bytes of initializers and constants by dtype, wherever they are stored.
         external_data: the distinct files with tensor data, relative to the model, sorted.
         files: all that must travel together: the model's own name, its external data, its EPContext binaries.
+        listed_initializers: how many of the graph's inputs are initializers.
     """
 
     ir_version: int
@@ -99,6 +101,7 @@ class ModelSummary:
     is_quantized: bool
     metadata: Mapping[str, str]
     files: tuple[str, ...]
+    listed_initializers: int = 0
 
     @property
     def is_compiled(self) -> bool:
@@ -162,6 +165,7 @@ def summarize(path: Path, model: Model) -> ModelSummary:
         is_quantized=any(_is_quantized(node.op_type) for node in nodes),
         metadata=model.metadata,
         files=(path.name, *_distinct((*external_data, *sidecars))),
+        listed_initializers=sum(value.name in constants for value in model.graph.inputs),
     )
 
 
@@ -207,5 +211,8 @@ def _spec(value: Value) -> TensorSpec:
     if value.dims is None:
         shape: tuple[int | str, ...] = (UNKNOWN_RANK,)
     else:
-        shape = tuple(UNKNOWN_DIMENSION if dim is None else dim for dim in value.dims)
-    return TensorSpec(value.name, dtype_name(value.data_type) if value.data_type else "not a tensor", shape)
+        # Some exporters write -1 for an open dimension.
+        shape = tuple(
+            UNKNOWN_DIMENSION if dim is None or (isinstance(dim, int) and dim < 0) else dim for dim in value.dims
+        )
+    return TensorSpec(value.name, dtype_name(value.data_type) if value.data_type else NO_TENSOR, shape)

@@ -20,7 +20,6 @@ _LARGEST_PROTOBUF = 2**31 - 1
 _WIDE_TYPES_OPSET = 21  # before it, Q and DQ of the standard are for 8 bits only
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
-_STANDARD = ("", "ai.onnx")
 _MOST_NAMES = 3
 
 
@@ -51,7 +50,8 @@ def dynamic_inputs(model: Model) -> Iterator[str]:
     ]
     if names:
         verb = "has no fixed shape" if len(names) == 1 else "have no fixed shapes"
-        yield f"{_few(names)} {verb}, and an NPU needs one: export with fixed dimensions."
+        how = "give sizes with --batch-size, --shape-config or --input-specs"
+        yield f"{_few(names)} {verb}, and an NPU needs one: {how}."
 
 
 def _is_fixed(dim: int | str | None) -> bool:
@@ -59,8 +59,8 @@ def _is_fixed(dim: int | str | None) -> bool:
 
 
 def _undeclared_domains(model: Model, nodes: Sequence[Node]) -> Iterator[str]:
-    declared = {domain for domain in model.opsets if domain not in _STANDARD}
-    for domain in sorted({node.domain for node in nodes if node.domain not in _STANDARD} - declared):
+    declared = set(filter(None, model.opsets))
+    for domain in sorted({node.domain for node in nodes if node.domain} - declared):
         yield f"Its nodes use operators of {domain}, of which it declares no version: onnxruntime does not load it."
 
 
@@ -72,12 +72,12 @@ def _unmade_outputs(graph: Graph) -> Iterator[str]:
 
 
 def _wide_types_too_early(model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:
-    opset = max((model.opsets.get(domain, 0) for domain in _STANDARD), default=0)
+    opset = model.opsets.get("", 0)
     if opset >= _WIDE_TYPES_OPSET:
         return
     types = set()
     for node in nodes:
-        if node.op_type in _QDQ and node.domain in _STANDARD and len(node.inputs) > 2:
+        if node.op_type in _QDQ and not node.domain and len(node.inputs) > 2:
             zero_point = constants.get(node.inputs[2])
             if zero_point is not None and dtype_name(zero_point.data_type) != "int32":
                 types.add(dtype_name(zero_point.data_type))

@@ -28,3 +28,10 @@ def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
     """*graph*, and all graphs inside it."""
     yield graph
     yield from graphs_inside(graph.node)
+
+
+def read_inside(nodes: Iterable[NodeProto]) -> set[str]:
+    """Names that the graphs inside *nodes* read; names of values of their own are among them."""
+    inner = list(graphs_inside(nodes))
+    read = {name for graph in inner for node in graph.node for name in node.input}
+    return read | {value.name for graph in inner for value in graph.output}

@@ -85,6 +85,9 @@ def written_fields(section: Section | None) -> dict[str, JsonValue]:
     return plain
 
 
+# The fields of ``export`` that also make sense of a model that is ONNX already.
+OF_ONNX = ("batch_size", "shape_config", "input_tensors")
+
 # The task of a model without a head: all that it needs to have the modules of an architecture.
 _BARE = "feature-extraction"
 
@@ -141,10 +144,10 @@ def find_model(asked: Asked, *, download: bool) -> Model:
 
 
 def _onnx_model(asked: Asked, name: str, path: Path) -> Model:
-    if (asked.overrides.settings or {}).get("export"):
+    if other := sorted({*(asked.overrides.settings or {}).get("export", {})} - {*OF_ONNX}):
         raise UsageError(
-            f"{name} is ONNX already, so nothing is exported that options of the export could change.",
-            advice="Leave them out, or give the PyTorch model.",
+            f"{name} is ONNX already, so nothing is exported, and export.{other[0]} could change nothing.",
+            advice="Leave it out, or give the PyTorch model. The sizes of inputs can be given.",
         )
     return Model(name, onnx=OnnxFile.at(path))
 

@@ -114,6 +114,7 @@ def _quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:
         fields.activation_type,
         fields.weight_type,
         per_channel=bool(fields.per_channel),
-        op_types=fields.op_types_to_quantize,
+        op_types=fields.op_types_to_quantize or quantize.target.op_types,
+        excluded_op_types=fields.op_types_to_exclude or (),
         excluded=fields.nodes_to_exclude or (),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.engine.toolchain import distribution_version
 from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.explanation import explanation
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.datasets import find_dataset, folders_in
@@ -38,6 +39,18 @@ _COLUMNS_OF_TASKS: Mapping[str, Mapping[str, str]] = {
 
 # With ranges from a file there is nothing that these could be about. Data is there to validate on.
 _OF_CALIBRATION = ("seed", "save_calibration", "calibration_save_path")
+
+
+# What names data, or says how it is read.
+_OF_DATA = {
+    "calibration_data",
+    "dataset_name",
+    "dataset_subset",
+    "dataset_split",
+    "columns_mapping",
+    "task",
+    "model_id",
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,13 @@ def find_calibration(asked: Asked, model: Model, quant: Quant, task: str | None,
     seen = () if processor is None else processor.looked_at
     source = None if processor is None else processor.processor_source()
     return Calibration(data, source, columns, ranges, save_path, (*looked_at, *seen))
+
+
+def data_of(section: Quant | None) -> Quant | None:
+    """What *section* says of data, for a build that quantizes nothing and is validated on that; None without data."""
+    if section is None or (section.calibration_data is None and section.dataset_name is None):
+        return None
+    return Quant.from_dict(section.model_dump(mode="json", include=_OF_DATA, exclude_unset=True))
 
 
 def packages_of(data: Source | None, processor: Source | None) -> Iterator[str]:
@@ -130,7 +150,8 @@ def _method(path: Path) -> str:
         return str(json.loads(path.read_text(encoding="utf-8"))["method"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"quant.calibration_load_path: {path} has no activation ranges as calibrate writes them ({error!r}).",
+            f"quant.calibration_load_path: {path} has no activation ranges as calibrate writes them"
+            f" ({explanation(error)}).",
             advice="Give a file that calibration_save_path or save_calibration has put there.",
         ) from error
 

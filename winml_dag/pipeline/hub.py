@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from winml_dag.errors import InputError
+from winml_dag.explanation import explanation
 
 # What a stage may read of a repository, and the card, which names the license; anything else (other frameworks'
 # weights, pictures) is not worth its download.
@@ -92,8 +93,7 @@ def _asked(where: str, ask: Callable[[], Path], advice: str, *, download: bool) 
             f"{where}, and huggingface_hub is not installed.", advice="pip install winml_dag[hf]"
         ) from error
     except Exception as error:  # of the hub, of HTTP, of the file system: to the user they are one, it is not to be had
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{where} and could not be downloaded: {lines[0].rstrip('.')}.", advice=advice) from error
+        raise InputError(f"{where} and could not be downloaded: {explanation(error)}.", advice=advice) from error
 
 
 _ADVICE = (

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MODEL = "model.onnx"
 EXPORTED = "export.onnx"
+NORMALIZED = "normalized.onnx"
 OPTIMIZED = "optimized.onnx"
 QUANTIZED = "quantized.onnx"
 COMPILED = "compiled.onnx"
@@ -32,6 +33,7 @@ REPORTS = (REPORT_FILE, PICTURE_FILE)
 # What each stage leaves in the output folder, by output slot. A stage that is not here leaves nothing there.
 VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {
     "export": ("model", "hierarchy"),
+    "normalize": ("model",),
     "optimize": ("model",),
     "analyze": ("result",),
     "quantize": ("model",),
@@ -42,6 +44,7 @@ VISIBLE_OUTPUTS: dict[str, tuple[str, ...]] = {
 
 STAGE_FILE: dict[str, str] = {
     "export": EXPORTED,
+    "normalize": NORMALIZED,
     "optimize": OPTIMIZED,
     "analyze": ANALYSIS,
     "quantize": QUANTIZED,
@@ -123,7 +126,7 @@ def is_carried_on(node: Node, other: Node) -> bool:
 
 
 # Names that a build may write, whatever its recipe: none of them may be a file of somebody else's.
-RESERVED = (MODEL, EXPORTED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, ANALYSIS, MANIFEST, BUILD_CONFIG)
+RESERVED = (MODEL, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, COMPILED, HIERARCHY, ANALYSIS, MANIFEST, BUILD_CONFIG)
 
 
 def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[str, ...]:

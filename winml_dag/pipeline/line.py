@@ -1,7 +1,7 @@
 """The line of our stages in one build: a node for each, with its config, its inputs and the tools that shape its bytes.
 
-source -> export -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> calibrate -> quantize -> compile -> validate
--> finalize
+source -> export or normalize -> (optimize.0 -> analyze.0 -> optimize.1 ...) -> calibrate -> quantize -> compile
+-> validate -> finalize
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from winml_dag.stages.calibrate import CALIBRATE
 from winml_dag.stages.compile import COMPILE, CompileConfig
 from winml_dag.stages.export import EXPORT
 from winml_dag.stages.finalize import FINALIZE
+from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE, quantize_stage
 from winml_dag.stages.sensitivity import SENSITIVITY
@@ -34,6 +35,7 @@ from winml_dag.store.fingerprints import Fingerprints
 # The ids of our stages' nodes, and their declarations.
 OURS = {
     "export": ("export", EXPORT),
+    "normalize": ("normalize", NORMALIZE),
     "optimize": ("optimize.0", OPTIMIZE),
     "analyze": ("analyze.0", ANALYZE),
     "calibrate": ("calibrate", CALIBRATE),
@@ -59,6 +61,10 @@ class _RunOn:
     data: Source | None
     input_data: Source | None
     processor: Source | None
+
+    @property
+    def is_given(self) -> bool:
+        return self.data is not None or self.input_data is not None
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -107,7 +113,11 @@ class Line:
         build = self._build
         if config := chosen(build.export):
             yield self._after(self.export(EXPORT, config_json(config)))
+        # An ONNX file is held against as its user made it, so normalizing is validated too.
         reference, reference_kind = self._model, self._kind
+        if build.normalize is not None:
+            normalize = config_json(build.normalize)
+            yield self._after(self._node("normalize", NORMALIZE, normalize, kind=self._kind, model=self._model))
         yield from self._rounds()
         ranges = None if build.inputs.ranges is None else build.inputs.ranges.name
         run_on = self._run_on()
@@ -158,6 +168,8 @@ class Line:
                 data=run_on.data,
                 input_data=run_on.input_data,
                 processor=run_on.processor,
+                # What they are made from: nobody asks that of random inputs.
+                ranges=self._rewired.get("quantize", {}).get("ranges", ranges) if run_on.is_given else None,
             )
             validation = node.output("report")
             yield node

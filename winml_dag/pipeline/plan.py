@@ -123,6 +123,8 @@ def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> U
 
 def _left_out(build: Build, name: str) -> str | None:
     config = getattr(build, name)
+    if config is None:
+        return "the model needs none"
     return config.reason if isinstance(config, Skip) else None
 
 
@@ -170,6 +172,8 @@ def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     present = {node.stage.name for node in nodes if is_ours(node)}
     # Of a build for one file nobody expects more than what it does.
     left_out = [name for name in LINE if name not in present and build.summary.output_file is None]
+    if build.normalize is None and "normalize" in left_out:
+        left_out.remove("normalize")
     for node in nodes:
         if is_ours(node) and node.stage.name in LINE:
             at = LINE.index(node.stage.name)

@@ -45,7 +45,7 @@ def probe(
         StoreError: when the cache cannot be used.
         KeyboardInterrupt: after children have been ended.
     """
-    require_installed(target.ep)
+    require_installed(target)
     wanted = list(dict.fromkeys(cases))
     run_target = RunTarget(target.ep.name, target.device, complete_options(target, options or {}))
     verdicts: dict[Case, Verdict] = {}

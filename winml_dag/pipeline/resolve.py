@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
-from winml_dag.ep.athand import is_at_hand, require_at_hand
+from winml_dag.ep.athand import is_at_hand, require_at_hand, what_is_missing
 from winml_dag.ep.registry import CPU, Target, resolve_target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
 from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
-from winml_dag.pipeline.calibration import Calibration, find_calibration
+from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
 from winml_dag.pipeline.circumstances import asked_for
 from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
 from winml_dag.pipeline.composite import components_for, composite_build, recipe_of
@@ -30,7 +30,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.userstages.declared import Declared, is_ours
-from winml_dag.pipeline.validation import ValidationData, find_validation_data, validate_config
+from winml_dag.pipeline.validation import ValidationData, find_validation_data, left_out, validate_config
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, SavePath, Skip, chosen
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
@@ -158,13 +158,12 @@ def resolve(
     lacks = _Lacks(refuse=runs)
     if not isinstance(compile_, Skip):
         otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
-        lacks.look(lambda: require_at_hand(target.ep, otherwise=otherwise))
+        lacks.look(lambda: require_at_hand(target, otherwise=otherwise))
     if onnx is None:
         lacks.look(_require_exporter)
     sdk = lacks.look(lambda: sdk_of(asked, compile_))
-    calibration = (
-        Calibration() if isinstance(quant, Skip) else find_calibration(asked, model, quant, task, download=download)
-    )
+    data = _unquantized_data(asked) if isinstance(quant, Skip) and "validate" in only else chosen(quant)
+    calibration = Calibration() if data is None else find_calibration(asked, model, data, task, download=download)
     as_given = onnx is not None and onnx.kind != kinds.FLOAT_MODEL and isinstance(quant, Skip)
     precision = "as it is" if as_given else precision_name(chosen(quant))
     given = ValidationData()
@@ -172,12 +171,26 @@ def resolve(
         given = find_validation_data(asked, model, quant, calibration, task, download=download)
     files = None if isinstance(compile_, Skip) else option_files(asked, target)
     source = kinds.FLOAT_MODEL if onnx is None else onnx.kind
-    validate = validate_config(asked, target, precision, compile_, calibration, given, model_kind=source, task=task)
+    validate = validate_config(
+        asked, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
+    )
     standard_only = _takes_standard_only(target, quant, would_compile)
     optimize = sections.optimize_config(asked, onnx, standard_only=standard_only)
     quantize = sections.quantize_configs(quant, target)
     analyze = autoconf.analyze_config(asked, target, optimize, quantize, standard_only=standard_only)
     search = autoconf.search_of(asked, target, analyze)
+    normalization = None
+    if onnx is not None:
+        # Imported here: only builds that start from ONNX look at one.
+        from winml_dag.pipeline.normalization import asked_shapes, normalization_for
+
+        normalization = normalization_for(
+            onnx,
+            asked_shapes(asked, onnx, whole=only is LINE),
+            target,
+            compiles=not isinstance(would_compile, Skip),
+            quantizes=not isinstance(quant, Skip) and quant.mode in ("static", "dynamic"),
+        )
     build = Build(
         summary=BuildSummary(
             model_id=model.name,
@@ -190,6 +203,7 @@ def resolve(
             output_dir=output_dir,
             settings={},
             notices=(
+                *(normalization.notices if normalization else ()),
                 *sections.notices(quant, calibration),
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
@@ -201,6 +215,7 @@ def resolve(
         target=target,
         inputs=_inputs(asked, model, calibration, given, files),
         export=Skip("the model is ONNX already") if onnx else sections.export_config(asked, task, model.model_type),
+        normalize=normalization.config if normalization else None,
         optimize=optimize,
         analyze=analyze,
         search=search,
@@ -213,7 +228,7 @@ def resolve(
         save_ranges=_save_ranges(asked, calibration),
         declared=_declared(loaded),
     )
-    settings = settings_of(build, asked, model, chosen(quant))
+    settings = settings_of(build, asked, model, chosen(quant), data)
     return replace(build, summary=replace(build.summary, settings=settings))
 
 
@@ -258,7 +273,8 @@ def _takes_standard_only(target: Target, quant: Quant | Skip, would_compile: obj
 def _missing(target: Target) -> Iterator[str]:
     """What to know of a model for a provider that only another machine has."""
     if not is_at_hand(target.ep):
-        yield f"{target.ep.name} is not installed here, so the model was not run on it."
+        why = what_is_missing(target).removesuffix(".")
+        yield f"{why}, so the model was not run on {target.ep.name if target.is_open else 'it'}."
 
 
 def _target(asked: Asked) -> Target:
@@ -283,9 +299,19 @@ def _require_exporter() -> None:
             )
 
 
+def _unquantized_data(asked: Asked) -> Quant | None:
+    """What the recipe says of data to validate on, where nothing is quantized."""
+    unused = left_out(asked) is not None or asked.recipe.validation.input_data is not None
+    return None if unused else data_of(_quant_section(asked))
+
+
+def _quant_section(asked: Asked) -> Quant | None:
+    recipe = asked.recipe
+    return recipe.quant or (recipe.compile.quant_config if recipe.compile else None)
+
+
 def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
-    overrides, recipe = asked.overrides, asked.recipe
-    section = recipe.quant or (recipe.compile.quant_config if recipe.compile else None)
+    overrides, section = asked.overrides, _quant_section(asked)
     if overrides.quant is False:
         return Skip("--no-quant was given")
     asked_for_now = overrides.quant is True or overrides.precision is not None

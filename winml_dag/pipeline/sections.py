@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from typing import get_args
 
 from winml_dag.ep.quantization import integers_of
 from winml_dag.ep.registry import Target
@@ -15,7 +16,10 @@ from winml_dag.pipeline.precisions import notices_of
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Skip
 from winml_dag.recipe.assessment import Validate
+from winml_dag.recipe.fields import InputDimension
+from winml_dag.recipe.precision import type_bits
 from winml_dag.recipe.schema import Export, Quant, Recipe
+from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
@@ -62,7 +66,12 @@ def _export_fields(export: Export) -> ExportFields:
     inputs = export.input_tensors
     outputs = export.output_tensors
     axes = export.dynamic_axes
-    sizes: dict[str, int] = {str(name): size for name, size in (export.shape_config or {}).items()}
+    sizes = dict(export.shape_config or {})
+    if unknown := next((name for name in sizes if name not in get_args(InputDimension)), None):
+        raise RecipeError(
+            f"export.shape_config.{unknown}: no input of an export has such a dimension"
+            f"{known_instead(unknown, get_args(InputDimension))}"
+        )
     batch_size = sizes.pop(BATCH, export.batch_size)
     return ExportFields(
         opset_version=export.opset_version or DEFAULT_OPSET,
@@ -149,7 +158,7 @@ def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> Se
     same = {field.name: getattr(quantize.quant, field.name) for field in fields_of(quantize.quant)}
     columns = None if validate.quant is None else validate.quant.columns_mapping
     of = validate.validate
-    samples = SamplesFields(of.samples, of.seed, of.classifies, of.held_out)
+    samples = SamplesFields(of.samples, of.seed, of.classifies, of.calibrated)
     return SensitivityConfig(RankedFields(**same, columns_mapping=columns), quantize.target, samples)
 
 
@@ -158,14 +167,21 @@ def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfi
     if isinstance(quant, Skip):
         return quant
     if quant.mode == "static":
-        integers = integers_of(target.ep)
-        return (QuantizeConfig(_quantize_fields(quant), QuantizeTarget(integers.rules, integers.mixes_widths)),)
+        integers, fields = integers_of(target.ep), _quantize_fields(quant)
+        op_types = None if fields.op_types_to_quantize else operators_by_default(quant, target)
+        return (QuantizeConfig(fields, QuantizeTarget(integers.rules, integers.mixes_widths, op_types)),)
     first = QuantizeConfig(_quantize_fields(quant))
     if quant.mode != "rtn" or quant.rtn_float_type == "float32":
         return (first,)
     # A second, so that w4a32 and w4a16 share the first. It is not for integers, so their operators are not its own.
     rest = quant.model_copy(update={"mode": "fp16", "op_types_to_quantize": None})
     return (first, QuantizeConfig(_quantize_fields(rest)))
+
+
+def operators_by_default(quant: Quant, target: Target) -> tuple[str, ...] | None:
+    """What static quantization for *target* takes where *quant*, whose types are settled, does not say; None: all."""
+    assert quant.activation_type is not None
+    return integers_of(target.ep).operators.get(type_bits(quant.activation_type))
 
 
 def _quantize_fields(quant: Quant) -> QuantizeFields:

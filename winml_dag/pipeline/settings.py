@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.config import config_json
 from winml_dag.ep.options import NPU_SETTINGS
-from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.asked import Asked, Model, written_fields
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import file_option_names
 from winml_dag.pipeline.sections import DEFAULT_OPSET
@@ -22,6 +23,7 @@ from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Export, Quant
 from winml_dag.stages.compile import CompileConfig
+from winml_dag.stages.normalize import NormalizeConfig
 
 # Decided in other fields (precision in quant), or no part of what is built (output_dir, perf).
 _DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "allow_unsupported_nodes")
@@ -30,8 +32,9 @@ _DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "
 _OF_SESSIONS = (*NPU_SETTINGS, "provider_option_file_keys")
 
 
-def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -> JsonObject:
-    """The recipe that gives *build* again; *quant* is its quantization as decided.
+def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None, data: Quant | None) -> JsonObject:
+    """The recipe that gives *build* again; *quant* is its quantization as decided, *data* what says on what it is
+    validated, also without one.
 
     Defaults are written out: another version may have others.
     """
@@ -45,15 +48,30 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None) -
         "ep": build.summary.ep,
         "device": build.summary.device,
         "loader": _loader(asked, build.summary),
-        "export": None
+        "export": _inputs(build.normalize)
         if build.summary.origin == "onnx"
         else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
         "optim": written.get("optim") or {},
-        "quant": None if quant is None else _quant(quant, asked, build.summary.output_dir),
+        # null means that nothing is quantized; where data is named all the same, the precision says that.
+        **({"precision": "fp32"} if quant is None and data is not None else {}),
+        "quant": None if data is None else _quant(data, asked, build.summary.output_dir, whole=quant is not None),
         "compile": _session(asked, build) if isinstance(build.compile, Skip) else _compile(build.compile, asked, build),
         **_validate(asked, build.summary.output_dir),
         "skip_optimize": isinstance(build.optimize, Skip),
         "auto": False,
+    }
+
+
+def _inputs(config: NormalizeConfig | None) -> JsonObject | None:
+    """Of an ONNX model, the section that gives its inputs again; None where they are as the file has them."""
+    if config is None or not config.export.input_tensors:
+        return None
+    told = {name: config_json(given) for name, given in config.export.input_tensors.items()}
+    return {
+        "input_tensors": [
+            {"name": name, **{field: value for field, value in given.items() if value is not None}}
+            for name, given in told.items()
+        ]
     }
 
 
@@ -79,9 +97,10 @@ def _model(model: Model, build: Build) -> str:
     return model.name
 
 
-def _quant(quant: Quant, asked: Asked, output_dir: Path) -> JsonObject:
+def _quant(quant: Quant, asked: Asked, output_dir: Path, *, whole: bool) -> JsonObject:
     # Where else the ranges are put is no part of what is built.
-    settings = {name: value for name, value in _whole(quant).items() if name != "calibration_save_path"}
+    written = _whole(quant) if whole else written_fields(quant)
+    settings = {name: value for name, value in written.items() if name != "calibration_save_path"}
     for name in ("calibration_data", "calibration_load_path"):
         if name in settings:
             settings[name] = _portable(resolve_path(asked.base, str(settings[name])), output_dir)

@@ -37,6 +37,11 @@ def sharing(build: Build, first: Path, also: Sequence[Path]) -> Build:
                 f"{model.path} is a compiled model, which cannot be compiled again.",
                 advice="Use the ONNX model that it was compiled from.",
             )
+        if any(isinstance(dim, str) for spec in model.summary.inputs for dim in spec.shape):
+            raise UsageError(
+                f"{model.path} has open dimensions, and only those of the first model are fixed here.",
+                advice=f"Fix them first: `winml-dag optimize -m {model.path} --ep {build.target.ep.alias}`.",
+            )
     note = (
         "Not run: QNN's emulator loads no binary that several models share. Run the models on the device."
         if build.target.ep.alias == "qnn"

@@ -12,7 +12,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.errors import InputError
 from winml_dag.pipeline import hub
-from winml_dag.pipeline.layout import COMPILED, EXPORTED, OPTIMIZED, QUANTIZED
+from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages import kinds
 from winml_dag.stages.samples import SUFFIXES, kind_of
@@ -50,7 +50,7 @@ _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _ABOUT_OTHERS = ("json", "csv")
 # What lies in an output folder under the very name that the stage behind it reads it by.
-_RESULTS = (EXPORTED, OPTIMIZED, QUANTIZED, COMPILED)
+_RESULTS = (EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, COMPILED)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Source
 from winml_dag.ep.athand import is_at_hand
-from winml_dag.ep.registry import Target
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
 from winml_dag.pipeline.compilation import file_option_names, provider_options
@@ -18,7 +18,7 @@ from winml_dag.pipeline.variant import Skip, chosen
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import Bounds
+from winml_dag.stages.bounds import Bounds, rounding
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.target import RunTarget
@@ -32,14 +32,12 @@ class ValidationData:
     Attributes:
         data: arrays, texts, images or tables; ``processor`` turns all but arrays into inputs.
         columns: of tables, which is what; None for other data.
-        held_out: whether calibration has seen none of these files.
         looked_at: files and folders that decided which files these are.
     """
 
     data: Source | None = None
     processor: Source | None = None
     columns: Mapping[str, str] | None = None
-    held_out: bool | None = None
     looked_at: tuple[Path, ...] = ()
 
 
@@ -64,12 +62,10 @@ def find_validation_data(
     folder = processor_of(asked, model, section, kind, columns, download=download)
     # What calibration has is of the same model, and a graph has each source once.
     processor = calibration.processor or (None if folder is None else folder.processor_source())
-    seen = set() if calibration.data is None else {file.path.resolve() for file in calibration.data.files}
     return ValidationData(
         found,
         None if folder is None else processor,
         columns,
-        held_out=seen.isdisjoint(file.path.resolve() for file in found.files),
         looked_at=(*folders_in(path), *(() if folder is None else folder.looked_at)),
     )
 
@@ -78,6 +74,7 @@ def validate_config(
     asked: Asked,
     target: Target,
     precision: str,
+    quant: Quant | Skip,
     compiled: CompileConfig | Skip,
     calibration: Calibration,
     given: ValidationData,
@@ -93,7 +90,13 @@ def validate_config(
         return Skip(f"{target.ep.name} does not run the model, which came compiled; name the provider that it is for")
     if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
-    fields = _fields(asked, precision, calibration, given, task)
+    fields = replace(
+        _fields(asked, precision, calibration, given, task),
+        # A model that came in integers has ranges too; none are found on random inputs of validate's.
+        calibrated=(given.data is not None or calibration.data is not None)
+        and (model_kind != kinds.FLOAT_MODEL if isinstance(quant, Skip) else quant.mode == "static"),
+        rounding=rounding(precision, in_half=target.ep != CPU),
+    )
     if came_compiled:
         # There is nothing that bounds could be about.
         fields = replace(fields, min_cosine=None, min_sqnr_db=None, max_abs_error=None, min_top1_agreement=None)
@@ -102,7 +105,7 @@ def validate_config(
     as_it_is = isinstance(compiled, Skip) and not came_compiled
     if as_it_is and not (target.ep.takes_onnx and is_at_hand(target.ep)):
         # Compiling a model on load, for a provider that it would not be shipped to like that, shows nothing of it.
-        return ValidateConfig(fields, RunTarget("CPUExecutionProvider", "cpu"), names)
+        return ValidateConfig(fields, RunTarget(CPU.name, "cpu"), names)
     # A session gets no options that name files: they steer a compilation, and their paths are no content.
     named = file_option_names(asked, target)
     options = {name: value for name, value in provider_options(asked, target).items() if name not in named}
@@ -136,5 +139,4 @@ def _fields(
         min_sqnr_db=bounds.min_sqnr_db,
         max_abs_error=bounds.max_abs_error,
         min_top1_agreement=bounds.min_top1_agreement,
-        held_out=given.held_out,
     )

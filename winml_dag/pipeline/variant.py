@@ -21,6 +21,7 @@ from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ComponentsConfig, ExportConfig
 from winml_dag.stages.finalize import FinalizeConfig
+from winml_dag.stages.normalize import NormalizeConfig
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.sensitivity import SensitivityConfig
@@ -28,7 +29,7 @@ from winml_dag.stages.shared import FinalizeSharedConfig
 from winml_dag.stages.validate import ValidateConfig
 
 # The line of stages as people see it.
-LINE = ("export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
+LINE = ("export", "normalize", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize")
 
 T = TypeVar("T")
 
@@ -76,7 +77,8 @@ class Build:
     ``quantize`` are quantizations one after the other, at least one: float16 of what 4-bit weights leave in float32
     is a second. ``also``: further models that compile puts into one binary with the first. ``sdk``: what
     compiles in place of onnxruntime. ``sensitivity`` ranks nodes
-    by the first quantization, beside the line. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
+    by the first quantization, beside the line. ``normalize`` is for an ONNX file that needs it; no other build has that
+    stage, nor says that it is left out. ``save_ranges``: where calibrate's ranges are put besides. ``declared``:
     stages of the recipe's own, which run beside and between ours. ``search``: in how many rounds optimize and analyze
     come, and what they begin with. ``lacks``: what it takes to run this that is not
     here, as sentences; only of one that is only looked at.
@@ -96,6 +98,7 @@ class Build:
     finalize: FinalizeConfig | FinalizeSharedConfig | Skip = field(default_factory=FinalizeConfig)
     save_ranges: SavePath | None = None
     sensitivity: SensitivityConfig | None = None
+    normalize: NormalizeConfig | None = None
     declared: Declared | None = None
     also: tuple[Source, ...] = ()
     sdk: QairtSdk | None = None

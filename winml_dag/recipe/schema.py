@@ -21,7 +21,6 @@ from winml_dag.recipe.fields import (
     Count,
     Device,
     Dimension,
-    InputDimension,
     IntegerType,
     ListOf,
     MapOf,
@@ -86,7 +85,8 @@ class Export(Section):
 
     ``opset_version`` None: what suits the target (17 in winml-cli). ``dynamo`` None: the exporter that works best for
     the architecture (false in winml-cli). Ours: ``module_arguments``, what a module is called with besides tensors;
-    ``shape_config``, sizes of dimensions by name, of inputs that ``input_tensors`` does not give a shape.
+    ``shape_config``, sizes of dimensions by name, of inputs that ``input_tensors`` does not give a shape: winml-cli's
+    names (:data:`~winml_dag.recipe.fields.InputDimension`) for an export, those of its own for an ONNX model.
     """
 
     opset_version: Count | None = None
@@ -103,7 +103,7 @@ class Export(Section):
     hierarchy_tag_format: Literal["full", "module_only"] = "full"
     compatibility: OrEmpty[Compatibility] = Field(default_factory=Compatibility.model_construct)
     module_arguments: MapOf[JsonValue] | None = None
-    shape_config: Mapping[InputDimension, Count] | None = None
+    shape_config: Mapping[Text, Count] | None = None
 
 
 def _current_mode(value: object) -> object:

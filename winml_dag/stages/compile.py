@@ -37,12 +37,12 @@ OPTION_FILES = InputSlot(frozenset({kinds.OPTION_FILES}), required=False)
 
 COMPILE = Stage(
     name="compile",
-    version=1,
+    version=2,
     work="winml_dag.stages.compile:run",
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL, "option_files": OPTION_FILES},
     outputs={"model": kinds.COMPILED_MODEL},
-    packages=("onnxruntime",),
+    packages=("onnxruntime", "onnx"),
     memory=Memory(150 << 20, 7.0),
 )
 

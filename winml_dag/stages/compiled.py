@@ -14,7 +14,7 @@ from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 
-_COMPATIBILITY = "ep_compatibility_info."
+COMPATIBILITY = "ep_compatibility_info."
 CONVERSIONS = ("DequantizeLinear", "QuantizeLinear")
 # As many as a sentence can hold; the metrics of compile have all of them.
 _MOST_NAMED = 3
@@ -86,7 +86,7 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> Compi
         cpu_nodes=cpu_nodes(model),
         edge_quantization_nodes=len(_conversions_at_the_edge(model.graph)),
         sdk_version=", ".join(sorted({context.sdk_version for context in summary.ep_context})),
-        compatibility_info=summary.metadata.get(_COMPATIBILITY + ep.name, ""),
+        compatibility_info=summary.metadata.get(COMPATIBILITY + ep.name, ""),
         binary_size=_binary_size(path, summary, ep),
     )
 

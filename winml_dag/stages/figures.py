@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ class OutputFigures:
         top1: how often the best class is the same; None when the output has no scores of classes.
         top5: how often the reference's best class is among the best five; None also when there are no more than five.
         exact: how many values are the same; None for an output of floats, which hardly ever are.
+        floor: the error up to which the values count as the same; None where every error counts.
     """
 
     read: OutputComparison
@@ -41,6 +42,27 @@ class OutputFigures:
     top1: Agreement | None
     top5: Agreement | None = None
     exact: Agreement | None = None
+    floor: float | None = None
+
+    def below(self, floor: float) -> OutputFigures:
+        """The same, in which errors up to *floor*, which all of them are, count as none."""
+        same = OutputComparison(self.read.name, self.read.shape, 1.0, math.inf, self.read.max_abs_error, 0, 0)
+        return replace(self, read=same, cosine_min=None if self.cosine_min is None else 1.0, floor=floor)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is a single float, of which an angle tells nothing but the sign."""
+        return self.cosine_min is None and self.exact is None
+
+    @property
+    def relative_error(self) -> float | None:
+        """Of all samples' values at once; None where the cosine tells more."""
+        return 10 ** (-self.read.sqnr_db / 20) if self.is_single else None
+
+    @property
+    def scale(self) -> float | None:
+        """None where there is none: of integers, which may be names of classes, and of what has no similarity."""
+        return None if self.read.scale is None or self.exact is not None else round(self.read.scale, 3)
 
     @property
     def cosine(self) -> float:
@@ -66,7 +88,9 @@ class OutputFigures:
             "cosine": self.cosine,
             "cosine_min": self.lowest_cosine,
             "sqnr_db": self.sqnr_db,
+            "scale": self.scale,
             "max_abs_error": self.max_abs_error,
+            **({} if self.floor is None else {"floor": float(f"{self.floor:.2g}")}),
             **decisions,
         }
 
@@ -110,15 +134,16 @@ class Measuring:
         return tuple(output.figures() for output in self._outputs)
 
 
-def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_out: bool) -> Quality:
+def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_out: bool | None) -> Quality:
     """The figures of a whole model: those of its worst output, and the decisions of all."""
-    worst = min(figures, key=lambda output: output.read.cosine)
+    worst = min(figures, key=_likeness)
     decisions = _sum(output.top1 for output in figures)
     return Quality(
         output=worst.read.name,
         cosine=worst.cosine,
         cosine_min=worst.lowest_cosine,
         sqnr_db=worst.sqnr_db,
+        scale=worst.scale,
         max_abs_error=worst.max_abs_error,
         top1_agreed=None if decisions is None else decisions.agreed,
         top1_of=None if decisions is None else decisions.of,
@@ -126,6 +151,14 @@ def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_o
         data=data,
         held_out=held_out,
     )
+
+
+def _likeness(output: OutputFigures) -> float:
+    """1 for the reference's own values: lower by the cosine, and by what an angle does not see."""
+    if output.relative_error is not None:
+        return 1 - min(output.relative_error, 2.0) ** 2 / 2  # what the cosine of such an error is; see bounds.leeway
+    scale = output.read.scale if output.exact is None else None
+    return output.read.cosine if scale is None else output.read.cosine * min(scale, 1 / scale)
 
 
 def _sum(decisions: Iterable[Agreement | None]) -> Agreement | None:

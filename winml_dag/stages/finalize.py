@@ -87,10 +87,12 @@ def require_full_offload(models: Iterable[Path]) -> None:
 
     left = tuple(node for model in models for node in cpu_nodes(read_model(model)))
     if left:
+        # No provider takes these in any precision.
+        other = "" if {node.op_type for node in left} <= {"If", "Loop", "Scan"} else " try another precision,"
         raise StageError(
             f"compile.require_full_offload is set, but {len(left)} of the operators stay on the CPU:"
             f" {first_names(left)}.",
-            advice="Change or leave out these operators, try another precision, or do without full offload.",
+            advice=f"Change or leave out these operators,{other} or do without full offload.",
         )
 
 

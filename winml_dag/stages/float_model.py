@@ -1,4 +1,4 @@
-"""The float model that calibrate and quantize both start from: checked, and with the type of every tensor.
+"""The float model that calibrate and quantize both start from: checked, in normal form, with the type of every tensor.
 
 Both must see the same tensors. onnxruntime's tools pass over a tensor whose type they do not know, with a line in the
 log: with one operator from outside the ONNX standard, everything behind it would silently stay in float.
@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx.inliner
 import onnxruntime as ort
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.plain import plain_constants
+from winml_dag.onnxmodel.scopes import distinct_names
+from winml_dag.onnxmodel.subgraphs import subgraphs
 from winml_dag.stages.infinity import clamp_certain
+from winml_dag.stages.normalize.forms import normalize_forms
 
 _HALF_TYPES = ("float16", "bfloat16")
 _PROBE_FILE = Path("probe.onnx")
@@ -49,29 +55,47 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
 
 
 def write_typed(source: Path, destination: Path, *, finite: bool = False) -> int:
-    """Write the model *source* as *destination*, with the shape and type of every tensor that can be known.
+    """Write *source* as *destination*, in its normal form (see :func:`normalize_forms`), with all types and shapes that
+    can be known.
 
-    Large weights are in a file beside it and never in memory. With *finite*, constants that stand for infinity become
-    numbers that integers can hold; returns how many.
+    Large weights are in a file beside it and never in memory. With *finite*, it will be quantized by ranges: constants
+    that stand for infinity become numbers that integers can hold; returns how many.
 
     Raises:
-        StageError: when the shapes that the model states contradict each other, or onnxruntime cannot load it.
+        StageError: when the shapes that the model states contradict each other, onnxruntime cannot load it, or it
+            computes nothing in float32.
     """
     resave(source, destination)
     model = onnx.load(destination, load_external_data=False)
-    clamped = clamp_certain(model, destination) if finite else 0
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    distinct_names(model)
+    plain_constants(model)
     _forget_initializer_shapes(model.graph)
-    try:
-        model = onnx.shape_inference.infer_shapes(model)
-    except onnx.shape_inference.InferenceError as error:
-        raise StageError(
-            f"The shapes that the model states contradict each other: {error}", advice="Export it again."
-        ) from error
+    model = _with_shapes(model)
+    if normalize_forms(model, destination, to_integers=finite):
+        model = _with_shapes(model)
+    clamped = clamp_certain(model, destination) if finite else 0
     unknown = _outputs_without_type(model.graph)
     if unknown:
         _ask_onnxruntime(model, unknown)
+    if not any(compute_nodes(model.graph)):
+        raise StageError(
+            "The model computes nothing in float32: there is nothing to calibrate or quantize.",
+            advice="Build it with precision fp32, which leaves it as it is.",
+        )
     onnx.save(model, destination)
     return clamped
+
+
+def _with_shapes(model: ModelProto) -> ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(model)
+    except onnx.shape_inference.InferenceError as error:
+        raise StageError(
+            f"The shapes that the model states contradict each other: {explanation(error)}.",
+            advice="Take the wrong shapes out of its value_info and outputs, or export it again.",
+        ) from error
 
 
 def _forget_initializer_shapes(graph: GraphProto) -> None:
@@ -99,24 +123,25 @@ def _ask_onnxruntime(model: ModelProto, names: list[str]) -> None:
     onnx.save(probe, _PROBE_FILE)
     for argument in open_session(_PROBE_FILE, "the model").get_outputs():
         if argument.name in names and argument.type == "tensor(float)":
-            model.graph.value_info.append(
-                helper.make_tensor_value_info(argument.name, TensorProto.FLOAT, argument.shape)
-            )
+            # No dimensions: a number, or, as usual, a shape that it does not know.
+            shape = argument.shape or None
+            model.graph.value_info.append(helper.make_tensor_value_info(argument.name, TensorProto.FLOAT, shape))
 
 
-def open_session(path: Path, what: str) -> ort.InferenceSession:
-    """A CPU session of the model as it is, nothing fused.
+def open_session(path: Path, what: str, *, optimized: bool = False) -> ort.InferenceSession:
+    """A CPU session of the model as it is, nothing fused, or *optimized* with all that onnxruntime can.
 
     Raises:
         StageError: when onnxruntime cannot load it; the sentence calls it *what*.
     """
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no base class of their own
-        raise StageError(f"onnxruntime cannot load {what}: {error}") from error
+        raise StageError(f"onnxruntime cannot load {what}: {explanation(error)}.") from error
 
 
 def float_tensors(graph: GraphProto) -> frozenset[str]:
@@ -134,8 +159,37 @@ def float_values(graph: GraphProto) -> frozenset[str]:
 
 
 def compute_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes that compute with floats: constants, type conversions and integer arithmetic on shapes are none."""
-    floats = float_values(graph)
+    """The nodes that compute with floats, in graphs inside of nodes too: constants, type conversions, integer
+    arithmetic on shapes and nodes that run graphs are none.
+    """
+    return _compute_nodes(graph, frozenset())
+
+
+def compute_nodes_inside(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
+    """Those of :func:`compute_nodes` that are in graphs inside of nodes, each with the operator that runs its graph."""
+    floats = _typed_floats(graph)
     for node in graph.node:
-        if node.op_type not in NOT_COMPUTING and any(name in floats for name in (*node.input, *node.output)):
+        for inner in _graphs_in(node):
+            for found in _compute_nodes(inner, floats):
+                yield node.op_type, found
+
+
+def _compute_nodes(graph: GraphProto, around: frozenset[str]) -> Iterator[NodeProto]:
+    floats = around | _typed_floats(graph)
+    for node in graph.node:
+        if inside := _graphs_in(node):
+            for inner in inside:
+                yield from _compute_nodes(inner, floats)
+        elif node.op_type not in NOT_COMPUTING and any(name in floats for name in (*node.input, *node.output)):
             yield node
+
+
+def _typed_floats(graph: GraphProto) -> frozenset[str]:
+    """Float32 values of *graph* itself, and its float32 initializers, whoever reads them."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return frozenset(floats.union(tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT))
+
+
+def _graphs_in(node: NodeProto) -> list[GraphProto]:
+    return [inner for attribute in node.attribute for inner in subgraphs(attribute)]

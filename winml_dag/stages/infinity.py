@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from winml_dag.onnxmodel.files import tensor_chunks
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
 
 # In the middle of the plateau that was measured; exp(-50) is 2e-22, so a Softmax over float32 still sees a zero.
 BOUND = 50.0
@@ -76,6 +76,7 @@ def _clamp_graph(graph: GraphProto, path: Path) -> int:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     shown = {value.name for value in (*graph.input, *graph.output)}
+    inside = read_inside(graph.node)
     changes = 0
     for tensor in [tensor for tensor in graph.initializer if tensor.name not in shown]:
         concerned = [node for node in readers.get(tensor.name, ()) if node.op_type not in EXEMPT]
@@ -83,10 +84,10 @@ def _clamp_graph(graph: GraphProto, path: Path) -> int:
         if clamped is None:
             continue
         changes += 1
-        if len(concerned) == len(readers[tensor.name]):
+        if len(concerned) == len(readers[tensor.name]) and tensor.name not in inside:
             tensor.CopyFrom(clamped)
             continue
-        # Shared with a node that must keep it as it is.
+        # Shared with a node, or with an inner graph, that must keep it as it is.
         clamped.name = f"{tensor.name}_clamped"
         graph.initializer.append(clamped)
         for node in concerned:

@@ -10,10 +10,9 @@ import numpy as np
 
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.figures import Measuring, OutputFigures
 from winml_dag.stages.running import run_model
-from winml_dag.stages.samples.samples import Array, Feed, Samples
+from winml_dag.stages.samples.samples import Array, Feed, Samples, explained
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -51,6 +50,18 @@ class Measured:
     outputs: tuple[OutputFigures, ...]
     odd: dict[str, Odd]
 
+    def require_reference(self, words: str) -> None:
+        """Raise StageError when an output of the reference has no number at all, so that nothing was compared."""
+        for output in self.outputs:
+            name, (count,), odd = output.whole.name, output.whole.shape, self.odd[output.whole.name]
+            if count and odd.nan + odd.infinite == count:
+                raise StageError(
+                    f"Output {name!r} of the float model has no number on any of {words} ({odd}), so there is nothing"
+                    " to compare with. That is the model as it was before anything was done to it, on the CPU.",
+                    advice="Give inputs that make sense to it (validate.input_data); if it has no numbers on those"
+                    " either, mend the model. --no-validate builds it as it is.",
+                )
+
     def warnings(self, words: str) -> Iterator[str]:
         """A sentence for each output of the reference with odd values; *words* say what it was run on."""
         for name, odd in self.odd.items():
@@ -76,6 +87,18 @@ class Pair:
         self._reference = reference
         self._candidate = candidate
 
+    def leave_out_random(self, feed: Feed) -> list[str]:
+        """Leave the outputs out that the reference itself gives otherwise when it is run again; their names.
+
+        Raises:
+            StageError: when it does not run.
+        """
+        once, again = (run_model(self._reference, self.names, feed) for _ in range(2))
+        pairs = zip(self.names, once, again, strict=True)
+        differing = [name for name, first, second in pairs if _tensor(name, first).tobytes() != second.tobytes()]
+        self.names = [name for name in self.names if name not in differing]
+        return differing
+
     def measure(self, feeds: Samples, scores: Collection[str], progress: Tell = tell_nobody) -> Measured:
         """Run both. *scores*: outputs whose values are scores of classes.
 
@@ -86,8 +109,9 @@ class Pair:
         odd = {name: Odd() for name in self.names}
         for done, feed in enumerate(feeds):
             progress(done, feeds.count, "samples")
-            expected = run_model(self._reference, self.names, feed)
-            found = run_model(self._candidate, self.names, feed)
+            with explained(feeds.kind):
+                expected = run_model(self._reference, self.names, feed)
+                found = run_model(self._candidate, self.names, feed)
             for name, wanted, got in zip(self.names, expected, found, strict=True):
                 _require_alike(name, wanted, got)
                 odd[name] += Odd.of(wanted)
@@ -105,7 +129,9 @@ def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str,
     names = _names(session)
     for done, feed in enumerate(feeds):
         progress(done, feeds.count, "samples")
-        for name, values in zip(names, run_model(session, names, feed), strict=True):
+        with explained(feeds.kind):
+            outputs = run_model(session, names, feed)
+        for name, values in zip(names, outputs, strict=True):
             if odd := Odd.of(_tensor(name, values)):
                 raise StageError(
                     f"Output {name!r} has {odd} on {words}, and there is no reference that has them too.",
@@ -127,16 +153,11 @@ def require_numbers(figures: Sequence[OutputFigures], words: str) -> None:
             )
 
 
-def ones(inputs: Sequence[InputSpec]) -> Samples:
-    """One sample in which every value is 1. Dimensions that are not numbers become 1."""
-
-    def make(_number: int) -> Feed:
-        return {
-            spec.name: np.ones([dim if isinstance(dim, int) else 1 for dim in spec.shape], np.dtype(spec.dtype))
-            for spec in inputs
-        }
-
-    return Samples.one_by_one("ones", 1, make)
+def ones(sample: Feed) -> Samples:
+    """One sample like *sample*, in which every float is 1. Integers stay: which ones a model takes is not known."""
+    return Samples.one_by_one(
+        "ones", 1, lambda _: {name: np.ones_like(v) if v.dtype.kind == "f" else v for name, v in sample.items()}
+    )
 
 
 def _names(session: onnxruntime.InferenceSession) -> list[str]:

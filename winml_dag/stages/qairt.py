@@ -28,7 +28,7 @@ _BINARY = "compiled_qnn.bin"
 
 COMPILE_QAIRT = Stage(
     name="compile",
-    version=1,
+    version=2,
     work="winml_dag.stages.qairt:run",
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL},
@@ -45,6 +45,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
         StageError: when a tool fails, with its last words, or writes nothing.
     """
     from winml_dag.onnxmodel.epcontext import Context, wrap_context
+    from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.compiled import read_compiled
     from winml_dag.stages.compiler import place_model
 
@@ -67,6 +68,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
         context.replace(binary)
     wrapped = Context(binary, QNN.name, _GRAPH, here["version"])
     wrap_context(wrapped, model, folder / COMPILED_NAME, embed=fields.embed_context)
+    restore_metadata(model, folder / COMPILED_NAME)
     compiled = read_compiled(folder / COMPILED_NAME, QNN, embedded=fields.embed_context)
     return {**compiled.metrics(), "compile_time_seconds": seconds}
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.stages.bounds import SCALE_TOLD, leeway, too_large_or_small
 
 RANDOM = "random"
 
@@ -46,19 +47,21 @@ _HIGHER: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Quality:
-    """The output that is farthest from the float model's by cosine, and how often the best class is the same.
+    """The output that is farthest from the float model's by cosine and scale, and how often the best class is the same.
 
     Attributes:
         output: its name.
         cosine: over all of its values of all samples.
         cosine_min: the lowest of a single sample, which a mean hides; None for an output of single numbers.
         sqnr_db: signal to quantization noise; None when there is no noise.
+        scale: how many times as large as the float model's the values are at the least; 1 where it may be noise alone,
+            None where there is nothing to tell, and in what older versions wrote.
         max_abs_error: the largest difference of a value.
         top1_agreed, top1_of: in how many of how many decisions the class with the highest score is the same, over all
             outputs that are scores of classes; None where there are none.
         samples: how many inputs were run.
         data: their kind, as calibrate has it (text, npz, random).
-        held_out: whether calibration has seen none of them.
+        held_out: whether calibration has seen none of them; None where that is not known.
     """
 
     output: str
@@ -70,7 +73,8 @@ class Quality:
     top1_of: int | None
     samples: int
     data: str
-    held_out: bool
+    held_out: bool | None
+    scale: float | None = None
 
     def to_json(self) -> JsonObject:
         return asdict(self)
@@ -91,7 +95,8 @@ class Quality:
                 top1_of=_count_or_none(value["top1_of"]),
                 samples=int(_number(value["samples"])),
                 data=str(value["data"]),
-                held_out=value["held_out"] is True,
+                held_out=value["held_out"] if isinstance(value["held_out"], bool) else None,
+                scale=_number_or_none(value.get("scale")),
             )
         except (KeyError, TypeError):
             return None
@@ -101,16 +106,26 @@ class Quality:
         usual = USUAL_COSINE.get(precision)
         if usual is not None and self.cosine < usual:
             return f"cosine {self.cosine:.5f}, where {precision} usually has {usual:g} and more"
+        if usual is not None and self._off > leeway(usual):
+            most = f"where {precision} is usually off by {leeway(usual):.0%} at most"
+            return f"{too_large_or_small(self.scale or 1)}, {most}"
         agreed, decisions = self.top1_agreed or 0, self.top1_of or 0
         if self.data != RANDOM and decisions >= _FEWEST_DECISIONS and agreed < _USUAL_AGREEMENT * decisions:
             return f"the best class is another one in {decisions - agreed} of {decisions} decisions"
         return None
+
+    @property
+    def _off(self) -> float:
+        scale = self.scale or 1.0
+        return max(scale, 1 / scale) - 1
 
     def sentence(self) -> str:
         """``cosine 0.99941, SQNR 31.2 dB, largest error 0.02 (logits), top-1 3 of 3, on 3 held-out samples (text)``"""
         parts = [f"cosine {self.cosine:.5f}"]
         if self.sqnr_db is not None:
             parts.append(f"SQNR {self.sqnr_db:.1f} dB")
+        if self.scale is not None and self._off >= SCALE_TOLD:
+            parts.append(too_large_or_small(self.scale))
         parts.append(f"largest error {self.max_abs_error:.2g} ({self.output})")
         if self.top1_of:
             parts.append(f"top-1 {self.top1_agreed} of {self.top1_of}")
@@ -122,7 +137,8 @@ class Quality:
             return f"{self.samples} random {noun}"
         if self.held_out:
             return f"{self.samples} held-out {noun} ({self.data})"
-        return f"{self.samples} {noun} ({self.data}) that calibration has seen too"
+        seen = "may have seen" if self.held_out is None else "has seen too"
+        return f"{self.samples} {noun} ({self.data}) that calibration {seen}"
 
 
 def what_to_try(precision: str, *, calibrated_on: str | None, measured_on: str) -> str:

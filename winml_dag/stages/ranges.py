@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file
 
@@ -30,6 +31,8 @@ class Provenance:
         data: npz, npy, text, images, dataset or random.
         samples: how many the model was run on; ``digest``: of their arrays, as they were fed.
         seed, distribution: of random data; else None.
+        seen: the digest of each sample, of which :class:`~winml_dag.stages.samples.samples.Fed` says what it is of;
+            empty for random data, and in files of older versions.
     """
 
     model: str
@@ -38,6 +41,7 @@ class Provenance:
     digest: str
     seed: int | None = None
     distribution: str | None = None
+    seen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,15 @@ class Ranges:
         )
         path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
+    def renamed(self, names: Mapping[str, str]) -> Ranges:
+        """These ranges of tensors that are called otherwise: *names* has new names by old ones."""
+        return replace(
+            self,
+            bounds={names.get(name, name): pair for name, pair in self.bounds.items()},
+            typical={names.get(name, name): value for name, value in self.typical.items()},
+            channels={names.get(name, name): ends for name, ends in self.channels.items()},
+        )
+
     def require_model(self, folder: Path) -> None:
         """Raise StageError when the model in *folder* is not the one that these are of."""
         if model_digest(folder) != self.provenance.model:
@@ -97,10 +110,11 @@ class Ranges:
             ends = (number for low, high in channels.values() for number in (*low, *high))
             if not all(map(math.isfinite, (*chain(*bounds.values()), *typical.values(), *ends))):
                 raise ValueError("not finite")
-            return cls(str(content["method"]), bounds, Provenance(**content["from"]), typical, channels)
+            came = {**content["from"], "seen": tuple(map(str, content["from"].get("seen", ())))}
+            return cls(str(content["method"]), bounds, Provenance(**came), typical, channels)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StageError(
-                f"{path.name} has no activation ranges as calibrate writes them ({error!r}).",
+                f"{path.name} has no activation ranges as calibrate writes them ({explanation(error)}).",
                 advice="Calibrate the model again.",
             ) from error
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from winml_dag.ep.session import reason
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
 from winml_dag.stages.samples.samples import Array, Feed
 
@@ -34,7 +34,7 @@ def run_model(session: onnxruntime.InferenceSession, names: Sequence[str], feed:
             list(names), {name: value.astype(dtypes[name], copy=False) for name, value in feed.items()}
         )
     except Exception as error:
-        raise StageError(f"The model loads but does not run: {reason(error)}") from error
+        raise StageError(f"The model loads but does not run: {explanation(error)}.") from error
     return values
 
 

@@ -26,12 +26,12 @@ def shared_compile_stage(count: int) -> Stage:
     """compile of *count* models: in the slots ``model_0``, ``model_1``, ... and out as files of these names."""
     return Stage(
         name="compile",
-        version=1,
+        version=2,
         work="winml_dag.stages.shared:run",
         config="winml_dag.stages.compile:CompileConfig",
         inputs={**{f"model_{number}": SINGLE_MODEL for number in range(count)}, "option_files": OPTION_FILES},
         outputs={"model": kinds.COMPILED_MODELS},
-        packages=("onnxruntime",),
+        packages=("onnxruntime", "onnx"),
         memory=COMPILE.memory,
     )
 

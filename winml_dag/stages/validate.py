@@ -5,7 +5,7 @@ The same inputs go into both. Loading alone proves little: a compiled model can 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,20 +15,21 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import Bounds
+from winml_dag.stages.bounds import Bounds, leeway, too_large_or_small
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.target import RunTarget
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from winml_dag.onnxmodel.feeds import InputSpec
     from winml_dag.stages.figures import OutputFigures
     from winml_dag.stages.pair import Pair
     from winml_dag.stages.samples.read import Given
 
 REPORT_NAME = "validation.json"
 _ONES = "inputs of ones"
+# Values farther off in scale than this cosine allows (1.14 times) are worth a warning.
+_USUALLY_SCALED = 0.99
 
 # How the tasks end in which a model gives scores of classes whatever it calls them.
 CLASSIFYING_TASKS = ("classification", "fill-mask", "next-sentence-prediction")
@@ -45,7 +46,9 @@ class ValidateFields:
             half of all. None: all of an ``input_data`` input.
         seed: of random inputs, which are used when there is neither; None when there is one.
         classifies: whether the first output has scores of classes, whatever it is called.
-        held_out: whether calibration has seen nothing of an ``input_data`` input; None without one.
+        calibrated: whether the model has activation ranges, which may be found on the samples that it is run on.
+        rounding: the size of a rounding error relative to what is added up: errors that are no larger count as none in
+            an output that is itself no more than such errors.
     """
 
     min_cosine: float | None
@@ -55,7 +58,8 @@ class ValidateFields:
     min_sqnr_db: float | None = None
     max_abs_error: float | None = None
     min_top1_agreement: float | None = None
-    held_out: bool | None = None
+    calibrated: bool = False
+    rounding: float = 0.0
 
     @property
     def bounds(self) -> Bounds:
@@ -73,7 +77,7 @@ class ValidateConfig:
 
 VALIDATE = Stage(
     name="validate",
-    version=4,
+    version=5,
     work="winml_dag.stages.validate:run",
     config="winml_dag.stages.validate:ValidateConfig",
     inputs={
@@ -82,6 +86,7 @@ VALIDATE = Stage(
         "data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
         "input_data": InputSlot(frozenset({kinds.CALIBRATION_DATA}), required=False),
         "processor": InputSlot(frozenset({kinds.PROCESSOR_FOLDER}), required=False),
+        "ranges": InputSlot(frozenset({kinds.RANGES}), required=False),
     },
     outputs={"report": kinds.VALIDATION},
     packages=("onnxruntime", "onnx", "numpy"),
@@ -99,7 +104,8 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
 
     Raises:
         StageError: when the model does not load or run on its target, gives NaN or infinities that the reference does
-            not, or does not keep its bounds; then with the figures of all outputs.
+            not, or does not keep its bounds; then with the figures of all outputs. Also when the reference has no
+            numbers.
     """
     from winml_dag.ep.session import assigned_nodes, create_session
     from winml_dag.onnxmodel.feeds import inputs_of_both, model_inputs
@@ -115,15 +121,19 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     inputs = model_inputs(model_path) if reference_path is None else inputs_of_both(reference_path, model_path)
     fields = config.validate
     given = samples_to_validate(
-        workspace, inputs, config.quant, count=fields.samples, seed=fields.seed, held_out=fields.held_out
+        workspace, inputs, config.quant, count=fields.samples, seed=fields.seed, calibrated=fields.calibrated
     )
-    if reference_path is None:
-        run_alone(candidate, given.samples, str(given), workspace.progress)
-        run_alone(candidate, ones(inputs), _ONES)
-        found: JsonObject = {"reference": False, "warnings": []}
-    else:
+    pair, warnings = None, list[str]()
+    if reference_path is not None:
         pair = Pair(create_session(reference_path, Target(CPU, "cpu"), {}), candidate)
-        found = {"reference": True, **_compared(fields, pair, given, inputs, workspace)}
+        warnings = _leave_out_random(pair, reference_path, given)
+    found: JsonObject = {"reference": False}
+    if pair is None or not pair.names:
+        run_alone(candidate, given.samples, str(given), workspace.progress)
+        run_alone(candidate, ones(next(iter(given.samples))), _ONES)
+    else:
+        found, more = _compared(fields, pair, given, workspace)
+        warnings += more
     report: JsonObject = {
         "execution_provider": target.ep.name,
         "device": target.device,
@@ -135,6 +145,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
         "held_out": given.held_out,
         "seed": fields.seed,
         "all_ones_finite": True,
+        "warnings": warnings,
         **found,
     }
     (workspace.outputs["report"] / REPORT_NAME).write_text(
@@ -143,27 +154,80 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     return report
 
 
-def _compared(
-    fields: ValidateFields, pair: Pair, given: Given, inputs: Sequence[InputSpec], workspace: Workspace
-) -> JsonObject:
-    """What the report says of a model that was held against its reference."""
+def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
+    """Let *pair* compare only what is the same from run to run; what to tell of the rest."""
+    from winml_dag.onnxmodel.graph import all_nodes
+    from winml_dag.onnxmodel.graphfile import read_model
+    from winml_dag.stages.analyze.lint import RANDOM_OPERATORS
+    from winml_dag.stages.samples.samples import explained
+
+    operators = {node.op_type for node in all_nodes(read_model(reference))}
+    drawing = sorted(name for name in operators if name.startswith(RANDOM_OPERATORS))
+    if not drawing:
+        return []
+    with explained(given.samples.kind):
+        left_out = pair.leave_out_random(next(iter(given.samples)))
+    names = ", ".join(map(repr, left_out))
+    return [
+        f"The float model draws random numbers ({', '.join(drawing)}): {names} has other values in each run, so it is"
+        " not compared, and nothing is known of it but that the model runs."
+    ] * bool(left_out)
+
+
+def _compared(fields: ValidateFields, pair: Pair, given: Given, workspace: Workspace) -> tuple[JsonObject, list[str]]:
+    """What the report says of a model that was held against its reference, and warnings."""
     from winml_dag.onnxmodel.top1 import class_scores
     from winml_dag.stages.figures import quality
     from winml_dag.stages.pair import ones, require_numbers
 
     scores = class_scores(pair.names, classifies=fields.classifies)
     measured = pair.measure(given.samples, scores, workspace.progress)
-    of_ones = pair.measure(ones(inputs), scores)
+    measured.require_reference(str(given))
+    of_ones = pair.measure(ones(next(iter(given.samples))), scores)
     require_numbers(measured.outputs, str(given))
     require_numbers(of_ones.outputs, _ONES)
-    _require_close(measured.outputs, fields.bounds, given, workspace)
+    outputs, noise = _without_rounding(measured.outputs, fields, given, workspace.input_file("reference", ".onnx"))
+    _require_close(outputs, fields.bounds, given, workspace)
     kind, held_out = given.samples.kind, given.held_out
-    return {
+    found: JsonObject = {
+        "reference": True,
         **fields.bounds.to_json(),
-        "outputs": {output.read.name: output.to_json() for output in measured.outputs},
-        "quality": quality(measured.outputs, samples=given.samples.count, data=kind, held_out=held_out).to_json(),
-        "warnings": [*measured.warnings(str(given)), *of_ones.warnings(_ONES)],
+        "outputs": {output.read.name: output.to_json() for output in outputs},
+        "quality": quality(outputs, samples=given.samples.count, data=kind, held_out=held_out).to_json(),
     }
+    return found, [*noise, *_scales(outputs), *measured.warnings(str(given)), *of_ones.warnings(_ONES)]
+
+
+def _scales(outputs: Sequence[OutputFigures]) -> Iterator[str]:
+    """A sentence for each output that is farther off in scale than any of a sound model was: 1.1 times."""
+    for output in outputs:
+        scale = output.scale or 1.0
+        if max(scale, 1 / scale) > 1 + leeway(_USUALLY_SCALED):
+            yield f"Output {output.read.name!r}: {too_large_or_small(scale)}, which its cosine does not show."
+
+
+def _without_rounding(
+    outputs: Sequence[OutputFigures], fields: ValidateFields, given: Given, reference: Path
+) -> tuple[Sequence[OutputFigures], Sequence[str]]:
+    """*outputs*, and a sentence for each whose errors count as none. Only one that would fail or has tiny values is
+    looked into, since that takes the reference another time.
+    """
+    from winml_dag.stages.magnitude import MOST_NOISE, without_rounding
+
+    suspects = [
+        output.read.name
+        for output in outputs
+        if any(fields.bounds.broken_by(output)) or (0 < output.read.largest < MOST_NOISE and output.max_abs_error)
+    ]
+    if not suspects or not fields.rounding:
+        return outputs, ()
+    judged = without_rounding(outputs, suspects, reference, given.samples, fields.rounding)
+    return judged, [
+        f"Output {output.read.name!r} of the float model is what cancelling or saturated values leave: errors up to"
+        f" {output.floor:.2g} are those of rounding, and count as none."
+        for output in judged
+        if output.floor is not None
+    ]
 
 
 def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Given, workspace: Workspace) -> None:
@@ -181,7 +245,9 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
         f"Output {first.name!r} is too far from the reference on {given}: {'; '.join(broken[first.name].values())}"
         f" (cosine {first.cosine:.7g}, signal to noise {first.sqnr_db:.1f} dB, largest error"
         f" {first.max_abs_error:.3g}){f'; {others} more of {len(outputs)} outputs too' if others else ''}.",
-        advice=_advice(workspace.input_file("reference", ".onnx")),
+        advice=_advice(
+            workspace.input_file("reference", ".onnx"), scale=any("scale" in each for each in broken.values())
+        ),
         metrics={
             **bounds.to_json(),
             "outputs": {output.read.name: output.to_json() for output in outputs},
@@ -190,11 +256,16 @@ def _require_close(outputs: Sequence[OutputFigures], bounds: Bounds, given: Give
     )
 
 
-def _advice(reference: Path) -> str:
-    """What to do about a result that is too far from *reference*."""
+def _advice(reference: Path, *, scale: bool) -> str:
+    """What to do about a result that is too far from *reference*; *scale*: also in the scale of its values."""
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.lint import findings
 
     if wrong := next(findings(reference, read_model(reference)), None):
         return wrong
+    if scale:
+        return (
+            "A range that is too narrow does that (give typical calibration data), or an operator that the provider"
+            " computes otherwise: leave that in float (quant.nodes_to_exclude), or take another --ep."
+        )
     return "Try typical calibration data, optim.clamp_constant_values or a higher precision; the field moves the bound."

@@ -25,6 +25,7 @@ import diskcache
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError
+from winml_dag.explanation import explanation
 from winml_dag.store.files import in_words
 from winml_dag.store.locks import Locks
 from winml_dag.store.rows import Namespace
@@ -243,7 +244,7 @@ class Index:
                 cache = TextCache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 # diskcache takes settings from the database and sets them as attributes of its own: odd ones break it.
-                raise _Unusable(f"{type(error).__name__}: {error}") from error
+                raise _Unusable(explanation(error)) from error
             self._opened = cache, self._identity()
         return self._opened
 

@@ -15,6 +15,7 @@ from winml_dag.engine.nodejson import node_json, node_of, stage_json, stage_of
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError, StoreError
+from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 
@@ -91,7 +92,7 @@ class Order:
                 remotes=value["remotes"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, StoreError) as error:
-            raise StageError(f"This is no order to run a stage: {error!r}.") from error
+            raise StageError(f"This is no order to run a stage: {explanation(error)}.") from error
         if not is_ours(node):
             raise StageError(f"{node.id} is no stage that may be asked for: {node.stage.work or 'a command'}.")
         return order
@@ -159,7 +160,7 @@ class Answer:
                 file=None if file is None else Artifact.from_json([file]).files[0],
             )
         except (KeyError, TypeError, ValueError, StoreError) as error:
-            raise StageError(f"This is no answer to an order: {error!r}.") from error
+            raise StageError(f"This is no answer to an order: {explanation(error)}.") from error
 
 
 def _object(text: str) -> dict[str, Any]:

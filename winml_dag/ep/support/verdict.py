@@ -40,7 +40,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``reason``: one sentence on how it is known. ``compiled`` and ``ran`` are None where nothing was measured."""
+    """``reason``: one sentence on how it is known. ``compiled`` and ``ran`` are None where nothing was measured; a
+    level is UNKNOWN also where too little was.
+    """
 
     level: Level
     reason: str

@@ -21,6 +21,7 @@ from distributed import Client, Future
 from winml_dag.engine.cluster.order import Answer, Order
 from winml_dag.engine.progress import Progress, Watch
 from winml_dag.errors import Interrupted, StageError
+from winml_dag.explanation import explanation
 from winml_dag.pipeline.cluster.service import (
     CONNECT_SECONDS,
     NAME,
@@ -125,7 +126,7 @@ class DaskLink:
             error = future.exception()
             if type(error).__name__ == "KilledWorker":
                 return None
-            raise StageError(f"{address} could not take an order: {type(error).__name__}: {error}.")
+            raise StageError(f"{address} could not take an order: {explanation(error)}.")
         answer = Answer.from_text(future.result())
         if answer.ending == "differs":
             with self._lock:
@@ -212,8 +213,4 @@ def connect(address: str, security: Any = None) -> Any:
     try:
         return Client(address, security=security, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise no_scheduler(address, _first_line(error)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
+        raise no_scheduler(address, explanation(error)) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError, UsageError
+from winml_dag.explanation import explanation
 from winml_dag.store.remote.places import shown
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
@@ -45,7 +46,7 @@ def remotes_of(value: JsonValue) -> RemoteSettings:
             for level in levels
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise StageError(f"These are no remotes: {error!r}.") from error
+        raise StageError(f"These are no remotes: {explanation(error)}.") from error
     return with_secrets_of_this_machine(found)
 
 

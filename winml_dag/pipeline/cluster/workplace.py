@@ -26,6 +26,7 @@ from winml_dag.engine.keys import cache_key, ingredients_of
 from winml_dag.engine.progress import Progress, Watch
 from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
+from winml_dag.explanation import explanation
 from winml_dag.pipeline.cluster.remotes import remotes_of
 from winml_dag.pipeline.cluster.report import Offer, difference, report_here, toolchain_here
 from winml_dag.pipeline.madeby import MADE_BY
@@ -89,7 +90,9 @@ class Workplace:
                 answer = Answer("failed", error=error.message, advice=error.advice)
             except Exception as error:
                 # What we did not foresee must reach who has ordered, and not look like a lost worker.
-                answer = Answer("failed", error=f"Its worker met {type(error).__name__}: {error}.")
+                answer = Answer(
+                    "failed", error=f"Its worker met an error that it does not expect: {explanation(error)}."
+                )
             return answer.to_text()
 
     def stop(self, order_id: str) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json
 from winml_dag.engine.events import Observer, StageResult
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.toolchain import versions
-from winml_dag.ep.registry import EXECUTION_PROVIDERS, Target, find_ep, resolve_target
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep, resolve_target
 from winml_dag.ep.support.case import case_of_json
 from winml_dag.ep.support.tables import table_files
 from winml_dag.ep.support.verdict import Level
@@ -24,10 +24,15 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.autoconf import support_of
 from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, plan_measurement
 from winml_dag.pipeline.finished.subject import Subject
+from winml_dag.pipeline.inputshapes import AskedShapes
+from winml_dag.pipeline.layout import NORMALIZED
+from winml_dag.pipeline.normalization import Normalization, normalization_for
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.probing import probe
+from winml_dag.pipeline.sections import operators_by_default
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
+from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 
@@ -45,6 +50,7 @@ class AnalysisRequest:
         lint_only: no target is asked for; only the model is looked at.
         needs_table: whether a target that nobody has measured is refused.
         learned: by target, what trials have told.
+        shapes: the sizes of its inputs.
     """
 
     ep: str | None = None
@@ -53,16 +59,20 @@ class AnalysisRequest:
     lint_only: bool = False
     needs_table: bool = True
     learned: Mapping[Target, tuple[Learned, ...]] = field(default_factory=dict)
+    shapes: AskedShapes = field(default_factory=AskedShapes)
 
 
 @dataclass(frozen=True)
 class AnalysisPlan:
-    """An analysis, ready to be carried out: one stage for each of ``targets``, in their order."""
+    """An analysis, ready to be carried out: one stage for each of ``targets``, in their order, each behind one that
+    normalizes the model for that target where it needs it. ``notices``: what that decided, a sentence each.
+    """
 
     measurement: MeasurementGraph
     subject: Subject
     targets: tuple[Target, ...]
     request: AnalysisRequest
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,13 +96,28 @@ def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fing
     """The analysis of *subject* that *request* means.
 
     Raises:
-        UsageError: for a target that there is not, or whose support nobody has measured where that is needed, and for
-            a precision that it does not run.
+        UsageError: for a target that there is not, or whose support nobody has measured where that is needed, for a
+            precision that it does not run, and for sizes that the model cannot have or the target needs.
     """
     targets = tuple(_targets(subject, request))
     model = subject.model.source()
-    nodes, sources = [], [model]
+    nodes, sources, notices = list[Node](), [model], list[str]()
     for target in targets:
+        config = _config(request, target)
+        judged = model.name
+        found = _normalization(subject, request, target, config)
+        if found.config is not None:
+            node = Node(
+                id=_id(NORMALIZE, target),
+                stage=NORMALIZE,
+                config=config_json(found.config),
+                inputs={"model": model.name},
+                kinds={"model": model.kind},
+                toolchain=versions(NORMALIZE.packages),
+            )
+            nodes.append(node)
+            judged = node.output("model")
+            notices += found.notices
         tables = None if request.lint_only else support_of(table_files(target))
         if tables is not None:
             # Of several targets each has its own.
@@ -104,18 +129,38 @@ def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fing
                 " of the model's operators.",
                 advice=f"{_measured()} With --run-unknown-op they are tried; --no-information leaves them out.",
             )
-        inputs = {"model": model.name, **({} if tables is None else {"support": tables.name})}
+        inputs = {"model": judged, **({} if tables is None else {"support": tables.name})}
         nodes.append(
             Node(
-                id=f"analyze.{target.ep.alias}_{target.device}",
+                id=_id(ANALYZE, target),
                 stage=ANALYZE,
-                config=config_json(_config(request, target)),
+                config=config_json(config),
                 inputs=inputs,
                 toolchain=versions(ANALYZE.packages),
             )
         )
     scope = f"analyze {subject.model.path.resolve()}"
-    return AnalysisPlan(plan_measurement(nodes, sources, fingerprints, scope), subject, targets, request)
+    planned = plan_measurement(nodes, sources, fingerprints, scope)
+    return AnalysisPlan(planned, subject, targets, request, tuple(dict.fromkeys(notices)))
+
+
+def _id(stage: Stage, target: Target) -> str:
+    return f"{stage.name}.{target.ep.alias}_{target.device}"
+
+
+def _normalization(subject: Subject, request: AnalysisRequest, target: Target, config: AnalyzeConfig) -> Normalization:
+    """What a build for *target* would do to the model before anything else; its shapes as they are where only the model
+    is looked at.
+    """
+    if request.lint_only and request.shapes.is_empty:
+        return Normalization()
+    return normalization_for(
+        subject.model,
+        request.shapes,
+        Target(CPU, "cpu") if request.lint_only else target,
+        compiles=False,
+        quantizes=config.quant is not None and config.quant.activation_type != "float16",
+    )
 
 
 def measured_targets() -> Iterator[Target]:
@@ -168,7 +213,12 @@ def _quantized_to(name: str, target: Target) -> QuantizedTo | None:
     quant = with_types(with_precision(Quant(), precision, target), target)
     assert quant.activation_type is not None
     assert quant.weight_type is not None
-    return QuantizedTo(quant.activation_type, quant.weight_type, per_channel=bool(quant.per_channel))
+    return QuantizedTo(
+        quant.activation_type,
+        quant.weight_type,
+        per_channel=bool(quant.per_channel),
+        op_types=operators_by_default(quant, target),
+    )
 
 
 def read_analyses(plan: AnalysisPlan, done: Measurement, store: LocalStore) -> list[TargetAnalysis]:
@@ -178,7 +228,7 @@ def read_analyses(plan: AnalysisPlan, done: Measurement, store: LocalStore) -> l
         BlobDamaged: when a result cannot be read; its stage has to run again.
     """
     by_id = {result.node.id: result for result in done.results}
-    results = (by_id[f"analyze.{target.ep.alias}_{target.device}"] for target in plan.targets)
+    results = (by_id[_id(ANALYZE, target)] for target in plan.targets)
     return [_read(target, result, store) for target, result in zip(plan.targets, results, strict=True)]
 
 
@@ -188,6 +238,20 @@ def _read(target: Target, result: StageResult, store: LocalStore) -> TargetAnaly
         store.fetch(result.record.outputs["result"], Path(folder))
         (path,) = Path(folder).iterdir()
         return TargetAnalysis(target, result.record.metrics, json.loads(path.read_text(encoding="utf-8")))
+
+
+def judged_model(plan: AnalysisPlan, done: Measurement, store: LocalStore, folder: Path) -> Path:
+    """The model that was judged for the one target of *plan*; one that was normalized is put into *folder*.
+
+    Raises:
+        BlobDamaged: when it cannot be read.
+    """
+    node_id = _id(NORMALIZE, plan.targets[0])
+    made = next((result.record for result in done.results if result.node.id == node_id), None)
+    if made is None:
+        return plan.subject.model.path
+    store.fetch(made.outputs["model"], folder)
+    return folder / NORMALIZED
 
 
 def try_unknown(

@@ -114,7 +114,7 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
     section = request.section
     _refuse_unavailable(section)
     target = measured_on(subject, section.ep, None if section.device == "auto" else section.device)
-    require_installed(target.ep)
+    require_installed(target)
     compares = section.mode == "compare"
     task = None if compares else _task(subject, section)
     _require_data(section)

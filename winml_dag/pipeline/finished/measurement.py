@@ -27,6 +27,7 @@ from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
+from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
@@ -50,7 +51,7 @@ class MeasurementGraph:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What became of a measurement: one result for each stage, the one that measures first.
+    """What became of a measurement: one result for each stage, in the order in which they ran.
 
     ``files`` are all that they put out; none after a failure. ``note`` is a sentence when the cache was kept to its
     limit.
@@ -67,9 +68,14 @@ class Measurement:
         return next((result for result in self.results if result.status is Status.FAILED), None)
 
     @property
+    def _measured(self) -> StageResult:
+        """Of the stage that measures: the first but for one that prepares the model for it."""
+        return next(result for result in self.results if result.node.stage != NORMALIZE)
+
+    @property
     def is_live(self) -> bool:
         """Whether it was measured now; else what is told was in the cache."""
-        return self.results[0].status is Status.RAN
+        return self._measured.status is Status.RAN
 
     @property
     def told(self) -> str:
@@ -78,13 +84,13 @@ class Measurement:
 
     @property
     def made_at(self) -> str:
-        record = self.results[0].record
+        record = self._measured.record
         return "" if record is None else record.made_at
 
     @property
     def metrics(self) -> JsonObject:
         """What was measured, as the stage tells it; empty after a failure."""
-        record = self.results[0].record
+        record = self._measured.record
         return {} if record is None else record.metrics
 
     @property
@@ -95,7 +101,7 @@ class Measurement:
     @property
     def toolchain(self) -> JsonObject:
         """The versions and libraries that it was measured with."""
-        record = self.results[0].record
+        record = self._measured.record
         return {} if record is None else record.ingredients.toolchain
 
 

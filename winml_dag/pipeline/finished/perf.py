@@ -86,10 +86,10 @@ def plan_perf(subject: Subject, request: PerfRequest, host: Host, fingerprints: 
         InputError: for a baseline or data that is missing.
     """
     target = measured_on(subject, request.ep, request.device)
-    require_installed(target.ep)
+    require_installed(target)
     baseline = _baseline(subject, request, target)
     config = PerfConfig(
-        _fields(subject.model, request),
+        _fields(subject, request),
         RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
         host.identity(device=target.device),
     )
@@ -123,19 +123,27 @@ def perf_json(plan: PerfPlan, done: Measurement, folder: Path | None) -> JsonObj
     }
 
 
-def _fields(model: OnnxFile, request: PerfRequest) -> PerfFields:
-    perf = request.perf
+def _fields(subject: Subject, request: PerfRequest) -> PerfFields:
+    model, perf = subject.model, request.perf
     _refuse_batch(model, perf.batch_size)
     return PerfFields(
         warmup=perf.warmup,
         iterations=perf.iterations or (_ITERATIONS if perf.duration is None else None),
         duration=perf.duration,
         threads=perf.threads,
-        batch_size=perf.batch_size if any(_takes_any_batch(spec) for spec in model.summary.inputs) else None,
+        batch_size=_built_batch(subject) if perf.batch_size is None else perf.batch_size,
         sizes=_sizes(model, request),
         seed=perf.seed if request.input_data is None else None,
         loads=perf.loads,
     )
+
+
+def _built_batch(subject: Subject) -> int | None:
+    """The batch that the build of *subject* fixed; None for one sample, and where its inputs are not of that batch."""
+    section = subject.settings.get("export")
+    size = section.get("batch_size") if isinstance(section, Mapping) else None
+    fits = all(spec.shape[:1] == (size,) for spec in subject.model.summary.inputs)
+    return size if isinstance(size, int) and fits and size != 1 else None
 
 
 def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:

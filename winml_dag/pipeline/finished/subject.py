@@ -20,7 +20,7 @@ from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.finished.modelfile import GIVE, component_file, model_file
-from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, OPTIMIZED, QUANTIZED, prefixed
+from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, prefixed
 from winml_dag.pipeline.manifest import Manifest, component_in, read_manifest, told_of
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
@@ -31,7 +31,7 @@ from winml_dag.stages import kinds
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
 _GIVE = f"{GIVE} A recipe is given with -c."
 # What a compiled model was made from: the last of these that the build left.
-_BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, EXPORTED)
+_BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, NORMALIZED, EXPORTED)
 # What quality is measured against: the model before anything was done to it.
 _FLOAT = (EXPORTED, OPTIMIZED)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.engine.config import config_json
-from winml_dag.engine.stage import Source
+from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.athand import require_installed
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError
@@ -19,17 +19,21 @@ from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
 from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on, processor_of, reference_at
+from winml_dag.pipeline.layout import RANGES, prefixed
+from winml_dag.pipeline.manifest import component_in
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import AS_IT_IS, Bounds
+from winml_dag.stages.bounds import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields
 from winml_dag.store.fingerprints import Fingerprints
+
+_WITHOUT_RANGES = ("dynamic", "rtn", "fp16")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
         InputError: for inputs, a tokenizer or a reference that is missing.
     """
     target = measured_on(subject, request.ep, request.device)
-    require_installed(target.ep)
+    require_installed(target)
     reference = _reference(subject, request, target)
     precision = _precision(subject, request, reference)
     data = _data(request)
@@ -88,7 +92,7 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
     # Arrays are inputs as they are.
     prepared = kind is not None and (request.model_id is not None or kind not in ("npz", "npy"))
     processor = processor_of(subject, request.model_id, request.base, download=True) if prepared else None
-    fields = _fields(subject, request, precision, data, has_reference=reference is not None)
+    fields = _fields(subject, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
     columns = columns_of(Quant(), request.task or subject.task) if kind in TABLES else None
     config = ValidateConfig(
         fields,
@@ -100,6 +104,7 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
         "reference": None if reference is None else reference.source(),
         "input_data": data,
         "processor": processor,
+        "ranges": _ranges(subject) if fields.calibrated else None,
     }
     packages = packages_of(data, processor)
     node = measuring_node(VALIDATE, config_json(config), inputs, target, fingerprints, packages)
@@ -140,7 +145,13 @@ def _data(request: ValidationRequest) -> Source | None:
 
 
 def _fields(
-    subject: Subject, request: ValidationRequest, precision: str, data: Source | None, *, has_reference: bool
+    subject: Subject,
+    request: ValidationRequest,
+    precision: str,
+    data: Source | None,
+    *,
+    has_reference: bool,
+    in_half: bool,
 ) -> ValidateFields:
     section, task = request.section, request.task or subject.task
     bounds = Bounds(section.min_cosine, section.min_sqnr_db, section.max_abs_error, section.min_top1_agreement)
@@ -158,15 +169,23 @@ def _fields(
         min_sqnr_db=bounds.min_sqnr_db,
         max_abs_error=bounds.max_abs_error,
         min_top1_agreement=bounds.min_top1_agreement,
-        held_out=None if data is None else _is_held_out(subject, data),
+        calibrated=data is not None and _is_calibrated(subject),
+        rounding=rounding(precision, in_half=in_half) if has_reference else 0.0,
     )
 
 
-def _is_held_out(subject: Subject, data: Source) -> bool:
-    """Whether calibration is known to have seen none of *data*."""
+def _is_calibrated(subject: Subject) -> bool:
+    """Whether the model may have activation ranges: all but float models and what a build quantized without any."""
     quant = subject.settings.get("quant")
-    seen = quant.get("calibration_data") if isinstance(quant, Mapping) else None
-    if subject.manifest is None or not isinstance(seen, str):
-        return False
-    calibrated_on = (subject.folder / seen).resolve()
-    return all(calibrated_on not in (path, *path.parents) for path in (file.path.resolve() for file in data.files))
+    mode = quant.get("mode") if isinstance(quant, Mapping) else None
+    return subject.model.kind != kinds.FLOAT_MODEL and mode not in _WITHOUT_RANGES
+
+
+def _ranges(subject: Subject) -> Source | None:
+    """The ranges that its build left beside the model, if it did."""
+    if subject.manifest is None:
+        return None
+    name = prefixed(RANGES, component_in(subject.manifest.value, subject.model.path.name))
+    if name not in {entry.name for entry in subject.manifest.files}:
+        return None
+    return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES, subject.folder / name),))

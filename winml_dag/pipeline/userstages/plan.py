@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.function import CALL
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
 from winml_dag.engine.toolchain import versions
 from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, Tools, is_ours
@@ -27,7 +28,7 @@ from winml_dag.store.fingerprints import Fingerprints
 
 _ANY = InputSlot(None)
 _COMMAND = Stage("command", 1, "", "", {}, {}, works_in_place=True)
-_FUNCTION = Stage("function", 1, "winml_dag.engine.function:call", "", {}, {}, works_in_place=True)
+_FUNCTION = Stage("function", 1, CALL, "", {}, {}, works_in_place=True)
 
 
 @dataclass(frozen=True)

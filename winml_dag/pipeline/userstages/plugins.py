@@ -17,6 +17,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import config_json, read_config
 from winml_dag.engine.stage import Stage
+from winml_dag.explanation import explanation
 from winml_dag.recipe.spelling import known_instead
 
 GROUP = "winml_dag.stages"
@@ -75,7 +76,7 @@ def _attribute(name: str, target: str) -> object:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # somebody else's code, of which anything may be expected
-        raise PluginProblem(f"plug-in {name!r}: {target} cannot be imported: {error}") from error
+        raise PluginProblem(f"plug-in {name!r}: {target} cannot be imported: {explanation(error)}") from error
 
 
 @cache

@@ -72,7 +72,8 @@ def _quality(told: JsonObject) -> Iterator[JsonObject]:
     quality = object_at(told, "quality")
     if not quality:
         return
-    seen = "held out" if quality.get("held_out") else "seen in calibration"
+    held_out = quality.get("held_out")
+    seen = "held out" if held_out else "maybe seen in calibration" if held_out is None else "seen in calibration"
     part = (
         f"{text_at(quality, 'output')} against the float model, {count_at(quality, 'samples')} samples "
         f"({text_at(quality, 'data')}, {seen})"

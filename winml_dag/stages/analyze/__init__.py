@@ -68,7 +68,8 @@ class QuantizedTo:
     Attributes:
         activation_type, weight_type: integer types, or ``float16`` for both.
         per_channel: whether weights have a scale for each channel.
-        op_types: that are quantized; None for all that quantize takes by itself.
+        op_types: names or patterns of operators that are quantized; all for None, and where a model has none of them.
+        excluded_op_types: names or patterns of operators that are not.
         excluded: names of nodes that are not.
     """
 
@@ -76,6 +77,7 @@ class QuantizedTo:
     weight_type: str
     per_channel: bool = False
     op_types: tuple[str, ...] | None = None
+    excluded_op_types: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
 
 
@@ -94,7 +96,7 @@ class AnalyzeConfig:
 
 ANALYZE = Stage(
     name="analyze",
-    version=1,
+    version=2,
     work="winml_dag.stages.analyze.work:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={

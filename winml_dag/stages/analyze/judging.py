@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from winml_dag.canonical import json_hash
-from winml_dag.ep.quantization import INTEGERS
 from winml_dag.ep.registry import find_ep
 from winml_dag.ep.support.case import Case, Operand, case_json
 from winml_dag.ep.support.tables import Rules
@@ -23,18 +22,24 @@ from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOAT16 = "float16"
 
-# What onnxruntime's own rules put Q and DQ around; those of QNN leave out nothing.
-_QUANTIZED_BY_RULE = frozenset(
-    {"Add", "ArgMax", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum"}
-    | {"Flatten", "Gather", "GatherElements", "Gemm", "GlobalAveragePool", "InstanceNormalization"}
-    | {"LayerNormalization", "LeakyRelu", "MatMul", "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Resize", "Sigmoid"}
-    | {"Slice", "Softmax", "Split", "Squeeze", "TopK", "Transpose", "Unsqueeze", "Where"}
-)
-
 
 def case_key(case: Case) -> str:
     """What a case is known by where a text has to do."""
     return json_hash(case_json(case))
+
+
+def assumed(config: AnalyzeConfig, model: Model) -> AnalyzeConfig:
+    """*config* with every operator quantized where *model* has none of those that it names: so does quantize."""
+    quant = config.quant
+    if quant is None or quant.op_types is None:
+        return config
+    scope = Scope.of(model)
+    for node in model.graph.nodes:
+        if any(fnmatchcase(node.op_type, pattern) for pattern in quant.op_types):
+            case = case_of(node, scope)
+            if any(each is not None and each.dtype == "float32" for each in (*case.inputs, *case.outputs)):
+                return config
+    return replace(config, quant=replace(quant, op_types=None))
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,9 @@ class Judge:
     def _is_taken(self, op_type: str, name: str, quant: QuantizedTo) -> bool:
         if any(name == pattern or fnmatchcase(name, pattern) for pattern in quant.excluded):
             return False
-        if quant.op_types is not None:
-            return any(fnmatchcase(op_type, pattern) for pattern in quant.op_types)
-        if quant.activation_type == _FLOAT16:
-            return True
-        row = INTEGERS.get(find_ep(self.config.target.execution_provider).alias)
-        return (row is not None and row.rules == "qnn") or op_type in _QUANTIZED_BY_RULE
+        if any(fnmatchcase(op_type, pattern) for pattern in quant.excluded_op_types):
+            return False
+        return quant.op_types is None or any(fnmatchcase(op_type, pattern) for pattern in quant.op_types)
 
     def nodes(self, model: Model) -> list[Judged]:
         """Every node of *model*, those inside of nodes after the one that they are in."""

@@ -25,7 +25,7 @@ _INFINITE = 1e30  # no measured quantity is that large
 # Clip: a huge bound says "no bound".
 _NO_MASK = frozenset({"Clip", "MatMul", "Gemm", "Conv"})
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-_RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout")
+RANDOM_OPERATORS = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _CHANNELS_OPSET = 13  # Q and DQ with a scale for each channel
 _OLD_OPSET = 11
 
@@ -112,14 +112,16 @@ def _soundness(path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[F
 def _dynamic_inputs(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Finding]:
     if config.target.device == "npu":
         for sentence in sound.dynamic_inputs(flow.model):
-            yield Finding(Severity.ERROR, "dynamic_inputs", sentence, "Export it with fixed dimensions.", (), 1)
+            yield Finding(
+                Severity.ERROR, "dynamic_inputs", sentence, "A build for one fixes an open batch by itself.", (), 1
+            )
 
 
 def _constant_folding(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:
     constant = set(flow.constants)
     left: list[str] = []
     for node in flow.nodes:
-        if node.op_type == "Constant" or node.op_type in _CONVERSIONS or node.op_type.startswith(_RANDOM):
+        if node.op_type == "Constant" or node.op_type in _CONVERSIONS or node.op_type.startswith(RANDOM_OPERATORS):
             continue
         if node.inputs and all(not name or name in constant for name in node.inputs):
             constant.update(node.outputs)
@@ -207,10 +209,11 @@ def _opset(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[Findi
         )
     elif number < _CHANNELS_OPSET and config.quant is not None and config.quant.per_channel:
         yield Finding(
-            Severity.ERROR,
+            Severity.WARNING,
             "opset",
-            f"The model is written in opset {number}, and a scale for each channel needs {_CHANNELS_OPSET}.",
-            f"Export it with opset {_CHANNELS_OPSET} or later, or set quant.per_channel to false.",
+            f"The model is written in opset {number}: with a scale for each channel, its QuantizeLinear and"
+            " DequantizeLinear are onnxruntime's own (com.microsoft).",
+            f"Export it with opset {_CHANNELS_OPSET} or later if something else is to read it.",
         )
 
 

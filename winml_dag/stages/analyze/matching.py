@@ -15,7 +15,6 @@ from winml_dag.onnxmodel.graph import Node
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Max", "Min"})
 _NEAR = 1e-3  # exporters write sqrt(2/pi) with few digits, and float16 has no more
-_STANDARD = ("", "ai.onnx")
 
 Condition = Callable[[Dataflow, Node], bool]
 
@@ -87,7 +86,7 @@ def op(op_type: str, *inputs: Term, where: Condition | None = None) -> Term:
 
     def match(given: str, bound: Bound, flow: Dataflow) -> Iterator[Bound]:
         node = flow.makers.get(given)
-        if node is None or node.op_type != op_type or node.domain not in _STANDARD or node.outputs[0] != given:
+        if node is None or node.op_type != op_type or node.domain or node.outputs[0] != given:
             return
         if len(node.inputs) < len(inputs) or (where is not None and not where(flow, node)):
             return

@@ -19,7 +19,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig, Learned
 from winml_dag.stages.analyze.fusions import Situation
-from winml_dag.stages.analyze.judging import Judge, case_key
+from winml_dag.stages.analyze.judging import Judge, assumed, case_key
 from winml_dag.stages.analyze.lint import findings, lint_counts, lint_json, name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, find_all
 from winml_dag.stages.analyze.proposals import Adviser, proposed
@@ -45,7 +45,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
     model = _with_values(path, as_read)
     flow = Dataflow(model)
     tables, support = read_support(workspace.inputs["support"]) if workspace.has("support") else ([], Support([]))
-    judge = Judge(config, support, _learned(config.analyze.learned))
+    judge = Judge(assumed(config, model), support, _learned(config.analyze.learned))
     matches = find_all(flow)
     situation = Situation.of(flow, standard_domain_only=config.target.standard_domain_only)
     judged = as_wholes(judge, judge.nodes(model), matches, situation)

@@ -52,7 +52,7 @@ class CalibrateConfig:
 
 CALIBRATE = Stage(
     name="calibrate",
-    version=3,
+    version=4,
     work="winml_dag.stages.calibrate.work:run",
     config="winml_dag.stages.calibrate:CalibrateConfig",
     inputs={

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.stages.float_model import float_tensors, open_session
 from winml_dag.stages.normalizations import is_coarse, normalizations
-from winml_dag.stages.samples.samples import Samples
+from winml_dag.stages.samples.samples import Samples, explained
 
 _Array = NDArray[np.float32]
 
@@ -82,10 +84,11 @@ def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measu
     Nothing depends on the order of the samples.
 
     Raises:
-        StageError: when the model cannot be run on a sample, or a tensor never had a value.
+        StageError: when there is nothing to measure, the model fails on a sample, or a tensor never had a value.
     """
     graph = onnx.load(model, load_external_data=False)
-    tensors = sorted(float_tensors(graph.graph))
+    empty = _without_elements(graph.graph)
+    tensors = sorted(float_tensors(graph.graph) - empty)
     ranks = _ranks(graph.graph)
     found = list(normalizations(graph.graph))
     around = sorted({name for each in found for name in (each.source, each.output)} & set(tensors))
@@ -94,15 +97,19 @@ def measure(model: Path, samples: Samples, tell: Callable[[int], None]) -> Measu
     reductions = [_Reduction(op_type, name) for name in tensors for op_type in extremes]
     reductions += [_Reduction("ReduceMean", name) for name in around]
     reductions += [_Reduction(op_type, name, ranks[name]) for name in made for op_type in extremes]
-    results = _run(_reducing(graph, reductions), reductions, samples, tell)
+    results = _run(_reducing(graph, reductions), reductions, samples, tell) if reductions else {}
 
     def pair(name: str, rank: int | None = None) -> tuple[_Array, _Array]:
         low, high = (results.get(_Reduction(op_type, name, rank)) for op_type in extremes)
-        if low is None or high is None:
-            raise StageError(f"The tensor {name!r} had no elements in any sample, so it has no range.")
+        # Nothing is left of no elements, or what is smaller than none of them.
+        if low is None or high is None or (np.isposinf(low).all() and np.isneginf(high).all()):
+            raise StageError(
+                f"The tensor {name!r} had no elements in any sample, so it has no range.",
+                advice="Calibrate with samples for which it has some.",
+            )
         return low, high
 
-    bounds = {name: _numbers(pair(name)) for name in tensors}
+    bounds = {name: _numbers(pair(name)) for name in tensors} | dict.fromkeys(sorted(empty), (0.0, 0.0))
     typical = {name: float(np.square(results[_Reduction("ReduceMean", name)][0])) for name in around}
     channels = {name: pair(name, ranks[name]) for name in made if is_coarse(bounds[name], typical[name])}
     return Measured(
@@ -116,6 +123,14 @@ def _numbers(pair: tuple[_Array, _Array]) -> tuple[float, float]:
     return float(pair[0][0]), float(pair[1][0])
 
 
+def _without_elements(graph: GraphProto) -> frozenset[str]:
+    """Float tensors that never have an element: one of their dimensions is 0."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    dims = {v.name: v.type.tensor_type.shape.dim for v in values}
+    empty = {name for name, sizes in dims.items() if any(s.HasField("dim_value") and not s.dim_value for s in sizes)}
+    return float_tensors(graph) & empty
+
+
 def _ranks(graph: GraphProto) -> dict[str, int]:
     values = (*graph.input, *graph.output, *graph.value_info)
     return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
@@ -124,7 +139,7 @@ def _ranks(graph: GraphProto) -> dict[str, int]:
 def _reducing(model: ModelProto, reductions: list[_Reduction]) -> Path:
     """The file of *model* with only the *reductions* as outputs; it refers to the same external weights."""
     graph = model.graph
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = standard_opset(model)
     del graph.output[:]
     for rank in sorted({each.rank for each in reductions if each.rank is not None}):
         graph.initializer.append(numpy_helper.from_array(np.arange(rank - 1), _axes(rank)))
@@ -150,10 +165,11 @@ def _run(
     means: dict[_Reduction, list[float]] = {}
     for number, feed in enumerate(samples):
         tell(number)
-        try:
-            arrays = session.run(outputs, dict(feed))
-        except Exception as error:  # onnxruntime's errors have no base class of their own
-            raise StageError(f"The model failed on calibration sample {number}: {error}") from error
+        with explained(samples.kind, "quant.calibration_data"):
+            try:
+                arrays = session.run(outputs, dict(feed))
+            except Exception as error:  # onnxruntime's errors have no base class of their own
+                raise StageError(f"The model failed on calibration sample {number}: {explanation(error)}.") from error
         for each, array in zip(reductions, arrays, strict=True):
             if not array.size:
                 continue

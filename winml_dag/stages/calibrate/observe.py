@@ -16,6 +16,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramColle
 
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.calibrate.measure import Measured, measure
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.infinity import EXTREME
@@ -104,7 +105,9 @@ def _collect(
             raise
         except Exception as error:  # onnxruntime's errors have no base class of their own
             end = min(start + _CHUNK, samples.count)
-            raise StageError(f"The model failed on calibration samples {start} to {end - 1}: {error}") from error
+            raise StageError(
+                f"The model failed on calibration samples {start} to {end - 1}: {explanation(error)}."
+            ) from error
     tell(samples.count)
     return calibrator.compute_data()
 
@@ -159,7 +162,7 @@ def _require_finite(bounds: Mapping[str, tuple[float, float]]) -> None:
         raise StageError(
             f"The range of {len(broken)} tensors is not finite, such as {broken[0]!r} from {low} to {high}: no integers"
             " can stand for that.",
-            advice="Constants that stand for infinity are taken care of: it is computed, or comes with the data.",
+            advice="Give calibration data that leads to finite values. (Constants that stand for infinity do no harm.)",
         )
 
 

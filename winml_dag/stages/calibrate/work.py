@@ -53,6 +53,7 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         digest=fed.digest,
         seed=config.quant.seed if random else None,
         distribution=config.quant.distribution if random else None,
+        seen=() if random else tuple(fed.each),
     )
     ranges = Ranges(method, bounds, provenance, measured.typical, measured.channels)
     ranges.write(workspace.outputs["ranges"] / RANGES_FILE)

@@ -78,7 +78,7 @@ class EvaluateConfig:
 
 EVALUATE = Stage(
     name="evaluate",
-    version=1,
+    version=2,
     work="winml_dag.stages.evaluate.work:run",
     config="winml_dag.stages.evaluate:EvaluateConfig",
     inputs={

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 
 _MAP = "Set eval.dataset.label_mapping (--label-mapping), such as {positive: 1}: a label of the data -> the class."
 _MOST_NAMES = 12
@@ -31,7 +32,9 @@ class Labels:
             id2label = json.loads(config.read_text(encoding="utf-8")).get("id2label") or {}
             return cls(mapping, {int(number): str(name) for number, name in id2label.items()})
         except (ValueError, AttributeError) as error:
-            raise StageError(f"The config.json of the model has no id2label that can be read: {error}") from error
+            raise StageError(
+                f"The config.json of the model has no id2label that can be read: {explanation(error)}."
+            ) from error
 
     def number(self, label: Any, where: str) -> int:
         """The class that *label* means; *where* says in a complaint whose label it is.

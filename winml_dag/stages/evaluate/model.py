@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Model:
     """``outputs``: with the shapes that the file tells."""
 
+    file: Path
     session: onnxruntime.InferenceSession
     batching: Batching
     outputs: tuple[TensorSpec, ...]
@@ -31,7 +32,7 @@ class Model:
         """Raises StageError when it does not load there, or cannot take as many samples at once as *fields* say."""
         session = create_session(file, target, options)
         batching = Batching.of(session, fields.batch_size, whole=fields.mode == "compare")
-        return cls(session, batching, tuple(inspect_model(file).outputs))
+        return cls(file, session, batching, tuple(inspect_model(file).outputs))
 
     def run(self, names: Sequence[str], feeds: Sequence[Feed]) -> Iterator[list[Array]]:
         return self.batching.run(self.session, names, feeds)

@@ -101,8 +101,8 @@ def _evaluate(fields: EvaluateFields, workspace: Workspace, candidate: Model, re
 
 def _inputs(candidate: Model, reference: Model | None) -> Sequence[InputSpec]:
     if reference is None:
-        return model_inputs(candidate.session)
-    return inputs_of_both(reference.session, candidate.session)
+        return model_inputs(candidate.file)
+    return inputs_of_both(reference.file, candidate.file)
 
 
 def _task(fields: EvaluateFields, workspace: Workspace, model: Model, inputs: Sequence[InputSpec]) -> Task[Any]:

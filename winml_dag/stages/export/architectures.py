@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.export.components import composite_of, same_spelling
 
 # Those that are exported and compared with PyTorch in our tests; others usually work too.
@@ -137,8 +138,9 @@ def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTra
                 completed[name] = {**given, "model_type": usual_type}
         return made_by(**completed)
     except Exception as error:  # a validation error of whichever class, or an arithmetic one inside it
-        reason = " ".join(str(error).split())
-        raise StageError(f"loader.random_weights.config does not fit {made_by.__name__}: {reason}") from error
+        raise StageError(
+            f"loader.random_weights.config does not fit {made_by.__name__}: {explanation(error)}."
+        ) from error
 
 
 def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.nn import Module
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.compare import MASK_MAGNITUDE, compare
 from winml_dag.stages.export.outputs import OutputChoice, call_model
-from winml_dag.stages.export.reason import logged_reason
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -64,7 +64,7 @@ def onnx_outputs(path: Path, feeds: Sequence[Arrays], names: Sequence[str]) -> t
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return tuple(dict(zip(names, session.run(list(names), dict(feed)), strict=True)) for feed in feeds)
     except Exception as error:  # ONNX Runtime's errors share no base class of their own
-        raise StageError(f"The exported model does not run: {logged_reason(error)}") from error
+        raise StageError(f"The exported model does not run: {explanation(error)}.") from error
 
 
 def agreement(expected: Sequence[Arrays], found: Sequence[Arrays]) -> Agreement:

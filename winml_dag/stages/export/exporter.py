@@ -14,9 +14,9 @@ from onnx import ModelProto
 from torch import Tensor
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import DYNAMO
 from winml_dag.stages.export.outputs import OutputChoice, named_tensors
-from winml_dag.stages.export.reason import logged_reason
 from winml_dag.stages.export.tracing import fixed_sizes, one_text_in_a_row
 from winml_dag.stages.export.weights import attach_weights, weights_aside
 
@@ -78,7 +78,7 @@ def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: Expo
     except Exception as error:  # whatever torch raises in there is about this model and these options
         other = "false" if options.exporter == DYNAMO else "true"
         raise StageError(
-            f"The {options.exporter} exporter cannot export this model: {logged_reason(_innermost(error))}",
+            f"The {options.exporter} exporter cannot export this model: {explanation(_innermost(error))}.",
             advice=f"Set export.dynamo to {other} to try the other exporter; the log has the details.",
         ) from error
 

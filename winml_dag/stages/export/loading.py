@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_module_utils
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.export import InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.architectures import (
     configuration,
@@ -26,7 +27,6 @@ from winml_dag.stages.export.components import same_spelling
 from winml_dag.stages.export.following import follow_tensors
 from winml_dag.stages.export.modelclass import is_model_class, model_class_of
 from winml_dag.stages.export.modelfolder import check_files, read_json
-from winml_dag.stages.export.reason import logged_reason
 from winml_dag.stages.export.script import made_by_script, scripted
 
 # Eager attention is plain MatMul and Softmax, which every execution provider and every optimizer pass knows, with an
@@ -137,7 +137,7 @@ def _random_model(
     try:
         model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
     except Exception as error:  # of layers whose sizes do not go together
-        raise StageError(f"loader.random_weights.config gives no model: {logged_reason(error)}") from error
+        raise StageError(f"loader.random_weights.config gives no model: {explanation(error)}.") from error
     _replace_zeros(model, random_weights.seed)
     return LoadedModel(model, frozenset(), whole)
 
@@ -176,7 +176,7 @@ def model_without_weights(
         with torch.device("meta"):
             model = _eager_if_possible(lambda **how: build(config, dtype=torch.float32, **how))
     except Exception as error:  # of an architecture that computes with values when it is made
-        raise StageError(f"The architecture cannot be made without weights: {logged_reason(error)}") from error
+        raise StageError(f"The architecture cannot be made without weights: {explanation(error)}.") from error
     _prepare(model)
     return LoadedModel(model, frozenset(), whole)
 
@@ -215,7 +215,7 @@ def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
             )
         )
     except Exception as error:  # of transformers, torch or safetensors: it is about the files of this folder
-        raise StageError(f"The model folder cannot be loaded: {logged_reason(error)}") from error
+        raise StageError(f"The model folder cannot be loaded: {explanation(error)}.") from error
     for name, saved, expected in sorted(report["mismatched_keys"]):
         raise StageError(
             f"The checkpoint's {name} is {list(saved)} instead of {list(expected)}.",
@@ -249,7 +249,7 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
             folder, local_files_only=True, trust_remote_code=loader.trust_remote_code
         )
     except Exception as error:  # a validation error of whichever class
-        raise StageError(f"config.json of the model folder cannot be used: {logged_reason(error)}") from error
+        raise StageError(f"config.json of the model folder cannot be used: {explanation(error)}.") from error
     if reader is not AutoConfig and "projection_dim" in saved and hasattr(config, "projection_dim"):
         config.projection_dim = saved["projection_dim"]  # the whole model goes by its own, and not by that of its part
     return config

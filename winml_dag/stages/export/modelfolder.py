@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -60,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise StageError(f"The model folder has no {path.name}.") from None
     except ValueError as error:
-        raise StageError(f"{path.name} of the model folder is not JSON: {error}") from error
+        raise StageError(f"{path.name} of the model folder is not JSON: {explanation(error)}.") from error
     if not isinstance(value, dict):
         raise StageError(f"{path.name} of the model folder is not a JSON object.")
     return value

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from winml_dag.errors import StageError
-from winml_dag.stages.export.reason import logged_reason
+from winml_dag.explanation import explanation
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def call_model(model: Module, arguments: Mapping[str, Tensor]) -> dict[str, Tens
     except Exception as error:  # shapes, types and values come from the recipe: what the model raises is about them
         given = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in arguments.items())
         raise StageError(
-            f"The PyTorch model cannot run on {given}: {logged_reason(error)}",
+            f"The PyTorch model cannot run on {given}: {explanation(error)}.",
             advice="Check export.input_tensors and export.dynamic_axes.",
         ) from error
     return named_tensors(result)

@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import did_you_mean
-from winml_dag.stages.export.reason import logged_reason
 
 _MODULE = "winml_dag_user_script"
 
@@ -38,7 +38,7 @@ def scripted(folder: Path, name: str | None) -> Any:
     try:
         specification.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
-        raise StageError(f"{path.name} (loader.user_script) cannot be run: {logged_reason(error)}") from error
+        raise StageError(f"{path.name} (loader.user_script) cannot be run: {explanation(error)}.") from error
     defined = {key: value for key, value in vars(module).items() if getattr(value, "__module__", None) == _MODULE}
     if name is not None:
         if not callable(getattr(module, name, None)):
@@ -67,7 +67,7 @@ def made_by_script(maker: Any, folder: Path | None, seed: int) -> PreTrainedMode
     try:
         model = maker(folder) if _takes_argument(maker) else maker()
     except (Exception, SystemExit) as error:  # whatever the user's code raises
-        raise StageError(f"{name} (loader.model_class) cannot make a model: {logged_reason(error)}") from error
+        raise StageError(f"{name} (loader.model_class) cannot make a model: {explanation(error)}.") from error
     if not isinstance(model, torch.nn.Module):
         raise StageError(f"{name} (loader.model_class) gives {type(model).__name__}, which is no torch.nn.Module.")
     if not hasattr(model, "config"):

@@ -19,6 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.onnxmodel.metadata import canonicalise
 from winml_dag.onnxmodel.tags import set_tags
 from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
@@ -115,6 +116,7 @@ def write_export(exported: Exported, fields: ExportFields, model_output: Path, h
     _describe(model, exported, fields)
     if embedded:
         set_tags(model, tags)
+    canonicalise(model)
     written = model_output / MODEL_FILE
     save_model(model, written)
     shutil.rmtree(exported.path.parent)

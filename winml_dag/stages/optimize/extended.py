@@ -66,7 +66,6 @@ def run_alone(transformer: str, source: Path, destination: Path) -> None:
     Raises:
         StageError: when onnxruntime cannot load the model.
     """
-    optimize_in_session(source, destination, _LEVEL, (_ALL - {transformer}) | PORTABLE)
-    model = onnx.load(destination, load_external_data=False)
+    model = optimize_in_session(source, destination, _LEVEL, (_ALL - {transformer}) | PORTABLE)
     rename_generated(model, names_in(source))
     onnx.save(model, destination)

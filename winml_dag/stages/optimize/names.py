@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto
+from onnx import ModelProto
 
 from winml_dag.onnxmodel import graph as onnx_graph
 from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.onnxmodel.naming import Naming, rename_values
 from winml_dag.onnxmodel.subgraphs import graphs_of
 
 PREFIX = "optimized/"
@@ -45,29 +46,11 @@ def _node_names(nodes: tuple[onnx_graph.Node, ...]) -> Iterator[str]:
 def rename_generated(model: ModelProto, known: frozenset[str]) -> None:
     """Rename, in place, every value whose name is not *known*; the same model always gets the same names."""
     renamed: dict[str, str] = {}
-    taken = set(known)
+    naming = Naming(known)
     for graph in graphs_of(model.graph):
         made = [initializer.name for initializer in graph.initializer]
         made.extend(name for node in graph.node for name in node.output)
         for name in made:
             if name and name not in known and name not in renamed:
-                renamed[name] = _free_name(PREFIX + name.lstrip("/"), taken)
-                taken.add(renamed[name])
-    for graph in graphs_of(model.graph):
-        _rename(graph, renamed)
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    name, count = wanted, 1
-    while name in taken:
-        name, count = f"{wanted}.{count}", count + 1
-    return name
-
-
-def _rename(graph: GraphProto, renamed: dict[str, str]) -> None:
-    for group in (graph.initializer, graph.value_info, graph.output):
-        for element in group:
-            element.name = renamed.get(element.name, element.name)
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [renamed.get(name, name) for name in names]
+                renamed[name] = naming.new(PREFIX + name.lstrip("/"))
+    rename_values(model.graph, renamed)

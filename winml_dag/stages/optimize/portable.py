@@ -8,9 +8,14 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 from onnx import GraphProto, ModelProto
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: A004
 
-from winml_dag.ep.session import reason
+from winml_dag.ep.versions import unread_version
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.files import use_short_domain
+from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.stages.float_model import open_session
 from winml_dag.stages.optimize.names import names_in, rename_generated
 
 # The next level, "extended", is for CPUs: a compiler for NPUs leaves its operators out, and the model falls apart (a
@@ -19,6 +24,12 @@ _LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 # onnxruntime's name for the conversions that it puts around what its CPU kernels cannot do in float16.
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"
 _INLINE_BELOW_BYTES = 1024
+
+IN_HALF_PRECISION = "it computes in float16, which onnxruntime would surround with casts to float32"
+
+
+class HalfPrecisionError(StageError):
+    """The model has operators in float16 that onnxruntime optimizes only with casts around them."""
 
 
 def to_portable_level(
@@ -33,26 +44,30 @@ def to_portable_level(
     once; much less for weights in files of their own, which are mapped.
 
     Raises:
-        StageError: when onnxruntime cannot load the model or has to convert float16, or the stated shapes contradict
-            each other.
+        HalfPrecisionError: when onnxruntime would have to convert float16.
+        StageError: when onnxruntime cannot load the model, or the stated shapes contradict each other.
     """
-    optimize_in_session(source, destination, _LEVEL, without)
-    model = onnx.load(destination, load_external_data=False)
+    model = optimize_in_session(source, destination, _LEVEL, without)
     _refuse_half_precision(model)
-    _order_initializers(model.graph)
+    for graph in graphs_of(model.graph):
+        _order_initializers(graph)
+        if not keep_shapes:
+            del graph.value_info[:]
     rename_generated(model, names_in(source))
-    if not keep_shapes:
-        del model.graph.value_info[:]
     try:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        raise StageError(f"The shapes that the model states contradict each other: {error}") from error
-    _order_value_info(model.graph)
+        raise StageError(f"The shapes that the model states contradict each other: {explanation(error)}.") from error
+    for graph in graphs_of(model.graph):
+        _order_value_info(graph)
     onnx.save(model, destination)
 
 
-def optimize_in_session(source: Path, destination: Path, level: ort.GraphOptimizationLevel, without: Set[str]) -> None:
-    """Write *source* as onnxruntime has it at *level*, but for the transformers *without*; large weights are apart.
+def optimize_in_session(
+    source: Path, destination: Path, level: ort.GraphOptimizationLevel, without: Set[str]
+) -> ModelProto:
+    """*source* as onnxruntime has it at *level*, but for the transformers *without*; it is written to *destination*
+    too, and its large weights beside that.
 
     Raises:
         StageError: when onnxruntime cannot load the model.
@@ -75,19 +90,54 @@ def optimize_in_session(source: Path, destination: Path, level: ort.GraphOptimiz
             str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=sorted(without)
         )
     except Exception as error:  # onnxruntime's errors have no base class of their own
-        raise StageError(
-            f"onnxruntime cannot load the model to optimize it: {reason(error)}",
-            advice="Check the model, or set skip_optimize to use it as it is.",
-        ) from error
+        raise unread_version(error) or _cannot(source, error) from error
     if not destination.is_file():
         raise StageError(f"onnxruntime optimized {source.name} but wrote no model.")
+    model = onnx.load(destination, load_external_data=False)
+    use_short_domain(model)
+    _drop_repeated_constants(model)
+    return model
+
+
+def _drop_repeated_constants(model: ModelProto) -> None:
+    """With weights apart, onnxruntime writes the Constant nodes of a graph that lies two or more deep as initializers
+    as well, and does not load what it wrote: two values have one name.
+    """
+    for graph in graphs_of(model.graph):
+        initializers = {tensor.name for tensor in graph.initializer}
+        for index in reversed(range(len(graph.node))):
+            node = graph.node[index]
+            if node.op_type == "Constant" and node.output[0] in initializers:
+                del graph.node[index]
+
+
+def _cannot(source: Path, error: Exception) -> StageError:
+    """*error* of optimizing *source*, with ``skip_optimize`` as advice only where that gets any further."""
+    said = explanation(error)
+    if isinstance(error, NotImplemented):
+        return StageError(
+            f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {said}.",
+            advice="For a target that runs this operator, set skip_optimize (--no-optimize).",
+        )
+    try:
+        open_session(source, "the model")
+    except StageError:
+        return StageError(
+            f"onnxruntime cannot load the model: {said}.",
+            advice="Correct the model or export it again: onnxruntime refuses it for every target.",
+        )
+    return StageError(
+        f"onnxruntime cannot optimize the model: {said}.",
+        advice="It loads unoptimized: set skip_optimize (--no-optimize) to use it as it is.",
+    )
 
 
 def _refuse_half_precision(model: ModelProto) -> None:
     """onnxruntime put casts around float16 operators: keeping them would undo the half precision."""
-    if any(node.name.startswith(_INSERTED_CAST) for node in model.graph.node):
-        raise StageError(
-            "The model computes in float16, which cannot be optimized without casts back to float32.",
+    nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
+    if any(node.name.startswith(_INSERTED_CAST) for node in nodes):
+        raise HalfPrecisionError(
+            f"The model cannot be optimized: {IN_HALF_PRECISION}.",
             advice="Optimize the float32 model and set precision fp16, or set skip_optimize.",
         )
 

@@ -11,13 +11,14 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import RecipeError, StageError
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
-from winml_dag.onnxmodel.tags import carry_tags
+from winml_dag.onnxmodel.metadata import canonicalise, carry_metadata
+from winml_dag.onnxmodel.tags import carry_tags, tag_of
 from winml_dag.stages.discovered import Discovered
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.applying import apply_capabilities
 from winml_dag.stages.optimize.capabilities import CATALOG
-from winml_dag.stages.optimize.portable import to_portable_level
-from winml_dag.stages.optimize.selection import Selection, select
+from winml_dag.stages.optimize.portable import IN_HALF_PRECISION, HalfPrecisionError, to_portable_level
+from winml_dag.stages.optimize.selection import WHOLE, Selection, select
 from winml_dag.stages.optimize.unfit import refuse_unfit
 
 OPTIMIZED_FILE = "optimized.onnx"
@@ -38,11 +39,12 @@ class _Rewritten:
 def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     """Write the optimized model; its metrics are ``nodes_before``, ``nodes_after``, ``applied`` (changes by
     capability beyond the portable level), ``left`` (by capability, what stayed as it was and why) and ``tagged_nodes``.
+    A model that onnxruntime cannot optimize without casting its float16 to float32 is put out as it is.
 
     Peak of memory: about the size of the weights; that of the largest tensor where they are in a file of their own.
 
     Raises:
-        StageError: for a compiled, quantized or half precision model, capabilities that are unknown or contradict each
+        StageError: for a compiled or quantized model, capabilities that are unknown or contradict each
             other, or a model that onnxruntime cannot load.
     """
     discovered = _discovered(workspace)
@@ -51,19 +53,35 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     source = workspace.input_file("model", ".onnx")
     before = inspect_model(source)
     refuse_unfit(source.name, before)
-    to_portable_level(source, _PORTABLE_FILE, without=chosen.without | chosen.waiting)
+    try:
+        to_portable_level(source, _PORTABLE_FILE, without=chosen.without | chosen.waiting)
+    except HalfPrecisionError:
+        return _leave(source, before, chosen, workspace.outputs["model"] / OPTIMIZED_FILE)
     _check_operators(before, inspect_model(_PORTABLE_FILE), ())
     rewritten = _rewrite(source, chosen, target)
     after = inspect_model(rewritten.path)
     _check_operators(before, after, () if target.standard_domain_only else chosen.on)
     _check_interface(before, after)
-    tagged = _save(rewritten.path, source, before, after, workspace.outputs["model"] / OPTIMIZED_FILE)
+    tagged = _save(rewritten.path, source, after, workspace.outputs["model"] / OPTIMIZED_FILE)
     return {
         "nodes_before": before.total_nodes,
         "nodes_after": after.total_nodes,
         "applied": dict(rewritten.applied),
         "left": dict(rewritten.left),
         "tagged_nodes": tagged,
+    }
+
+
+def _leave(source: Path, summary: ModelSummary, chosen: Selection, destination: Path) -> JsonObject:
+    """Put the model out as it is, and say that nothing was done."""
+    model = load_model(source, weights=False)
+    save_model(model, destination)
+    return {
+        "nodes_before": summary.total_nodes,
+        "nodes_after": summary.total_nodes,
+        "applied": dict.fromkeys(chosen.on, 0),
+        "left": dict.fromkeys((WHOLE, *chosen.on), IN_HALF_PRECISION),
+        "tagged_nodes": sum(bool(tag_of(node)) for node in model.graph.node),
     }
 
 
@@ -121,7 +139,7 @@ def _check_interface(before: ModelSummary, after: ModelSummary) -> None:
             )
 
 
-def _save(path: Path, source: Path, before: ModelSummary, after: ModelSummary, destination: Path) -> int:
+def _save(path: Path, source: Path, after: ModelSummary, destination: Path) -> int:
     """Returns how many nodes of the result say which module they come from, as those of *source* do."""
     model = load_model(path, weights=False)
     # onnxruntime writes down all domains that it knows.
@@ -130,9 +148,10 @@ def _save(path: Path, source: Path, before: ModelSummary, after: ModelSummary, d
     del model.opset_import[:]
     for domain, version in imports:
         model.opset_import.add(domain=domain, version=version)
-    del model.metadata_props[:]
-    for key, value in before.metadata.items():
-        model.metadata_props.add(key=key, value=value)
-    tagged = carry_tags(load_model(source, weights=False), model)
+    original = load_model(source, weights=False)
+    # onnxruntime describes the nodes that it makes.
+    canonicalise(model)
+    carry_metadata(original, model)
+    tagged = carry_tags(original, model)
     save_model(model, destination)
     return tagged

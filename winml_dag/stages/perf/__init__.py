@@ -26,7 +26,8 @@ class PerfFields:
         iterations: inferences that are measured; None where ``duration`` says when to end.
         duration: seconds after which measuring ends, with the inference that runs then.
         threads: of one operator; None leaves it to onnxruntime, which takes the number of cores.
-        batch_size: samples in one inference, of models that take any number; None for one.
+        batch_size: samples in one inference: how many to give a model that takes any number, and what the first axis of
+            one is whose inputs are fixed; None for one.
         sizes: of axes that the model leaves open, by their names; for random inputs, and 1 where nothing is said.
         seed: of random inputs, which are used when there is no ``data`` input; None when there is.
         loads: processes that load the model, each for the first time.
@@ -53,7 +54,7 @@ class PerfConfig:
 
 PERF = Stage(
     name="perf",
-    version=1,
+    version=2,
     work="winml_dag.stages.perf.work:run",
     config="winml_dag.stages.perf:PerfConfig",
     inputs={

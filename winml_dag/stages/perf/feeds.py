@@ -24,7 +24,7 @@ def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Works
     Raises:
         StageError: for data that does not fit the model's inputs.
     """
-    batch = fields.batch_size or 1
+    batch = (fields.batch_size or 1) if takes_any_batch(inputs) else 1
     if workspace.has("data"):
         samples: Iterator[Feed] = iter(read_samples(workspace.inputs["data"], inputs, None))
         found = list(islice(samples, MOST_FEEDS * batch))
@@ -48,10 +48,31 @@ def in_batches(samples: Sequence[Feed], size: int) -> list[Feed]:
         return list(samples)
     count = max(1, len(samples) // size)
     rows = [[samples[(first + at) % len(samples)] for at in range(size)] for first in range(0, count * size, size)]
-    return [{name: np.concatenate([sample[name] for sample in row]) for name in row[0]} for row in rows]
+    # A single number is for all samples at once.
+    return [
+        {name: np.concatenate([one[name] for one in row]) if first.ndim else first for name, first in row[0].items()}
+        for row in rows
+    ]
 
 
-def batch_size_of(feed: Feed) -> int:
-    """How many samples one inference is of: the first axis that all inputs have in common."""
-    sizes = {array.shape[0] if array.ndim > 1 else 1 for array in feed.values()}
-    return sizes.pop() if len(sizes) == 1 else 1
+def takes_any_batch(inputs: Sequence[InputSpec]) -> bool:
+    """Whether an input leaves its first axis open."""
+    return any(isinstance(spec.shape[0], str) for spec in inputs if spec.shape)
+
+
+def batch_size_of(inputs: Sequence[InputSpec], feed: Feed, given: int | None) -> int:
+    """How many samples one inference is of: the size in *feed* of the first axis where that is a batch, else 1.
+
+    It is a batch where it has the size that was *given* as one, where all *inputs* leave it open under one name, and
+    where an open one is called so. A fixed first axis alone tells nothing: it may be the 80 bands of a spectrogram.
+    """
+    if given is not None and inputs and all(array.shape[:1] == (given,) for array in feed.values()):
+        return given
+    first = {spec.name: spec.shape[0] for spec in inputs if spec.shape}
+    is_common = len(first) == len(inputs) and len(set(first.values())) == 1
+    found = {
+        feed[name].shape[0]
+        for name, size in first.items()
+        if isinstance(size, str) and (is_common or "batch" in size.lower())
+    }
+    return found.pop() if len(found) == 1 else 1

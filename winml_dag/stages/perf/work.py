@@ -19,6 +19,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
@@ -26,6 +27,8 @@ from winml_dag.stages.perf.feeds import batch_size_of, make_feeds
 from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, measure, throughput_json
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
+from winml_dag.stages.quality import RANDOM
+from winml_dag.stages.samples.samples import explained
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -57,6 +60,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     baseline = _model(workspace, "baseline", target, config) if workspace.has("baseline") else None
     inputs = model_inputs(model.path)
     feeds = make_feeds(inputs, config.perf, workspace)
+    batch_size = batch_size_of(inputs, feeds[0], config.perf.batch_size)
     found = _measure(model, baseline, feeds, config.perf, workspace.progress)
     import onnxruntime  # not before the model has been loaded, which is measured
 
@@ -67,7 +71,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "provider_options": dict(config.target.provider_options),
         "onnxruntime": onnxruntime.__version__,
         "host": dict(config.host),
-        **_figures(found, batch_size_of(feeds[0])),
+        **_figures(found, batch_size),
         "inputs": [
             {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in feeds[0].items()
         ],
@@ -77,7 +81,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
         "iterations": config.perf.iterations,
         "duration": config.perf.duration,
         "threads": config.perf.threads,
-        "batch_size": batch_size_of(feeds[0]),
+        "batch_size": batch_size,
         "sizes": dict(config.perf.sizes),
         "seed": config.perf.seed,
         "waited_share": found.latencies.waited_share,
@@ -95,7 +99,8 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
 def _measure(model: Model, baseline: Model | None, feeds: Sequence[Feed], fields: PerfFields, progress: Tell) -> _Found:
     loads, baseline_loads = _load_in_turn(model, baseline, fields.loads, progress)
     session, own = load(model)
-    first_ms = _first_inference(session, feeds[0])
+    with explained("npz" if fields.seed is None else RANDOM, "perf.input_data"):
+        first_ms = _first_inference(session, feeds[0])
     latencies = measure(_inference(session, feeds), fields, progress)
     peak = resident().peak
     return _Found(loads, baseline_loads, own, first_ms, latencies, peak, _assigned(session, model.target))
@@ -154,13 +159,11 @@ def _baseline_json(loads: Sequence[Load], baseline: Sequence[Load]) -> JsonObjec
 
 def _first_inference(session: onnxruntime.InferenceSession, feed: Feed) -> float:
     """Milliseconds of the first inference after loading, which tells whether the model runs at all."""
-    from winml_dag.ep.session import reason
-
     began = time.perf_counter_ns()
     try:
         session.run(None, feed)
     except Exception as error:
-        raise StageError(f"The model does not run: {reason(error)}") from error
+        raise StageError(f"The model does not run: {explanation(error)}.") from error
     return (time.perf_counter_ns() - began) / NS_PER_MS
 
 

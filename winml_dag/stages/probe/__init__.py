@@ -31,7 +31,7 @@ class ProbeConfig:
 
 PROBE = Stage(
     name="probe",
-    version=1,
+    version=2,
     work="winml_dag.stages.probe:run",
     config="winml_dag.stages.probe:ProbeConfig",
     inputs={},

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.ep.session import RECORD_ASSIGNMENT, reason, session_options
+from winml_dag.ep.session import RECORD_ASSIGNMENT, session_options
 from winml_dag.ep.support.verdict import Outcome
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.compiled import CONVERSIONS
 from winml_dag.stages.probe.onenode import PROBED
 
@@ -27,7 +28,6 @@ _ON_CPU = Target(CPU, "cpu")
 _TOLERANCE = 0.05
 _MOST_OFF = 0.15
 _SMALLEST = 5e-2
-_LONGEST_WORDS = 200
 
 
 def attempt(
@@ -50,12 +50,12 @@ def attempt(
     except StageError:
         raise
     except Exception as error:  # onnxruntime raises what it likes; all of it means that the model does not load
-        return Outcome(False, False, words=reason(error)[:_LONGEST_WORDS])
+        return Outcome(False, False, words=explanation(error))
     compiled = target.ep == CPU or _is_taken(session, target)
     try:
         results = session.run(None, dict(feeds))
     except Exception as error:
-        return Outcome(compiled, False, words=reason(error)[:_LONGEST_WORDS])
+        return Outcome(compiled, False, words=explanation(error))
     if not compiled:
         return Outcome(False, True)
     if expected is None and target.ep != CPU:

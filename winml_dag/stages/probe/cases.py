@@ -18,7 +18,6 @@ from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Val
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
 _MOST_VALUES = 8
-_STANDARD = ("", "ai.onnx")
 # Constants that stay floats when what they belong to is quantized: sizes, bounds and factors.
 _STAY_FLOAT = {
     "Clip": (1, 2),
@@ -88,8 +87,8 @@ def case_of(node: Node, scope: Scope) -> Case:
     operands = tuple(_input(name, scope, quantized is not None) for name in _given(node.inputs))
     return Case(
         node.op_type,
-        "" if node.domain in _STANDARD else node.domain,
-        _opset(node.domain, scope.opsets),
+        node.domain,
+        scope.opsets.get(node.domain, 0),
         operands,
         tuple(None if not name else _value(name, scope) for name in _given(node.outputs)),
         tuple(sorted((attribute.name, _attribute(attribute)) for attribute in node.attributes)),
@@ -139,11 +138,6 @@ def _given(names: tuple[str, ...]) -> tuple[str, ...]:
     while last and not names[last - 1]:
         last -= 1
     return names[:last]
-
-
-def _opset(domain: str, opsets: Mapping[str, int]) -> int:
-    names = _STANDARD if domain in _STANDARD else (domain,)
-    return next((opsets[name] for name in names if name in opsets), 0)
 
 
 def _input(name: str, scope: Scope, quantized: bool) -> Operand | None:

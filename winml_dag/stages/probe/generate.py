@@ -111,7 +111,7 @@ def main() -> None:
     ep = find_ep(given.ep)
     target = Target(ep, given.device or ep.devices[0])
     try:
-        require_installed(ep)
+        require_installed(target)
         session_options(target, complete_options(target, {}))  # its device may be missing
     except WinmlDagError as error:
         sys.exit(str(error))

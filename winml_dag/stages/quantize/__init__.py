@@ -64,10 +64,12 @@ class QuantizeTarget:
     Attributes:
         rules: whose to follow, ``qnn`` or ``onnxruntime``; None for modes that insert no QDQ.
         mixes_widths: whether nodes with 16-bit activations may stand among those with 8; None where nothing asks.
+        op_types: operators that pay off there, for a config that names none; None: all.
     """
 
     rules: str | None = None
     mixes_widths: bool | None = None
+    op_types: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=4,
+    version=5,
     work="winml_dag.stages.quantize.work:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -11,8 +11,12 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel.dtypes import dtype_name
-from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, float_values
+from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of
+from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity
+
+# Why a node stays in float in static quantization; in braces the operator that runs its graph.
+INSIDE = "inside of {}, which static quantization does not reach"
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 
@@ -32,7 +36,13 @@ _INTEGER_OPS = frozenset(
 _BYTES = (TensorProto.UINT8, TensorProto.INT8)
 
 # How many inputs are data, for operators whose others are parameters (bounds, scales, statistics) that stay in float.
-_DATA_INPUTS = {"Clip": 1, "Pad": 1, "Resize": 1, "Upsample": 1, "BatchNormalization": 3}
+DATA_INPUTS = {"Clip": 1, "Pad": 1, "Resize": 1, "Upsample": 1, "BatchNormalization": 3}
+# So do biases that are computed.
+DATA_INPUTS |= {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
+
+
+# Behind a reason of the config, which changes little here: what such a node reads and makes is rounded all the same.
+_BETWEEN = ", but between Q and DQ of its neighbours: exclude those too"
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,8 @@ def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str])
     """The census of a QDQ model. A node is quantized when all its data in float goes through Q and DQ.
 
     A single constant number is no data: the rules leave some of them in float. *reasons* are those of the config, by
-    identity of the node.
+    identity of the node; such a node is never quantized, even if what its neighbours read and make surrounds it with Q
+    and DQ.
     """
     numbers = {tensor.name for tensor in before.initializer if prod(tensor.dims) == 1}
     floats = float_values(before) - numbers
@@ -75,20 +86,27 @@ def count_qdq(before: GraphProto, after: GraphProto, reasons: Mapping[str, str])
     quantized = 0
     skipped: list[tuple[str, str]] = []
     for node in after.node:
-        if node.op_type in QDQ or node.op_type in NOT_COMPUTING:
+        if node.op_type in QDQ or node.op_type in NOT_COMPUTING or any(graphs_inside([node])):
             continue
-        data = node.input[: _DATA_INPUTS.get(node.op_type)]
+        data = node.input[: DATA_INPUTS.get(node.op_type)]
         reads = {name for name in data if name in dequantized or name in floats}
         makes = {name for name in node.output if name in to_quantize or name in floats}
         if not reads and not makes:
             continue
-        if reads <= dequantized and makes <= to_quantize:
+        between = reads <= dequantized and makes <= to_quantize
+        reason = reasons.get(identity(node))
+        if reason is not None:
+            skipped.append((node.op_type, f"{reason}{_BETWEEN if between else ''}"))
+        elif between:
             quantized += 1
         else:
             untouched = not reads & dequantized and not makes & to_quantize
-            why = "no rule for this operator" if untouched else "some of its data has no integers"
-            skipped.append((node.op_type, reasons.get(identity(node), why)))
+            skipped.append(
+                (node.op_type, "no rule for this operator" if untouched else "some of its data has no integers")
+            )
     weights, activations = _types(after)
+    for runs, node in compute_nodes_inside(before):
+        skipped.append((node.op_type, reasons.get(identity(node), INSIDE.format(runs))))
     counts = Counter(node.op_type for node in after.node)
     return Census(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], weights, activations)
 
@@ -98,8 +116,8 @@ def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodePro
 
     *why* tells of a node that was left as it was what decided so.
     """
-    known = {name for node in before.node for name in node.output}
-    makers = {name: node for node in after.node for name in node.output}
+    known = {name for node in _all_nodes(before) for name in node.output}
+    makers = {name: node for node in _all_nodes(after) for name in node.output}
     quantized = 0
     skipped: list[tuple[str, str]] = []
     for node in compute_nodes(before):
@@ -107,7 +125,7 @@ def count_replaced(before: GraphProto, after: GraphProto, why: Callable[[NodePro
             quantized += 1
         else:
             skipped.append((node.op_type, why(node)))
-    counts = Counter(node.op_type for node in after.node)
+    counts = Counter(node.op_type for node in _all_nodes(after))
     return Census(quantized, _by_type(skipped), counts[QDQ[0]], counts[QDQ[1]], _replaced_weights(after))
 
 
@@ -156,15 +174,22 @@ def _types(graph: GraphProto) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _replaced_weights(graph: GraphProto) -> dict[str, int]:
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = {tensor.name: tensor for each in graphs_of(graph) for tensor in each.initializer}
     weights: Counter[str] = Counter()
-    for node in graph.node:
+    for node in _all_nodes(graph):
         if node.op_type == "MatMulNBits":
             weights[f"uint{next(attribute.i for attribute in node.attribute if attribute.name == 'bits')}"] += 1
         elif node.op_type in _INTEGER_OPS:
-            found = [constants[name] for name in node.input if name in constants and len(constants[name].dims) > 1]
+            # Behind its two weights, LSTM has zero points, one for each channel.
+            inputs = node.input[:3] if node.op_type == "DynamicQuantizeLSTM" else node.input
+            found = [constants[name] for name in inputs if name in constants and len(constants[name].dims) > 1]
             weights.update(dtype_name(tensor.data_type) for tensor in found if tensor.data_type in _BYTES)
     return _sorted(weights)
+
+
+def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Those of inner graphs too."""
+    return (node for each in graphs_of(graph) for node in each.node)
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
+from winml_dag.onnxmodel.subgraphs import read_inside
 from winml_dag.stages.normalizations import Normalization, is_coarse, normalizations
 from winml_dag.stages.ranges import Ranges
 
@@ -75,7 +76,8 @@ def _equalizations(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto
     for node in graph.node:
         for name in node.input:
             uses.setdefault(name, []).append(node)
-    outputs = {value.name for value in graph.output}
+    # Also what inner graphs read: they are to find it as it was.
+    outputs = {value.name for value in graph.output} | read_inside(graph.node)
     found = []
     for each in normalizations(graph):
         name = each.output
@@ -114,7 +116,9 @@ def _reader(
         return None
     flags = {attribute.name: attribute.i for attribute in matmul.attribute}
     matrix = constants.get(matmul.input[1])
-    if matrix is None or len(matrix.dims) != 2 or len(uses[matrix.name]) != 1 or flags.get("transA"):
+    if matrix is None or len(matrix.dims) != 2 or flags.get("transA"):
+        return None
+    if len(uses[matrix.name]) != 1 or matrix.name in outputs:
         return None
     reshaped = data if matmul is not node else None
     return _Reader(node.output[0], reshaped, matrix.name, 1 if flags.get("transB") else 0)

@@ -6,14 +6,17 @@ between the two, so that every node has one type on all sides, as QNN demands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto, NodeProto, TensorProto
 from onnxruntime.quantization import QuantType
 
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.naming import Naming
+from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
+from winml_dag.stages.quantize.census import DATA_INPUTS
 
 # As onnxruntime has it: by tensor, a list with one object of type, axis, symmetry and conversion.
 TensorOverrides: TypeAlias = dict[str, list[dict[str, Any]]]
@@ -26,29 +29,57 @@ _BIASED = frozenset({*_WEIGHTS, *_SCALED}) - {"MatMul"}
 
 
 def name_nodes(graph: GraphProto) -> None:
-    """Give a name to every node that has none: a conversion knows its readers by name."""
-    for index, node in enumerate(graph.node):
-        if not node.name:
-            node.name = f"{node.op_type}_of_node_{index}"
+    """Give a name of its own to every node, in inner graphs too, that has none or that of another: tools know nodes by
+    name.
+    """
+    naming = Naming.of(graph)
+    seen: set[str] = set()
+    nodes = (node for each in graphs_of(graph) for node in each.node)
+    for index, node in enumerate(nodes):
+        if not node.name or node.name in seen:
+            node.name = naming.new(node.name or f"{node.op_type}_of_node_{index}")
+        seen.add(node.name)
 
 
-def own_constants(graph: GraphProto, nodes: Mapping[str, object]) -> None:
-    """Give each of *nodes* (by name) constants that nobody else reads, since a constant has one type."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    readers: dict[str, int] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers[name] = readers.get(name, 0) + 1
-    for node in graph.node:
-        if node.name not in nodes:
-            continue
+def own_constants(graph: GraphProto, use: Callable[[NodeProto, int], Hashable], *, inside: bool = False) -> None:
+    """Split constants that several inputs read, so that all inputs that read one are of the same *use*.
+
+    onnxruntime's quantizer gives a constant one type and one scale, whoever reads it. *use* gets a node and the number
+    of its input; None stands for a use that leaves the constant in float, as being an output. So does reading it in a
+    subgraph, unless *inside*: then nodes of subgraphs, and constants in them, are treated like all others.
+    """
+    graphs = list(graphs_of(graph)) if inside else [graph]
+    constants = {t.name: (each, t) for each in graphs for t in each.initializer if t.data_type == TensorProto.FLOAT}
+    outside = {value.name for each in graphs for value in each.output}
+    if not inside:
+        outside |= read_inside(graph.node)
+    naming = Naming.of(graph)
+    owned: dict[str, dict[Hashable, str]] = {name: {None: name} for name in outside}
+    for node in (node for each in graphs for node in each.node):
         for position, name in enumerate(node.input):
-            if name in constants and readers[name] > 1:
-                own = graph.initializer.add()
-                own.CopyFrom(constants[name])
-                own.name = f"{name}_of_{node.name}_{position}"
-                node.input[position] = own.name
-                readers[name] -= 1
+            if name not in constants:
+                continue
+            by_use = owned.setdefault(name, {})
+            wanted = use(node, position)
+            if wanted not in by_use and by_use:
+                holder, tensor = constants[name]
+                own = holder.initializer.add()
+                own.CopyFrom(tensor)
+                own.name = naming.new(f"{name}_of_{node.name}_{position}")
+                by_use[wanted] = own.name
+            node.input[position] = by_use.setdefault(wanted, name)
+
+
+def use_of(node: NodeProto, position: int) -> Hashable:
+    """What onnxruntime's quantizer takes this input of *node* for, if it is a constant; for :func:`own_constants`."""
+    if position == 2 and node.op_type in _BIASED:
+        return "bias", node.name
+    if position >= DATA_INPUTS.get(node.op_type, position + 1):
+        return None
+    if position == 1 and node.op_type in _BIASED | _WEIGHTS.keys():
+        ((_, axis),) = weights_of(node)
+        return "weight", axis
+    return "left" if node.op_type == "MatMul" else "data"
 
 
 def activation_overrides(graph: GraphProto, types: Mapping[str, QuantType], default: QuantType) -> TensorOverrides:
@@ -94,6 +125,28 @@ def _constants_beside(graph: GraphProto, types: Mapping[str, QuantType]) -> Tens
         for name in node.input
         if name in constants
     }
+
+
+def whole_tensors(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
+    """What gives weights one scale that onnxruntime would give scales along an axis that is not their channels'.
+
+    It takes axis 1 for that of every constant of MatMul, also on the left or with more than two axes, where no integer
+    kernel takes scales; and of ConvTranspose, where with groups it is only part of the channels that the bias has.
+    """
+    constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    return {
+        name: [{"quant_type": weight_type}]
+        for node in graph.node
+        for position, name in enumerate(node.input[:2])
+        if name in constants and _has_other_channels(node, position, constants[name])
+    }
+
+
+def _has_other_channels(node: NodeProto, position: int, rank: int) -> bool:
+    if node.op_type == "MatMul":
+        return position == 0 or rank != 2
+    groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
+    return node.op_type == "ConvTranspose" and position == 1 and groups > 1
 
 
 def weight_overrides(

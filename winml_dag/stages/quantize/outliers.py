@@ -94,22 +94,22 @@ def _tame(
 def _with_room_for_biases(
     graph: GraphProto, ranges: Ranges, fields: QuantizeFields, taken: Callable[[NodeProto], bool]
 ) -> QuantizeFields:
-    """*fields* with signed weights for those nodes with 16-bit activations whose bias unsigned ones leave no room for,
-    whoever gave them 16 bits. Weights that the config gives to a node stay.
+    """*fields* with signed weights for those nodes whose bias unsigned ones leave no room for, which is rare with 8-bit
+    activations. Weights that the config gives to a node stay.
     """
     if fields.weight_type != "uint8":
         return fields
     types = override_types(graph, fields.node_overrides or ())
     same = NodeTypes("")
-    names = [
-        node.name
+    steps = {
+        node.name: 255
+        if (types.get(node.name, same).activation_type or fields.activation_type) in SIXTEEN_BITS
+        else 65535
         for node in graph.node
-        if taken(node)
-        and types.get(node.name, same).weight_type is None
-        and (types.get(node.name, same).activation_type or fields.activation_type) not in SIXTEEN_BITS
-    ]
-    signed = with_large_bias(graph, names, ranges)
-    ours = tuple(NodeTypes(name, "int8", types.get(name, same).activation_type) for name in names if name in signed)
+        if taken(node) and types.get(node.name, same).weight_type is None
+    }
+    signed = with_large_bias(graph, steps, ranges)
+    ours = tuple(NodeTypes(name, "int8", types.get(name, same).activation_type) for name in steps if name in signed)
     if not ours:
         return fields
     others = tuple(each for each in fields.node_overrides or () if each.nodes not in signed)

@@ -6,19 +6,27 @@ onnxruntime's tools ignore such a name, and would silently quantize what was to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from onnx import GraphProto, NodeProto
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from onnxruntime.quantization.operators.activation import QDQRemovableActivation
+from onnxruntime.quantization.operators.direct_q8 import QDQDirect8BitOp
+from onnxruntime.quantization.operators.qdq_base_operator import QDQOperatorBase
+from onnxruntime.quantization.registry import QDQRegistry
 
 from winml_dag.errors import StageError
-from winml_dag.stages.float_model import NOT_COMPUTING
+from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 
+# Of operators whose outputs are integers only where their inputs are.
+_HANDING_ON = (QDQDirect8BitOp, QDQRemovableActivation)
 EXCLUDED_NODE = "excluded by quant.nodes_to_exclude"
 EXCLUDED_OPERATOR = "excluded by quant.op_types_to_exclude"
+_NARROWING = ("op_types_to_quantize", "op_types_to_exclude", "nodes_to_exclude", "fp16_op_block_list")
 NOT_CHOSEN = "not among quant.op_types_to_quantize"
 
 
@@ -41,18 +49,19 @@ class Selection:
 
 
 def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
-    """What *fields* say of the nodes of *graph*.
+    """What *fields* say of the nodes of *graph* and of the graphs inside of them.
 
     Raises:
         StageError: for a name or pattern that fits nothing.
     """
-    nodes = _matching_nodes(graph, fields.nodes_to_exclude or (), "nodes_to_exclude")
+    everywhere = [node for each in graphs_of(graph) for node in each.node]
+    nodes = _matching_nodes(everywhere, fields.nodes_to_exclude or (), "nodes_to_exclude")
     chosen = matching_op_types(graph, fields.op_types_to_quantize or (), "op_types_to_quantize")
     excluded = matching_op_types(graph, fields.op_types_to_exclude or (), "op_types_to_exclude")
-    present = {node.op_type for node in graph.node} - NOT_COMPUTING
+    present = {node.op_type for node in everywhere} - NOT_COMPUTING
     only = frozenset(chosen if fields.op_types_to_quantize else present) - excluded
     reasons = {}
-    for node in graph.node:
+    for node in everywhere:
         if node.name in nodes:
             reasons[identity(node)] = EXCLUDED_NODE
         elif node.op_type in excluded:
@@ -60,7 +69,29 @@ def select(graph: GraphProto, fields: QuantizeFields) -> Selection:
         elif fields.op_types_to_quantize and node.op_type not in chosen:
             reasons[identity(node)] = NOT_CHOSEN
     narrows = fields.op_types_to_quantize or fields.op_types_to_exclude
-    return Selection(tuple(node.name for node in graph.node if node.name in nodes), only if narrows else None, reasons)
+    return Selection(tuple(node.name for node in everywhere if node.name in nodes), only if narrows else None, reasons)
+
+
+def by_default(graph: GraphProto, fields: QuantizeFields, op_types: tuple[str, ...] | None) -> QuantizeFields:
+    """*fields*, with the operators *op_types* where they name none.
+
+    A *graph*, whose tensors must have types, that has none of these but such as only hand integers on is quantized as a
+    whole: who asks for integers gets them.
+    """
+    if fields.op_types_to_quantize or op_types is None:
+        return fields
+    computing = {name for name in op_types if not issubclass(QDQRegistry.get(name, QDQOperatorBase), _HANDING_ON)}
+    if not any(node.op_type in computing for node in compute_nodes(graph)):
+        return fields
+    return replace(fields, op_types_to_quantize=op_types)
+
+
+def nothing_left(sentence: str, fields: QuantizeFields) -> StageError:
+    """The error *sentence*, with what can be done: change the fields that leave nodes out, if there are any."""
+    named = [f"quant.{name}" for name in _NARROWING if getattr(fields, name)]
+    if named:
+        return StageError(sentence, advice=f"Change {', '.join(named)}, which leaves nodes out, or build it in fp32.")
+    return StageError(sentence, advice="Nothing in it can be in this precision: build it in fp32 (--precision fp32).")
 
 
 def identity(node: NodeProto) -> str:
@@ -77,7 +108,7 @@ def override_types(graph: GraphProto, overrides: Sequence[NodeTypes]) -> dict[st
     found: dict[str, NodeTypes] = {}
     names = {node.name for node in graph.node}
     for override in (override for override in overrides if override.nodes not in names):
-        for name in _matching_nodes(graph, (override.nodes,), "node_overrides"):
+        for name in _matching_nodes(graph.node, (override.nodes,), "node_overrides"):
             other = found.setdefault(name, override)
             if (other.weight_type, other.activation_type) != (override.weight_type, override.activation_type):
                 raise StageError(
@@ -95,7 +126,7 @@ def matching_op_types(graph: GraphProto, patterns: Iterable[str], field: str) ->
     Raises:
         StageError: for one that is neither in the graph nor known.
     """
-    present = {node.op_type for node in graph.node}
+    present = {node.op_type for each in graphs_of(graph) for node in each.node}
     matched: set[str] = set()
     known: set[str] = set()
     for pattern in patterns:
@@ -111,8 +142,8 @@ def matching_op_types(graph: GraphProto, patterns: Iterable[str], field: str) ->
     return frozenset(matched)
 
 
-def _matching_nodes(graph: GraphProto, patterns: Iterable[str], field: str) -> frozenset[str]:
-    names = [node.name for node in graph.node if node.name]
+def _matching_nodes(nodes: Iterable[NodeProto], patterns: Iterable[str], field: str) -> frozenset[str]:
+    names = [node.name for node in nodes if node.name]
     matched: set[str] = set()
     for pattern in patterns:
         # The name itself first: exporters put brackets into names, which a pattern reads as a set of characters.

@@ -1,38 +1,45 @@
 """static: Q and DQ nodes around everything, with scales from the ranges that calibrate measured.
 
 onnxruntime's QDQQuantizer is used without its ``quantize_static``, which raises the opset of a model to 21 for 16-bit
-types, by rewriting nodes that the ranges know nothing of. Below opset 21 such Q and DQ nodes are of ``com.microsoft``.
+types, by rewriting nodes that the ranges know nothing of. Below opset 21 such Q and DQ nodes are of ``com.microsoft``,
+below opset 13 all of a model with a scale for each channel.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import QDQQuantizer, QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from winml_dag.ep.quantization import INTEGERS
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.constants import constant_tensors
+from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.recipe.precision import type_bits
-from winml_dag.stages.float_model import float_tensors
+from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
+from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 from winml_dag.stages.quantize.census import Census, count_qdq
 from winml_dag.stages.quantize.mixed import (
     TensorOverrides,
     activation_overrides,
     own_constants,
+    use_of,
     weight_overrides,
     weights_of,
+    whole_tensors,
 )
 from winml_dag.stages.quantize.outliers import Tamed, tame_outliers
-from winml_dag.stages.quantize.selection import Selection, override_types, select
+from winml_dag.stages.quantize.reciprocals import divide_in_place_of_reciprocals
+from winml_dag.stages.quantize.selection import Selection, nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
 
 INTEGER_TYPES = {
@@ -48,6 +55,8 @@ _OF_MATRICES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
 _SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
 _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
+# The opset from which on the standard has Q and DQ.
+_INTEGERS_FROM = 10
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,21 @@ def insert_qdq(
     Raises:
         StageError: for types that do not go together, a tensor without a range, or another outcome than was asked for.
     """
+    opset = standard_opset(before)
+    if opset < _INTEGERS_FROM:
+        raise StageError(
+            f"The model is written in opset {opset}, and ONNX has integer operators from opset {_INTEGERS_FROM} on.",
+            advice="Export it with opset 17 or later, or convert it with onnx.version_converter.",
+        )
     _require_ranges(before.graph, ranges)
-    tamed = tame_outliers((model.graph, before.graph), ranges, fields, mixes_widths=bool(target.mixes_widths))
-    ranges, fields = tamed.ranges, tamed.fields
-    for graph in (model.graph, before.graph) if fields.node_overrides else ():
-        own_constants(graph, override_types(graph, fields.node_overrides or ()))
+    graphs = (model.graph, before.graph)
+    _split_constants(graphs, fields)
+    if target.rules == "qnn":
+        divide_in_place_of_reciprocals(graphs, fields)
+    tamed = tame_outliers(graphs, ranges, fields, mixes_widths=bool(target.mixes_widths))
+    ranges, fields = _whole_softmax(model.graph, tamed.ranges), tamed.fields
+    if fields.node_overrides:
+        _split_constants(graphs, fields)
     # Not of the model in memory: above 2 GiB, asking for its size is an error.
     settings = qdq_settings(before, fields, target.rules)
     # Without this mark the quantizer infers shapes again, by way of files in the system's temporary folder.
@@ -93,12 +112,52 @@ def insert_qdq(
         sorted(settings.op_types_to_quantize),
         settings.extra_options,
     )
-    quantizer.quantize_model()
+    try:
+        quantizer.quantize_model()
+    except AssertionError as error:
+        raise _no_numbers(before.graph, model.graph) or error from error
     quantizer.model.topological_sort()
     seconds = time.perf_counter() - started
     census = count_qdq(before.graph, quantizer.model.model.graph, select(before.graph, fields).reasons)
     _check(census, fields, before.graph)
     return Insertion(quantizer.model.model, seconds, census, tamed)
+
+
+def _no_numbers(*graphs: GraphProto) -> StageError | None:
+    """The refusal of a constant that has NaN, of which the quantizer says only that it has no scale."""
+    for tensor in (tensor for graph in graphs for tensor in graph.initializer):
+        inside = tensor.data_type == TensorProto.FLOAT and tensor.data_location != TensorProto.EXTERNAL
+        if inside and np.isnan(numpy_helper.to_array(tensor)).any():
+            return StageError(
+                f"The constant {tensor.name!r} has values that are no number (NaN), which no integers stand for.",
+                advice="Leave the nodes that read it in float: quant.nodes_to_exclude.",
+            )
+    return None
+
+
+def _whole_softmax(graph: GraphProto, ranges: Ranges) -> Ranges:
+    """*ranges* with 0 to 1 for what Softmax makes, also where only what reads it is quantized.
+
+    onnxruntime's quantizer does that for a Softmax it quantizes itself. On the CPU, onnxruntime makes one integer
+    operator of any Softmax between DQ and Q, which writes 0 for what is above the range instead of its upper end: a
+    classifier that was surer than in calibration (0.97, and 0.86 at most) gave 0.0 for its first class.
+    """
+    made = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
+    return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(ranges.bounds.keys() & made, (0.0, 1.0))})
+
+
+def _split_constants(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
+    """Split constants of *graphs*, whose nodes have names, that are not of one type and scale for all who read them."""
+    selection = select(graphs[0], fields)
+    own = override_types(graphs[0], fields.node_overrides or ())
+
+    def use(node: NodeProto, position: int) -> Hashable:
+        if not selection.takes(node.op_type) or node.name in selection.nodes:
+            return None
+        return (node.name, position) if node.name in own else use_of(node, position)
+
+    for graph in graphs:
+        own_constants(graph, use)
 
 
 def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -> StaticQuantConfig:
@@ -115,7 +174,7 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -
         )
     selection = select(model.graph, fields)
     if selection.op_types is not None and not selection.op_types:
-        _refuse_nothing()
+        _refuse_nothing(fields)
     if rules == "qnn":
         settings = _qnn_settings(model, fields, weight_type, activation_type, selection)
     elif rules == "onnxruntime":
@@ -127,7 +186,8 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -
             activation_symmetric=bool(fields.activation_symmetric),
             weight_symmetric=fields.weight_symmetric,
             per_channel=bool(fields.per_channel),
-            tensor_quant_overrides=_node_overrides(
+            tensor_quant_overrides=(whole_tensors(model.graph, weight_type) if fields.per_channel else {})
+            | _node_overrides(
                 model.graph, fields, activation_type, fields.weight_symmetric, per_channel=bool(fields.per_channel)
             ),
             op_types_to_quantize=_op_types(selection),
@@ -136,6 +196,12 @@ def qdq_settings(model: ModelProto, fields: QuantizeFields, rules: str | None) -
     else:
         raise StageError(f"Unknown quantization rules {rules!r}.", advice="Known are: qnn, onnxruntime.")
     settings.reduce_range = bool(fields.reduce_range)
+    if fields.per_channel and standard_opset(model) < FIRST_OPSET:
+        settings.extra_options["UseQDQContribOps"] = True
+    constants = constant_tensors(model.graph)
+    if any(node.op_type == "Clip" and not constants.keys() >= {*node.input[1:]} - {""} for node in model.graph.node):
+        # Bounds that are computed: what they were in calibration does not stand for the Clip.
+        settings.extra_options["QDQKeepRemovableActivations"] = True
     return settings
 
 
@@ -182,7 +248,9 @@ def _qnn_settings(
     """
     per_channel = bool(fields.per_channel)
     weight_symmetric = True if weight_type not in _BYTES else fields.weight_symmetric
-    overrides: TensorOverrides = _unsigned_norms(model.graph) if weight_type in _SIGNED_NARROW else {}
+    overrides = whole_tensors(model.graph, weight_type) if fields.per_channel else {}
+    if weight_type in _SIGNED_NARROW:
+        overrides |= _unsigned_norms(model.graph)
     if per_channel and selection.takes("MatMul"):
         overrides |= {
             name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(model.graph)
@@ -291,8 +359,14 @@ def _tensors_data(ranges: Ranges) -> TensorsData:
 
 def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
     """What was asked for is there: the tools skip what they cannot do."""
+    if not census.quantized and (inside := sum(1 for _ in compute_nodes_inside(graph))):
+        raise StageError(
+            f"No node of the model could be quantized: {inside} are inside of If, Loop or Scan, which static"
+            " quantization does not reach.",
+            advice="Precision dynamic, w4a32 or fp16 takes them too.",
+        )
     if not census.quantized:
-        _refuse_nothing()
+        _refuse_nothing(fields)
     overrides = fields.node_overrides or ()
     others = {override.activation_type for override in overrides if override.activation_type}
     found = set(census.activations)
@@ -314,10 +388,8 @@ def _has_matrices(graph: GraphProto) -> bool:
     return any(node.op_type in _OF_MATRICES and constants & set(node.input[1:2]) for node in graph.node)
 
 
-def _refuse_nothing() -> NoReturn:
-    raise StageError(
-        "No node of the model could be quantized.", advice="See quant.op_types_to_quantize and quant.nodes_to_exclude."
-    )
+def _refuse_nothing(fields: QuantizeFields) -> NoReturn:
+    raise nothing_left("No node of the model could be quantized.", fields)
 
 
 def _texts(counts: Mapping[str, int]) -> str:

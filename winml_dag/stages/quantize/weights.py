@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Iterator, Set
 from pathlib import Path
 
 import onnx
@@ -13,12 +13,19 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_replaced
-from winml_dag.stages.quantize.selection import Selection, identity, select
+from winml_dag.stages.quantize.mixed import own_constants
+from winml_dag.stages.quantize.selection import Selection, identity, nothing_left, select
 
 _DYNAMIC_TYPES = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
 _DYNAMIC_OPERATORS = frozenset({*IntegerOpsRegistry, "Gemm"})
+_BLOCK_OPERATORS = frozenset({"MatMul", "Gemm"})
+# Made of LSTM; its weights are signed, whatever is asked for.
+_LSTM = "DynamicQuantizeLSTM"
+# The inputs whose constants onnxruntime transposes.
+_TRANSPOSED = {"Gemm": (1,), "LSTM": (1, 2)}
 _SMALLEST_BLOCK = 16
 # What onnxruntime does not know, it leaves alone.
 _HIDDEN_GEMM = "LeftOutGemm"
@@ -42,11 +49,13 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
             f"Dynamic quantization has 8-bit weights only, not {weight_type}.", advice="Use weight_type uint8 or int8."
         )
     selection = select(before.graph, fields)
-    left_out = {*selection.nodes, *_not_taken(model.graph, selection)}
+    left_out = {*selection.nodes, *_not_taken(model.graph, selection), *_with_computed_weights(model.graph)}
     _gemms_to_matmuls(model, left_out)
     op_types = {op_type for op_type in _DYNAMIC_OPERATORS if selection.takes(op_type)}
     external = _save(model, _MATMULS_FILE)
     options = {} if fields.weight_symmetric is None else {"WeightSymmetric": fields.weight_symmetric}
+    if any(graphs_inside(model.graph.node)):
+        options["EnableSubgraph"] = True
     quantize_dynamic(
         _MATMULS_FILE,
         _DYNAMIC_FILE,
@@ -62,7 +71,8 @@ def quantize_dynamically(model: ModelProto, before: ModelProto, fields: Quantize
     )
     quantized = onnx.load(_DYNAMIC_FILE)
     why = _why(before.graph, selection, _DYNAMIC_OPERATORS)
-    return quantized, _checked(count_replaced(before.graph, quantized.graph, why), weight_type)
+    types = {weight_type, *(["int8"] if any(node.op_type == _LSTM for node in _nodes(quantized.graph)) else [])}
+    return quantized, _checked(count_replaced(before.graph, quantized.graph, why), types, fields, _DYNAMIC_OPERATORS)
 
 
 def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFields) -> tuple[ModelProto, Census]:
@@ -96,21 +106,26 @@ def quantize_weights(model: ModelProto, before: ModelProto, fields: QuantizeFiel
     )
     quantizer.process()
     quantized = quantizer.model.model
-    _drop_repeated_initializers(quantized.graph)
-    why = _why(before.graph, selection, frozenset({"MatMul", "Gemm"}))
-    return quantized, _checked(count_replaced(before.graph, quantized.graph, why), f"uint{bits}")
+    for graph in graphs_of(quantized.graph):
+        _drop_repeated_initializers(graph)
+    why = _why(before.graph, selection, _BLOCK_OPERATORS)
+    census = count_replaced(before.graph, quantized.graph, why)
+    return quantized, _checked(census, {f"uint{bits}"}, fields, _BLOCK_OPERATORS)
 
 
 def _not_taken(graph: GraphProto, selection: Selection) -> set[str]:
     """MatMul or Gemm nodes that the config does not want: later they all are MatMul, so they are left out by name."""
     return {
-        node.name for node in graph.node if node.op_type in ("MatMul", "Gemm") and not selection.takes(node.op_type)
+        node.name
+        for each in graphs_of(graph)
+        for node in each.node
+        if node.op_type in ("MatMul", "Gemm") and not selection.takes(node.op_type)
     }
 
 
 def _why(graph: GraphProto, selection: Selection, ruled: Collection[str]) -> Callable[[NodeProto], str]:
     """What tells why a node stayed as it was, where there are rules for the operators *ruled*."""
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = {tensor.name: tensor for each in graphs_of(graph) for tensor in each.initializer}
 
     def why(node: NodeProto) -> str:
         if (chosen := selection.reasons.get(identity(node))) is not None:
@@ -127,32 +142,39 @@ def _why(graph: GraphProto, selection: Selection, ruled: Collection[str]) -> Cal
     return why
 
 
+def _with_computed_weights(graph: GraphProto) -> set[str]:
+    """Conv nodes that onnxruntime fails on."""
+    constants = {tensor.name for each in graphs_of(graph) for tensor in each.initializer}
+    return {node.name for node in _nodes(graph) if node.op_type == "Conv" and node.input[1] not in constants}
+
+
+def _use(node: NodeProto, position: int) -> Hashable:
+    return (node.name, position) if position in _TRANSPOSED.get(node.op_type, ()) else None
+
+
 def _gemms_to_matmuls(model: ModelProto, left_out: Collection[str]) -> None:
     """Make each Gemm that is not *left_out* a MatMul and an Add, which is what onnxruntime's tools quantize.
 
-    onnxruntime transposes the weight where it is, whoever else reads it: so each Gemm first gets a weight of its own.
+    onnxruntime transposes the weights of Gemm and LSTM where they are, whoever else reads them: they get their own.
     """
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    uses = [name for node in model.graph.node for name in node.input]
-    for index, node in enumerate(model.graph.node):
-        if node.op_type == "Gemm" and node.input[1] in weights and uses.count(node.input[1]) > 1:
-            own = model.graph.initializer.add()
-            own.CopyFrom(weights[node.input[1]])
-            own.name = f"{own.name}_of_node_{index}"
-            node.input[1] = own.name
-    for node in model.graph.node:
+    own_constants(model.graph, _use, inside=True)
+    for node in _nodes(model.graph):
         if node.op_type == "Gemm" and node.name in left_out:
             node.op_type = _HIDDEN_GEMM
     ONNXModel(model).replace_gemm_with_matmul()
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         if node.op_type == _HIDDEN_GEMM:
             node.op_type = "Gemm"
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    return (node for each in graphs_of(graph) for node in each.node)
 
 
 def _save(model: ModelProto, path: Path) -> bool:
     """Write *model* for onnxruntime's tools, with its weights apart when they need that."""
     # Tensor by tensor: above 2 GiB, asking for the size of the model is an error.
-    size: int = sum(tensor.ByteSize() for tensor in model.graph.initializer)
+    size: int = sum(tensor.ByteSize() for graph in graphs_of(model.graph) for tensor in graph.initializer)
     external = size >= _LARGEST_EMBEDDED
     onnx.save(model, path, save_as_external_data=external)
     return external
@@ -175,12 +197,13 @@ def _drop_repeated_initializers(graph: GraphProto) -> None:
     graph.initializer.extend(copies)
 
 
-def _checked(census: Census, weight_type: str) -> Census:
+def _checked(census: Census, weight_types: Set[str], fields: QuantizeFields, ruled: Collection[str]) -> Census:
     if not census.quantized:
-        raise StageError(
-            "The model has no weights that could be quantized.",
-            advice="This mode takes constant matrices; see quant.op_types_to_quantize and quant.nodes_to_exclude.",
+        raise nothing_left(
+            f"The model has no weights that could be quantized: it computes with {', '.join(census.skipped)}, and this"
+            f" mode takes constant weights of {', '.join(sorted(ruled))}.",
+            fields,
         )
-    if census.weights and weight_type not in census.weights:
-        raise StageError(f"Weights came out as {', '.join(census.weights)} instead of {weight_type}.")
+    if census.weights and not census.weights.keys() & weight_types:
+        raise StageError(f"Weights came out as {', '.join(census.weights)} instead of {', '.join(weight_types)}.")
     return census

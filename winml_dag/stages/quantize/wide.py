@@ -22,7 +22,7 @@ _ADDING = frozenset({"Add", "Sub"})
 # Their results are as fine as their data, which is constant: the rows of a table.
 _LOOKING_UP = frozenset({"Gather"})
 
-_CHANNEL_AXIS = {"Gemm": 1, "Conv": 0}
+_CHANNEL_AXIS = {"Gemm": 1, "Conv": 0, "ConvTranspose": 1}
 
 
 def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[str, ...]:
@@ -59,18 +59,21 @@ def _behind(source: str, typical: float, makers: Mapping[str, NodeProto], ranges
         seen.update(behind)
 
 
-def with_large_bias(graph: GraphProto, names: Iterable[str], ranges: Ranges) -> frozenset[str]:
-    """Those of the nodes *names* whose bias is beyond int32 with 16-bit activations and 8-bit weights.
+def with_large_bias(graph: GraphProto, activation_steps: Mapping[str, int], ranges: Ranges) -> frozenset[str]:
+    """Those nodes whose bias is beyond int32 with 8-bit weights; of *activation_steps*, by name, and so many steps.
 
-    The scale of a bias is that of the input times that of the weight. What is beyond int32 would be cut off, silently
-    and in every w8a16 model; with symmetric weights, onnxruntime makes their scale larger for the channels concerned.
+    The scale of a bias is that of the input times that of the weight. What is beyond int32 would be cut off, silently;
+    with symmetric weights, onnxruntime makes their scale larger for the channels concerned.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    chosen = set(names)
-    return frozenset(node.name for node in graph.node if node.name in chosen and _overflows(node, constants, ranges))
+    return frozenset(
+        node.name
+        for node in graph.node
+        if node.name in activation_steps and _overflows(node, activation_steps[node.name], constants, ranges)
+    )
 
 
-def _overflows(node: NodeProto, constants: Mapping[str, TensorProto], ranges: Ranges) -> bool:
+def _overflows(node: NodeProto, activation_steps: int, constants: Mapping[str, TensorProto], ranges: Ranges) -> bool:
     axis = _CHANNEL_AXIS.get(node.op_type)
     if axis is None or len(node.input) < 3 or not set(node.input[1:3]) <= constants.keys():
         return False
@@ -79,6 +82,10 @@ def _overflows(node: NodeProto, constants: Mapping[str, TensorProto], ranges: Ra
     weight, bias = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[1:3])
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
     low, high = ranges.bounds[node.input[0]]
-    step = (max(high, 0.0) - min(low, 0.0)) / 65535
+    step = (max(high, 0.0) - min(low, 0.0)) / activation_steps
     steps = (np.maximum(channels.max(1), 0) - np.minimum(channels.min(1), 0)) / 255
-    return bool((np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * step * steps).any())
+    if steps.size != bias.size:  # of groups
+        steps = steps.max()
+    # Where either has no range at all, its scale is 1.
+    scale = np.where(step * steps > 0, step * steps, np.inf)
+    return bool((np.abs(bias.reshape(-1)) > np.iinfo(np.int32).max * scale).any())

@@ -14,10 +14,15 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.stages.float_model import open_session, refuse_unless_float, write_typed
+from winml_dag.onnxmodel.metadata import carry_metadata
+from winml_dag.onnxmodel.scopes import sort_nodes
+from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
+from winml_dag.stages.quantize.aside import set_aside
 from winml_dag.stages.quantize.census import Census
 from winml_dag.stages.quantize.mixed import name_nodes
+from winml_dag.stages.quantize.soundness import check_sound
 from winml_dag.stages.ranges import Ranges
 
 QUANTIZED_FILE = "quantized.onnx"
@@ -45,7 +50,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     tensors; ``size_before_bytes``, ``size_after_bytes``, with weights; for static ``qdq_insertion_time_seconds``,
     ``zero_additions_taken_out``, and of 8-bit activations ``equalized_tensors`` and ``activations_kept_at_16_bits``,
     to spare them outliers;
-    ``postproc_time_seconds``, of writing the model and loading it to see that it can be.
+    ``postproc_time_seconds``, of writing the model and running it to see that it can be.
 
     Raises:
         StageError: for a model that is not in float32, or when something else than what was asked for would come out.
@@ -60,15 +65,12 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     result = quantize_typed(_MODEL_FILE, read_ranges(workspace), config)
     started = time.perf_counter()
     output = workspace.outputs["model"] / QUANTIZED_FILE
-    # Our own notes of inputs and outputs get lost in some of onnxruntime's tools.
-    _restore_metadata(result.model)
+    for graph in graphs_of(result.model.graph):
+        sort_nodes(graph)
+    carry_metadata(onnx.load(_MODEL_FILE, load_external_data=False), result.model)
     save_model(result.model, output)
-    if fields.mode == "fp16":
-        from winml_dag.stages.quantize.half import check_runs
-
-        check_runs(output, _MODEL_FILE)
-    else:
-        open_session(output, "the quantized model")
+    # What is for QNN never meets onnxruntime's own fusions.
+    check_sound(output, _MODEL_FILE, _called(fields.mode), optimized=config.target.rules != "qnn")
     seconds = time.perf_counter() - started
     return {
         "mode": fields.mode,
@@ -88,19 +90,30 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     Raises:
         StageError: as :func:`run`.
     """
-    fields = config.quant
     model, before = onnx.load(source), onnx.load(source, load_external_data=False)
-    # A node can only be left out, or be told of, by its name.
-    name_nodes(model.graph)
-    name_nodes(before.graph)
+    graphs = (model.graph, before.graph)
+    for graph in graphs:
+        # A node can only be left out, or be told of, by its name.
+        name_nodes(graph)
+    aside = set_aside(graphs)
+    quantized = _quantize(model, before, ranges.renamed(aside.renamed) if ranges else None, config)
+    aside.put_back(quantized.model.graph)
+    return quantized
+
+
+def _quantize(model: ModelProto, before: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
+    """*before* is *model*, which is changed on the way; it may be without its external weights."""
+    fields = config.quant
     # Each mode imports its own tools: those of all together take 0.9 s.
     if fields.mode == "static":
         if ranges is None:
             raise StageError(
                 "Static quantization needs activation ranges.", advice="Put the calibrate stage before it."
             )
+        from winml_dag.stages.quantize.selection import by_default
         from winml_dag.stages.quantize.static import insert_qdq
 
+        fields = by_default(before.graph, fields, config.target.op_types)
         insertion = insert_qdq(model, before, ranges, fields, config.target)
         more: dict[str, JsonValue] = {
             "qdq_insertion_time_seconds": insertion.seconds,
@@ -132,10 +145,8 @@ def read_ranges(workspace: Workspace) -> Ranges | None:
     return ranges
 
 
-def _restore_metadata(model: ModelProto) -> None:
-    original = onnx.load(_MODEL_FILE, load_external_data=False).metadata_props
-    del model.metadata_props[:]
-    model.metadata_props.extend(original)
+def _called(mode: str) -> str:
+    return "the model in float16" if mode == "fp16" else "the quantized model"
 
 
 def _size(model: Path) -> int:

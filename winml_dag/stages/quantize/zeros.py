@@ -14,7 +14,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from winml_dag.onnxmodel.constants import constant_tensors
-from winml_dag.onnxmodel.subgraphs import graphs_inside
+from winml_dag.onnxmodel.subgraphs import read_inside
 from winml_dag.stages.ranges import Ranges
 
 _Shape = tuple[int | str, ...]
@@ -34,7 +34,7 @@ def take_out_zero_additions(
     """
     constants = constant_tensors(graphs[0])
     shapes = _shapes(graphs[0])
-    read_elsewhere = {value.name for value in graphs[0].output} | _read_in_subgraphs(graphs[0])
+    read_elsewhere = {value.name for value in graphs[0].output} | read_inside(graphs[0].node)
     replaced: dict[str, str] = {}
     turned: set[str] = set()
     for node in graphs[0].node:
@@ -87,10 +87,6 @@ def _shape(value: ValueInfoProto) -> _Shape:
     return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-def _read_in_subgraphs(graph: GraphProto) -> set[str]:
-    return {name for inner in graphs_inside(graph.node) for node in inner.node for name in node.input}
-
-
 def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], constants: Collection[str]) -> None:
     gone = [node for node in graph.node if node.output and node.output[0] in replaced]
     nodes = [node for node in graph.node if not (node.output and node.output[0] in replaced)]
@@ -99,7 +95,7 @@ def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], co
             node.input[position] = replaced.get(name, name)
         if node.op_type == "Add" and node.output[0] in turned:
             node.input[0], node.input[1] = sorted(node.input, key=lambda name: name not in constants)
-    read = {name for node in nodes for name in node.input} | _read_in_subgraphs(graph)
+    read = {name for node in nodes for name in node.input} | read_inside(graph.node)
     unread = {name for node in gone for name in node.input if name in constants} - read
     nodes = [node for node in nodes if not (node.op_type == "Constant" and node.output[0] in unread)]
     del graph.node[:]

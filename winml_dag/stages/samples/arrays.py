@@ -17,6 +17,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples.fit import check_names, fit
 from winml_dag.stages.samples.samples import Array, Feed, Samples
@@ -180,4 +181,4 @@ def _readable(file: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError) as error:
-        raise StageError(f"The data {file} cannot be read: {error}", advice=_SAVE) from error
+        raise StageError(f"The data {file} cannot be read: {explanation(error)}.", advice=_SAVE) from error

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples import IMAGE_COLUMN, TEXT_COLUMNS
 from winml_dag.stages.samples.fit import fit
@@ -108,5 +109,5 @@ def _array(value: Any, name: str, number: int) -> Array:
         if array.dtype.hasobject:
             raise ValueError("its lists are of different lengths")
     except ValueError as error:
-        raise StageError(f"Row {number} of the data has no array for input {name!r}: {error}") from error
+        raise StageError(f"Row {number} of the data has no array for input {name!r}: {explanation(error)}.") from error
     return array

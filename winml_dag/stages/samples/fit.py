@@ -61,9 +61,12 @@ def _cast(array: Array, spec: InputSpec, where: str) -> Array:
     try:
         dtype = np.dtype(spec.dtype)
     except TypeError as error:
-        raise StageError(f"Input {spec.name!r} is of type {spec.dtype}, of which there are no arrays.") from error
+        raise StageError(
+            f"Input {spec.name!r} is of type {spec.dtype}, and models are run here on tensors of numbers only.",
+            advice="The precision fp32 with --no-validate builds it.",
+        ) from error
     if np.can_cast(array.dtype, dtype, "same_kind"):
-        converted = array.astype(dtype)
+        converted = np.asarray(array, dtype)  # numpy may have made a number of an array without axes
         if dtype.kind not in "iu" or np.array_equal(converted, array):
             return converted
     raise StageError(

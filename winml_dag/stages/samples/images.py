@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples.fit import fit
 from winml_dag.stages.samples.processor import Processor
@@ -48,5 +49,5 @@ def open_image(source: Path | bytes, name: str) -> Image:
     # Of a file that is no image, or a part of one; of one that would fill the memory.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise StageError(
-            f"The data {name} is not an image that can be read: {error}", advice="Take it away."
+            f"The data {name} is not an image that can be read: {explanation(error)}.", advice="Take it away."
         ) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples.samples import Array
 
@@ -175,4 +176,6 @@ class Processor:
         try:
             return loader.from_pretrained(str(self.folder), local_files_only=True, trust_remote_code=False, **options)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise StageError(f"There is no {what} that can be loaded in the processor folder: {error}") from error
+            raise StageError(
+                f"There is no {what} that can be loaded in the processor folder: {explanation(error)}."
+            ) from error

@@ -10,19 +10,41 @@ from pathlib import Path
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.stages.quality import RANDOM
+from winml_dag.stages.ranges import Provenance, Ranges
 from winml_dag.stages.samples import SUFFIXES, TABLES, Columns, kind_of
 from winml_dag.stages.samples.arrays import npy_samples, npz_samples
 from winml_dag.stages.samples.processor import Processor
-from winml_dag.stages.samples.samples import Feed, Samples, random_samples
+from winml_dag.stages.samples.samples import Fed, Feed, Samples, random_samples
 
 
 @dataclass(frozen=True)
 class Given:
-    """Samples to validate on, the field of a recipe that they come from, and whether calibration has seen none."""
+    """Samples to validate on, and the field of a recipe that they come from.
 
-    samples: Samples
+    ``ranges``: where those come from that the model has; None where nobody says, or where it has none, which is
+    ``calibrated``.
+    """
+
+    fed: Fed
     source: str
-    held_out: bool
+    calibrated: bool = False
+    ranges: Provenance | None = None
+
+    @property
+    def samples(self) -> Samples:
+        return self.fed.samples
+
+    @property
+    def held_out(self) -> bool | None:
+        """Whether calibration has seen none of the samples, by their contents; None where that is not known. It is as
+        soon as they have been read.
+        """
+        if not self.calibrated or self.samples.kind == RANDOM:
+            return True
+        if self.ranges is None or (self.ranges.data != RANDOM and not self.ranges.seen):
+            return None
+        return not {*self.ranges.seen} & {*self.fed.each}
 
     def __str__(self) -> str:
         return f"{self.samples.count} {self.samples.kind} sample{'s' * (self.samples.count != 1)}"
@@ -48,10 +70,11 @@ def samples_to_validate(
     *,
     count: int | None,
     seed: int | None,
-    held_out: bool | None,
+    calibrated: bool,
 ) -> Given:
-    """*count* samples: the first ones of the stage's input ``input_data`` (None: all), which are *held_out* or not;
-    without it, those that calibration leaves of its input ``data``; without both, random ones from *seed*.
+    """*count* samples: the first ones of the stage's input ``input_data`` (None: all); without it, those that
+    calibration leaves of its input ``data``; without both, random ones from *seed*. *calibrated*: whether the model has
+    ranges, which may be those in the stage's input ``ranges``.
 
     Raises:
         StageError: as :func:`read_samples`.
@@ -59,13 +82,16 @@ def samples_to_validate(
     if workspace.has("input_data"):
         with _named("validate.input_data"):
             samples = samples_of(workspace, inputs, columns, slot="input_data").first(count)
-        return Given(replace(samples, read=_reading(samples)), "validate.input_data", held_out is True)
-    assert count is not None
-    if workspace.has("data"):
-        samples = samples_of(workspace, inputs, columns)
-        return Given(samples.held_out(count), "quant.calibration_data", samples.count > 1)
-    assert seed is not None
-    return Given(random_samples(inputs, count, seed, "uniform", purpose="validate"), "validate.seed", held_out=True)
+        samples, source = replace(samples, read=_reading(samples)), "validate.input_data"
+    elif workspace.has("data"):
+        assert count is not None
+        samples, source = samples_of(workspace, inputs, columns).held_out(count), "quant.calibration_data"
+    else:
+        assert count is not None
+        assert seed is not None
+        samples, source = random_samples(inputs, count, seed, "uniform", purpose="validate"), "validate.seed"
+    ranges = Ranges.read(workspace.input_file("ranges", ".json")) if workspace.has("ranges") else None
+    return Given(Fed(samples), source, calibrated, None if ranges is None else ranges.provenance)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast, get_args
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import Distribution, InputSpec, random_feed
+from winml_dag.stages.quality import RANDOM
 
 Array: TypeAlias = NDArray[np.generic]
 Feed: TypeAlias = Mapping[str, Array]
@@ -77,19 +79,37 @@ def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribut
     if distribution not in known:
         raise StageError(f"Unknown distribution {distribution!r}.", advice=f"Known are: {', '.join(known)}.")
     chosen = cast(Distribution, distribution)
-    return Samples.one_by_one("random", count, lambda number: random_feed(inputs, f"{seed}{purpose}", number, chosen))
+    return Samples.one_by_one(RANDOM, count, lambda number: random_feed(inputs, f"{seed}{purpose}", number, chosen))
+
+
+@contextmanager
+def explained(kind: str, give: str = "validate.input_data or quant.calibration_data") -> Iterator[None]:
+    """A model that fails on samples of this *kind*, when they are random, says that this is the likely reason, and
+    which field has real ones instead: *give*.
+    """
+    try:
+        yield
+    except StageError as error:
+        if kind != RANDOM:
+            raise
+        raise StageError(
+            error.message,
+            advice=f"Its inputs were random, which is the likely reason: give real ones ({give}), or export"
+            " the model with a value_range for the input that has to stay within bounds.",
+        ) from error
 
 
 class Fed:
     """*samples* under watch: whoever goes through ``samples`` leaves the ``digest`` of the arrays that came out, which
-    is the same for the same arrays in the same order, whatever files they came from; and ``seconds``, how long it took
-    to make them, over all passes.
+    is the same for the same arrays in the same order, whatever files they came from. Over all passes: ``each``, the
+    digests of single samples; and ``seconds``, how long it took to make them.
     """
 
     def __init__(self, samples: Samples) -> None:
         self.samples = replace(samples, read=self._read)
         self._given = samples
         self._hash = xxhash.xxh3_128()
+        self.each: dict[str, None] = {}
         self.seconds = 0.0
 
     @property
@@ -102,10 +122,16 @@ class Fed:
         while True:
             started = time.perf_counter()
             feed = next(feeds, None)
+            alone = xxhash.xxh3_128()
             for name, array in sorted((feed or {}).items()):
                 digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
+                data = np.ascontiguousarray(array).tobytes()
+                digest.update(data)
+                # Without the shape: a batch axis more makes no other sample.
+                alone.update(f"{name}\0{array.dtype.str}\0".encode())
+                alone.update(data)
             self.seconds += time.perf_counter() - started
             if feed is None:
                 return
+            self.each[alone.hexdigest()] = None
             yield feed

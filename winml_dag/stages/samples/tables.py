@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.stages.samples import kind_of
 
 # Values as the file has them: numbers, texts, lists, and for an image its bytes.
@@ -185,5 +186,5 @@ def _readable(file: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError, KeyError, RecursionError, csv.Error) as error:  # pyarrow's errors are ValueErrors
         raise StageError(
-            f"The data {file.name} cannot be read: {error}", advice="Write it again, or take it away."
+            f"The data {file.name} cannot be read: {explanation(error)}.", advice="Write it again, or take it away."
         ) from error

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.samples.fit import fit
 from winml_dag.stages.samples.processor import Processor
@@ -49,4 +50,4 @@ def _texts(files: Sequence[Path]) -> Iterator[str]:
             with file.open(encoding="utf-8-sig") as lines:
                 yield from (text for line in lines if (text := line.strip()))
         except UnicodeDecodeError as error:
-            raise StageError(f"The data {file.name} is not text in UTF-8: {error}") from error
+            raise StageError(f"The data {file.name} is not text in UTF-8: {explanation(error)}.") from error

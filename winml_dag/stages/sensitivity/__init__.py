@@ -38,13 +38,13 @@ class SamplesFields:
             ``input_data`` input.
         seed: of random inputs, which are used when there is neither; None when there is one.
         classifies: whether the first output has scores of classes, whatever it is called.
-        held_out: whether calibration has seen nothing of an ``input_data`` input; None without one.
+        calibrated: whether the ranges may be found on the samples.
     """
 
     samples: int | None
     seed: int | None
     classifies: bool
-    held_out: bool | None = None
+    calibrated: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SensitivityConfig:
 
 SENSITIVITY = Stage(
     name="sensitivity",
-    version=4,
+    version=5,
     work="winml_dag.stages.sensitivity.work:run",
     config="winml_dag.stages.sensitivity:SensitivityConfig",
     inputs={

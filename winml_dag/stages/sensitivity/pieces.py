@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.errors import StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.subgraphs import subgraphs
 from winml_dag.stages.sensitivity.replacement import Replacement
 
@@ -131,7 +132,7 @@ class Pieces:
         try:
             return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's errors have no base class of their own
-            raise StageError(f"onnxruntime cannot load a part of the model: {error}") from error
+            raise StageError(f"onnxruntime cannot load a part of the model: {explanation(error)}.") from error
 
 
 def reads(node: NodeProto) -> list[str]:
@@ -156,7 +157,7 @@ def run_session(session: ort.InferenceSession, values: Values) -> dict[str, Arra
     try:
         results = session.run(names, {argument.name: values[argument.name] for argument in session.get_inputs()})
     except Exception as error:  # onnxruntime's errors have no base class of their own
-        raise StageError(f"The model failed on a sample: {error}") from error
+        raise StageError(f"The model failed on a sample: {explanation(error)}.") from error
     return dict(zip(names, results, strict=True))
 
 

@@ -22,7 +22,7 @@ from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.quantize.outliers import tame_outliers
-from winml_dag.stages.quantize.selection import identity
+from winml_dag.stages.quantize.selection import by_default, identity
 from winml_dag.stages.quantize.work import Quantized, quantize_typed, read_ranges
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_to_validate
@@ -45,7 +45,7 @@ _MODEL_FILE = Path("float.onnx")
 @dataclass(frozen=True)
 class _Findings:
     samples: Samples
-    held_out: bool
+    held_out: bool | None
     costs: Sequence[NodeCost]
     reliefs: Sequence[Relief]
 
@@ -94,9 +94,9 @@ def _name_nodes(model_file: Path) -> None:
 def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[InputSpec]) -> _Findings:
     columns, wanted = Columns(config.quant.columns_mapping or {}), config.validate
     given = samples_to_validate(
-        workspace, inputs, columns, count=wanted.samples, seed=wanted.seed, held_out=wanted.held_out
+        workspace, inputs, columns, count=wanted.samples, seed=wanted.seed, calibrated=wanted.calibrated
     )
-    samples, held_out = given.samples, given.held_out
+    samples = given.samples
     feeds = list(samples)
     ranges = read_ranges(workspace)
     quantize = QuantizeConfig(config.quant, config.target)
@@ -105,7 +105,8 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     names = {node.name for node in base.graph.node}
     if ranges is not None:
         # As quantize did: of the same values, in float, but other ones in between.
-        tame_outliers((base.graph,), ranges, config.quant, mixes_widths=bool(config.target.mixes_widths))
+        fields = by_default(base.graph, config.quant, config.target.op_types)
+        tame_outliers((base.graph,), ranges, fields, mixes_widths=bool(config.target.mixes_widths))
     replacements = with_second_ones(base.graph, _replacements(base.graph, quantized, config), names)
     pieces = Pieces(base, [one.covers for one in replacements], quantized.model, feeds[0])
     outputs = [list(pieces.finish(0, feed).values()) for feed in feeds]
@@ -115,7 +116,7 @@ def _find(config: SensitivityConfig, workspace: Workspace, inputs: Sequence[Inpu
     costs = rank(base.graph, names, replacements, pieces, reference, workspace.progress)
     del pieces, quantized
     reliefs = relieve(_MODEL_FILE, ranges, quantize, [cost.name for cost in costs], reference, workspace.progress)
-    return _Findings(samples, held_out, costs, reliefs)
+    return _Findings(samples, given.held_out, costs, reliefs)
 
 
 def _replacements(graph: GraphProto, quantized: Quantized, config: SensitivityConfig) -> list[Replacement]:

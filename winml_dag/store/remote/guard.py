@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypeVar
 
+from winml_dag.explanation import explanation
 from winml_dag.store.remote.attempt import LEAST_BYTES_PER_SECOND, Attempt
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
@@ -277,6 +278,6 @@ def _in_our_words(work: Callable[[Attempt[T]], T]) -> Callable[[Attempt[T]], T]:
         except (RemoteError, KeyError):
             raise
         except Exception as error:
-            raise RemoteError("failing", f"cannot be used ({type(error).__name__}: {error})") from error
+            raise RemoteError("failing", f"cannot be used ({explanation(error)})") from error
 
     return told

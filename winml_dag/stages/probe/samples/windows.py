@@ -149,6 +149,28 @@ def _grid_sample(draw: Draw) -> Draft:
                  opsets=(20, 99) if later else (16, 19))  # fmt: skip
 
 
+def _roi_align(draw: Draw) -> Draft:
+    least = 10
+    attributes: dict[str, Any] = {}
+    if draw.chance(0.6):
+        attributes["mode"] = draw.choice(("avg", "max"))
+    if draw.chance(0.4):
+        attributes["coordinate_transformation_mode"], least = draw.choice(("half_pixel", "output_half_pixel")), 16
+    for name, values in (("output_height", (1, 2, 5)), ("output_width", (1, 2, 5)), ("sampling_ratio", (0, 1, 2))):
+        if draw.chance(0.7):
+            attributes[name] = draw.choice(values)
+    if draw.chance(0.5):
+        attributes["spatial_scale"] = draw.choice((0.25, 0.5, 1.0))
+    batch, boxes = _batch(draw), draw.choice((1, 2, 3))
+    corners = np.concatenate([draw.floats((boxes, 2), 0.0, 4.0), draw.floats((boxes, 2), 5.0, 9.0)], axis=1)
+    inputs: list[Array | None] = [
+        draw.floats((batch, draw.choice((1, 3)), 10, 10)),
+        corners,
+        draw.integers((boxes,), 0, batch - 1),
+    ]
+    return Draft("RoiAlign", inputs, attributes, opsets=(least, 99), weights=frozenset({1, 2}))
+
+
 def _lrn(draw: Draw) -> Draft:
     return Draft("LRN", [draw.floats((_batch(draw), draw.choice((3, 8)), 5, 5))], {"size": draw.choice((3, 5))})
 
@@ -164,4 +186,5 @@ OPERATORS: Mapping[str, tuple[Maker, float]] = {
     "Upsample": (_upsample, 0.5),
     "GridSample": (_grid_sample, 1.5),
     "LRN": (_lrn, 0.6),
+    "RoiAlign": (_roi_align, 0.6),
 }

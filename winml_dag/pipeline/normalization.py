@@ -1,0 +1,94 @@
+"""Whether an ONNX file needs to be normalized before anything else, and how: told from its graph alone.
+
+A file that needs nothing has no such stage, so its builds have the keys that they would have without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+from winml_dag.ep.registry import Target
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.asked import Asked
+from winml_dag.pipeline.inputshapes import AskedShapes, shapes_for
+from winml_dag.pipeline.sources import OnnxFile
+from winml_dag.recipe.schema import Export, Recipe
+from winml_dag.stages import kinds
+from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """``config`` None: there is nothing to do. ``notices``: what was decided that nobody asked for."""
+
+    config: NormalizeConfig | None = None
+    notices: tuple[str, ...] = ()
+
+
+def normalization_for(
+    onnx: OnnxFile, asked: AskedShapes, target: Target, *, compiles: bool, quantizes: bool
+) -> Normalization:
+    """What *onnx* needs for *target*. *compiles*: whether it is compiled ahead of time, which takes fixed shapes
+    whatever the provider; *quantizes*: whether its activations become integers.
+
+    Raises:
+        UsageError: for sizes that the model cannot have, or that the target needs and nobody gives.
+    """
+    if onnx.kind == kinds.COMPILED_MODEL:
+        if not asked.is_empty:
+            raise UsageError(
+                f"{onnx.path} is a compiled model, and its shapes are part of its binary.",
+                advice="Leave the sizes out, or give the ONNX model that it was compiled from.",
+            )
+        return Normalization()
+    summary = onnx.summary
+    fixed_for = target.ep.name if target.ep.fixed_shapes or compiles else ""
+    found = shapes_for(summary.inputs, asked, fixed_for)
+    ranges = {tensor.name: tensor.value_range for tensor in asked.tensors if tensor.value_range is not None}
+    tensors = {
+        spec.name: GivenInput(found.shapes.get(spec.name), ranges.get(spec.name))
+        for spec in summary.inputs
+        if spec.name in found.shapes or spec.name in ranges
+    }
+    opset = summary.opsets.get("", 0)
+    # Integers alone: float16 and float32 of these models are as good in the opset that they have, and keep their keys.
+    raises = quantizes and onnx.kind == kinds.FLOAT_MODEL and 0 < opset < FIRST_OPSET
+    if not (tensors or raises or summary.listed_initializers):
+        return Normalization()
+    notices = (found.notice,) if found.notice else ()
+    return Normalization(NormalizeConfig(GivenInputs(tensors), raises), notices)
+
+
+def asked_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> AskedShapes:
+    """What recipe and options say of the inputs of *onnx*. *whole*: it is for a build from this model on, and not for
+    one stage, which may be given what a build of the recipe has made.
+
+    The recipe's section counts where the recipe is for an ONNX model: else it says how another one is exported.
+    """
+    now = (asked.overrides.settings or {}).get("export", {})
+    section = asked.recipe.export
+    if section is None or not (now or _is_for_onnx(asked.recipe)):
+        return AskedShapes()
+    counts = section.model_fields_set if _is_for_onnx(asked.recipe) else set(now)
+    sizes = section.shape_config if "shape_config" in counts else None
+    if sizes and not whole and "shape_config" not in now:
+        there = {dim for spec in onnx.summary.inputs for dim in spec.shape}
+        sizes = {name: size for name, size in sizes.items() if name in there}
+    yields = "input_tensors" not in now and not now.keys().isdisjoint(("batch_size", "shape_config"))
+    return replace(shapes_of(section, counts), sizes=sizes, tensors_yield=yields)
+
+
+def shapes_of(section: Export, counts: Set[str] | None = None) -> AskedShapes:
+    """What *section* says of inputs, as far as its fields are in *counts*; else of those that were written."""
+    counts = section.model_fields_set if counts is None else counts
+    return AskedShapes(
+        section.batch_size if "batch_size" in counts else None,
+        section.shape_config if "shape_config" in counts else None,
+        section.input_tensors or () if "input_tensors" in counts else (),
+    )
+
+
+def _is_for_onnx(recipe: Recipe) -> bool:
+    name = recipe.loader.path or recipe.model
+    return name is None or name.casefold().endswith(".onnx")

@@ -1,0 +1,58 @@
+"""normalize: an ONNX file that somebody else made gets the form that all later stages expect, and stays the same model.
+
+This is the declaration; the work is in :mod:`winml_dag.stages.normalize.work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from winml_dag.engine.stage import InputSlot, Memory, Stage
+from winml_dag.stages import kinds
+
+# The first in which QuantizeLinear has an axis: quantizing per channel needs it.
+FIRST_OPSET = 13
+
+
+@dataclass(frozen=True)
+class GivenInput:
+    """``shape``: the whole one of the input; a text in it is a dimension that stays open, ``?`` one without a name.
+    ``value_range``: of random data. None: as the file has it.
+    """
+
+    shape: tuple[int | str, ...] | None = None
+    value_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class GivenInputs:
+    """``input_tensors``: the inputs that change, by name."""
+
+    input_tensors: Mapping[str, GivenInput] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NormalizeConfig:
+    """``raise_opset``: whether a model in an opset below :data:`FIRST_OPSET` is converted to a later one."""
+
+    export: GivenInputs = field(default_factory=GivenInputs)
+    raise_opset: bool = False
+
+
+NORMALIZE = Stage(
+    name="normalize",
+    version=1,
+    work="winml_dag.stages.normalize.work:run",
+    config="winml_dag.stages.normalize:NormalizeConfig",
+    inputs={
+        "model": InputSlot(
+            kinds.ANY_MODEL - {kinds.COMPILED_MODEL},
+            refusals={kinds.COMPILED_MODEL: "its shapes are part of its binary; use the model that it was made from"},
+        )
+    },
+    # Of the same kind as its input: the node says which.
+    outputs={"model": kinds.FLOAT_MODEL},
+    packages=("onnx", "onnxruntime", "numpy"),
+    memory=Memory(200 << 20, 3.0),
+)
