@@ -21,7 +21,7 @@ QUICKSTART_OUT := out/quickstart
 PYTEST_WORKERS ?= auto
 KILLS ?= 1000
 
-.PHONY: quickstart ep-openvino op-support test test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci bench-scale clean
+.PHONY: quickstart ep-openvino op-support test test-openvino test-fast faults browser servers lint types layers docs check cache-fixtures bench bench-sweep bench-ci bench-scale corpus clean
 
 quickstart: $(VENV)/with-models
 	$(BIN)/python recipes/quickstart/quickstart.py $(QUICKSTART_OUT)
@@ -36,8 +36,14 @@ ep-openvino: $(OPENVINO_VENV)/with-openvino $(PLUGIN_VENV)/with-openvino
 op-support: $(VENV)/with-models
 	$(BIN)/python -m winml_dag.stages.probe.generate --ep $(EP)
 
+# Sets up nginx and Chromium where it may; without them, the tests that need them are skipped.
 test: $(VENV)/with-tests
+	@$(MAKE) --no-print-directory --keep-going servers browser || true
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal --durations 15
+
+# What make test skips until the environments of OpenVINO are there.
+test-openvino: $(VENV)/with-tests ep-openvino
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) tests/scenarios/test_openvino.py tests/scenarios/test_perf_command.py tests/unit/cli/test_sys.py
 
 test-fast: $(VENV)/with-tests
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal -m "not slow"
@@ -104,6 +110,15 @@ bench-ci: $(VENV)/with-tests servers
 # How many stages and machines one scheduler is good for, on a clock that nothing waits for: half an hour, and 5 GB.
 bench-scale: $(VENV)/with-tests
 	$(BIN)/python tests/benchmarks/scale_bench.py --write
+
+# Models that others made, built in every cell beside plain onnxruntime: less than half an hour on a quiet machine. Their
+# packages are unpacked into a folder, since only the files in them are wanted.
+corpus: $(VENV)/with-tests out/corpus/wheels/all
+	$(BIN)/python tests/corpus/runner.py --folder out/corpus --wheels out/corpus/wheels --json out/corpus/results.json --write
+
+out/corpus/wheels/all: constraints.txt
+	$(PIP) --no-deps --upgrade --target $(@D) rapidocr-onnxruntime nudenet
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(OPENVINO_VENV) $(PLUGIN_VENV) out build *.egg-info

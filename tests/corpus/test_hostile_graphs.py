@@ -1,0 +1,50 @@
+"""Hostile graphs and random ones, built and held against the original and against plain onnxruntime: the quick part of
+``make corpus``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from cells import CELLS, quick_cells
+from compositions import Composition, compositions
+from hostile import cases
+from hypothesis import HealthCheck, given, settings
+from runner import Corpus
+from verdicts import broken
+
+_ALL = cases()
+_FAMILIES = list(dict.fromkeys(case.family for case in _ALL))
+_OF_RANDOM = [cell for cell in CELLS if cell.ep == "cpu" and cell.precision != "w4a32"]
+_NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
+    corpus = Corpus(tmp_path_factory.mktemp("corpus"), few=True)
+    yield corpus
+    corpus.close()
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_what_others_made_builds_or_is_refused_in_a_sentence_and_is_never_wrong(corpus: Corpus, family: str) -> None:
+    subjects = [corpus.subject(case, quick_cells(number)) for number, case in enumerate(_ALL) if case.family == family]
+    faults = list(broken(corpus.judge(subjects), quality=False))
+    assert not faults, "\n".join(faults)
+
+
+@given(composition=compositions())
+@settings(
+    max_examples=int(os.environ.get("CORPUS_EXAMPLES", "12")),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_a_random_network_builds_in_every_precision_and_is_right(corpus: Corpus, composition: Composition) -> None:
+    subject = corpus.subject(composition.case(f"composed-{next(_NUMBERS)}"), _OF_RANDOM)
+    found = corpus.judge([subject])
+    faults = [*broken(found, quality=False), *(f"{one.name}: {one.told}" for one in found if one.verdict != "built")]
+    assert not faults, "\n".join(faults)
