@@ -30,10 +30,10 @@ ABOUT = About("QNNExecutionProvider", "npu", "2.0", "2.51", "1.31", "1.19", {}, 
 
 
 def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
-    """The table that measuring *rows* would give."""
+    """The table that measuring *rows* would give, each in so many cases that a failure counts."""
     by_operator: dict[tuple[str, str], list[tuple[Case, Outcome]]] = {}
     for case, outcome in rows:
-        by_operator.setdefault((case.domain, case.op_type), []).append((case, outcome))
+        by_operator.setdefault((case.domain, case.op_type), []).extend([(case, outcome)] * 3)
     return table_bytes(ABOUT, {name: evidence_of(measured, {}) for name, measured in by_operator.items()})
 
 

@@ -33,7 +33,16 @@ WORDS = (
         "roberta",
         "qwen3",
     ),
-    *("text-classification", "fill-mask", "question-answering", "BertForMaskedLM", "rows", "script.py", "other.py"),
+    *(
+        "sequence_length",
+        "text-classification",
+        "fill-mask",
+        "question-answering",
+        "BertForMaskedLM",
+        "rows",
+        "script.py",
+        "other.py",
+    ),
 )
 INTEGERS = (0, 1, 2, 4, 8, 17, 64, 2**31 - 1)
 FLOATS = (0.5, 0.0, -1.0, 1.0)

@@ -75,6 +75,7 @@ def make_project(folder: Path) -> None:
     for name in ("a.npz", "b.npz"):
         (folder / "data" / name).write_bytes(name.encode())
     make_onnx(folder / "onnx")
+    make_open(folder / "open")
     for provider in (QNN, OPENVINO):
         package = folder / "packages" / plugin_of(provider)
         package.mkdir(parents=True)
@@ -102,6 +103,17 @@ def make_onnx(folder: Path) -> None:
     nodes = [helper.make_node("Add", ["x", "one"], ["y"]), helper.make_node("Add", ["y", "two"], ["z"])]
     model = helper.make_model(helper.make_graph(nodes, "g", [value], [result], weights))
     (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def make_open(folder: Path) -> None:
+    """``model.onnx`` with two open dimensions, of which the second has a name, in an old opset."""
+    folder.mkdir()
+    value, result = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, "word"]) for name in ("input_ids", "z")
+    )
+    graph = helper.make_graph([helper.make_node("Relu", ["input_ids"], ["z"])], "g", [value], [result])
+    opset = helper.make_opsetid("", 11)
+    (folder / "model.onnx").write_bytes(helper.make_model(graph, opset_imports=[opset]).SerializeToString())
 
 
 def ingredients_of_all(graph: Graph, sources: Mapping[str, Artifact]) -> dict[str, Ingredients]:

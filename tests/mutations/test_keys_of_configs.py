@@ -31,7 +31,17 @@ FIELDS = [(name, field) for name, kind in CONFIGS.items() for field in fields_of
 
 
 def test_all_stages_are_looked_at() -> None:
-    of_builds = {"export", "optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"}
+    of_builds = {
+        "export",
+        "normalize",
+        "optimize",
+        "analyze",
+        "calibrate",
+        "quantize",
+        "compile",
+        "validate",
+        "finalize",
+    }
     assert CONFIGS.keys() == {*of_builds, "sensitivity"}
 
 
@@ -42,8 +52,8 @@ def filled(declared: Any) -> Any:
         return next(value for value in reversed(values(declared)) if value is not None)
     hints = typing.get_type_hints(kind)
     made = kind(**{field.name: filled(hints[field.name]) for field in dataclasses.fields(kind)})
-    in_list = any(typing.get_origin(part) is tuple for part in (declared, *typing.get_args(declared)))
-    return (made,) if in_list else made
+    origins = {typing.get_origin(part) for part in (declared, *typing.get_args(declared))}
+    return (made,) if tuple in origins else {"word": made} if Mapping in origins else made
 
 
 def variants(config: Any, path: list[str], declared: Any) -> Iterator[Any]:
@@ -51,9 +61,12 @@ def variants(config: Any, path: list[str], declared: Any) -> Iterator[Any]:
     name, *rest = path
     inner = getattr(config, name)
     if rest:
-        one = inner[0] if isinstance(inner, tuple) else inner
+        one = inner[0] if isinstance(inner, tuple) else inner["word"] if isinstance(inner, Mapping) else inner
         for changed in variants(one, rest, declared):
-            yield dataclasses.replace(config, **{name: (changed,) if isinstance(inner, tuple) else changed})
+            again = (
+                (changed,) if isinstance(inner, tuple) else {"word": changed} if isinstance(inner, Mapping) else changed
+            )
+            yield dataclasses.replace(config, **{name: again})
     elif next(sections_in(declared), None) is None:
         yield from (dataclasses.replace(config, **{name: value}) for value in values(declared))
     elif type(None) in typing.get_args(declared):
@@ -91,7 +104,7 @@ def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> 
             old, new = (dict(leaves_of(each[stage].config)) for each in (before, after))
             moved |= {f"{stage}: {leaf}" for leaf in {*old, *new} if old.get(leaf) != new.get(leaf)}
     # What is in lists is seen with the list, and what is in mappings below it.
-    lists = ("export: export.input_tensors", "quantize: quant.node_overrides")
+    lists = ("export: export.input_tensors", "normalize: export.input_tensors", "quantize: quant.node_overrides")
     leaves = {f"{stage}: {field.path}" for stage, field in FIELDS if not field.section} | {*lists}
     leaves = {leaf for leaf in leaves if not leaf.startswith(tuple(f"{each}." for each in lists))}
     # Only `quantize` gives the result another name than every build does, and ranks nodes.

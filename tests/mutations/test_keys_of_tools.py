@@ -28,7 +28,7 @@ PACKAGES = {
     "transformers": "export",
     "onnxscript": "export optimize",
     "onnx-ir": "export optimize quantize",
-    "onnx": "export optimize analyze calibrate quantize validate finalize",
+    "onnx": "export optimize analyze calibrate quantize compile validate finalize",
     "numpy": "optimize calibrate quantize validate",
     "onnxruntime": "optimize calibrate quantize compile validate",
     **dict.fromkeys(RUNTIME_BUILDS, "optimize calibrate quantize compile validate"),
@@ -36,6 +36,8 @@ PACKAGES = {
 }
 # Those that reach the ranking of nodes.
 PACKAGES_OF_SENSITIVITY = ("onnx-ir", "onnx", "numpy", "onnxruntime", *RUNTIME_BUILDS, "matplotlib")
+# Those that reach normalize, which "static" does not have.
+PACKAGES_OF_NORMALIZE = ("onnx", "numpy", "onnxruntime", *RUNTIME_BUILDS)
 _TOKENIZER = {
     "transformers": "export calibrate validate",
     "tokenizers": "calibrate validate",
@@ -112,10 +114,21 @@ def test_a_package_reaches_the_ranking_of_nodes_that_it_shapes(project: Path, in
         before = after
 
 
+def test_a_package_reaches_the_normalized_model_that_it_shapes(project: Path, installation: Installation) -> None:
+    before = stages_of(BASES["open"], project)
+    for package in {*PACKAGES, *PACKAGES_OF_NORMALIZE}:
+        installation.install(package, "98.0")
+        after = stages_of(BASES["open"], project)
+        assert ("normalize" in reached(before, after)) == (package in PACKAGES_OF_NORMALIZE), package
+        before = after
+
+
 def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
     declared = {(name, package) for name, stage in STAGES.items() for package in stage.packages}
     written = {(name, package) for package, stages in PACKAGES.items() for name in stages.split()}
-    assert declared - written == {("sensitivity", package) for package in STAGES["sensitivity"].packages}
+    beside = ("normalize", "sensitivity")
+    assert declared - written == {(stage, package) for stage in beside for package in STAGES[stage].packages}
+    assert {*STAGES["normalize"].packages} <= {*PACKAGES_OF_NORMALIZE}
     assert {*STAGES["sensitivity"].packages} <= {*PACKAGES_OF_SENSITIVITY}
 
 
@@ -174,7 +187,8 @@ def imports_in(file: Path) -> Iterator[str]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     def planned() -> Stages:
-        return ranked(project) if stage == "sensitivity" else stages_of(BASES["static"], project)
+        base = "open" if stage == "normalize" else "static"
+        return ranked(project) if stage == "sensitivity" else stages_of(BASES[base], project)
 
     def raised(declared: Stage) -> Stage:
         return dataclasses.replace(declared, version=declared.version + 1)

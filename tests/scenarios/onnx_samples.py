@@ -39,3 +39,40 @@ def samples(path: Path, *, scale: float = 1.0, width: int = 64, count: int = 8) 
     random = np.random.default_rng(1)
     np.savez(path, x=(scale * random.normal(size=(count, 4, width))).astype(np.float32))
     return path
+
+
+def foreign(
+    path: Path, *, batch: str | int | None, side: str | int = 8, opset: int = 17, last: str = "Identity"
+) -> Path:
+    """A small network for ``x`` of ``[batch, 3, side, side]``, whose batch its nodes look up, as exporters leave it."""
+    random = np.random.default_rng(0)
+
+    def weights(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array((random.normal(size=shape) / 5).astype(np.float32), name)
+
+    axes = [] if opset < 13 else ["first"]
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], pads=[1, 1, 1, 1], name="conv"),
+        helper.make_node("Sigmoid", ["c"], ["s"], name="sigmoid"),
+        helper.make_node(last, ["s"], ["r"], name="last"),
+        helper.make_node("GlobalAveragePool", ["r"], ["g"], name="pool"),
+        helper.make_node("Shape", ["g"], ["shape"], name="shape"),
+        helper.make_node("Gather", ["shape", "zero"], ["size"], name="size"),
+        helper.make_node("Unsqueeze", ["size", *axes], ["sizes"], name="sizes", **({} if axes else {"axes": [0]})),
+        helper.make_node("Concat", ["sizes", "rest"], ["flat"], axis=0, name="flat"),
+        helper.make_node("Reshape", ["g", "flat"], ["v"], name="reshape"),
+        helper.make_node("MatMul", ["v", "w2"], ["y"], name="head"),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array(value, np.int64), name)
+        for name, value in (("zero", 0), ("rest", [-1]), *([("first", [0])] if axes else []))
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "foreign",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, side, side])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 10])],
+        [weights("w1", 8, 3, 3, 3), weights("b1", 8), weights("w2", 8, 10), *constants],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path

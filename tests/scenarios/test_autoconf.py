@@ -130,7 +130,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) 
     for name in ("gelu.onnx", "fused.onnx"):
         for case in cases(folder.folder / name):
             runs = case.op_type != "Erf"
-            rows.setdefault((case.domain, case.op_type), []).append((case, Outcome(runs, runs)))
+            # In so many cases that a failure counts.
+            rows.setdefault((case.domain, case.op_type), []).extend([(case, Outcome(runs, runs))] * 3)
     evidence = {operator: evidence_of(of_one, {"approximate": "none"}) for operator, of_one in rows.items()}
     (folder.folder / "tables" / "cpu_cpu.support").write_bytes(table_bytes(_ABOUT, evidence))
     return folder

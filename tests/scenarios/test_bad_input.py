@@ -135,6 +135,49 @@ def test_a_truncated_model(shell: Shell) -> None:
     assert "model.onnx" in said
 
 
+@pytest.mark.parametrize(
+    ("graph", "precision", "told"),
+    [
+        (
+            "y = Relu(x) y = Abs(x)",
+            "w8a8",
+            "optimize.0 failed: onnxruntime cannot load the model: Duplicate definition of",
+        ),
+        ("y = Softmax<axis = 7>(x)", "fp32", "Softmax node without a name: 'axis' must be in [-2 , 1]"),
+        ("y = other.Thing(x)", "fp32", "other:Thing(-1) is not a registered function/op"),
+        (
+            "s = Shape(x) i = Gather(s, nine) y = Reshape(x, i)",
+            "w8a8",
+            "idx=9 must be within the inclusive range [-2,1]",
+        ),
+        ("y = Add(x, odd)", "w8a8", "Incompatible dimensions"),
+    ],
+    ids=["names", "axis", "domain", "index", "shapes"],
+)
+def test_what_a_library_says_of_a_model_is_told_as_a_sentence(
+    shell: Shell, graph: str, precision: str, told: str
+) -> None:
+    constants = "<int64[1] nine = {9}, float[3] odd = {1.0, 2.0, 3.0}>"
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "other" : 1]> g (float[4, 8] x) => (float[4, 8] y)
+        {constants} {{ {graph} }}"""
+    onnx.save(onnx.parser.parse_model(text), "model.onnx")
+    code, said = shell("build", "--onnx", "model.onnx", "-p", precision, "-o", "out")
+    assert code == 1
+    assert told in said
+    for raw in (
+        "ONNXRuntimeError",
+        "onnxruntime_src",
+        "::",
+        ".cc:",
+        ".h:",
+        "Error",
+        "Status Message",
+        "<class",
+        "  | ",
+    ):
+        assert raw not in said, said
+
+
 def test_missing_external_data(shell: Shell) -> None:
     float_model(shell.folder / "model.onnx", external=True)
     (shell.folder / "model.onnx.data").unlink()

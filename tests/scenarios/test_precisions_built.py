@@ -142,6 +142,55 @@ def test_a_precision_on_qnn_is_one_partition_and_has_the_types_of_its_name(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_the_cpu_quantizes_what_pays_off_there_unless_the_recipe_names_operators(shared: Project, named: bool) -> None:
+    model = """<ir_version: 10, opset_import: ["" : 21]> softmax (float[4, 64] x) => (float[4, 64] y)
+        { a = Relu(x) b = Softmax<axis = -1>(a) c = Erf(b) y = Mul(c, a) }"""
+    onnx.save(onnx.parser.parse_model(model), shared.folder / "softmax.onnx")
+    chosen = {"op_types_to_quantize": ["Softmax", "Relu"]} if named else {}
+    made = build(shared, "softmax", "w8a8", "cpu", **chosen)
+
+    graph = onnx.load(made / "quantized.onnx").graph
+    (erf,) = [node for node in graph.node if node.op_type == "Erf"]
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    assert makers[erf.input[0]] == ("DequantizeLinear" if named else "Softmax")
+    (mul,) = [node for node in graph.node if node.op_type == "Mul"]
+    assert {makers[name] for name in mul.input} == ({"Erf", "DequantizeLinear"} if named else {"DequantizeLinear"})
+
+
+@pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
+def test_a_model_without_an_operator_that_pays_off_is_quantized_as_a_whole(
+    tmp_path: Path, commands: OneProcess | None, precision: str
+) -> None:
+    project = Project(tmp_path, commands)
+    model = """<ir_version: 8, opset_import: ["" : 17]> softmax (float[4, 8] x) => (float[4, 8] y)
+        { a = Erf(x) y = Softmax<axis = -1>(a) }"""
+    onnx.save(onnx.parser.parse_model(model), tmp_path / "softmax.onnx")
+    made = build(project, "softmax", precision, "cpu")
+    ops = [node.op_type for node in onnx.load(made / "model.onnx").graph.node]
+    assert ops.count("QuantizeLinear") == ops.count("DequantizeLinear") == 3
+
+
+def test_a_form_that_failed_once_when_tables_were_made_is_built(tmp_path: Path, commands: OneProcess | None) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    project = Project(tmp_path, commands)
+    model = """<ir_version: 8, opset_import: ["" : 17]> resize (float[1, 8, 16, 16] x) => (float[1, 8, 32, 32] y)
+        <float[4] scales = {1, 1, 2, 2}> {
+            a = Relu(x)
+            y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(a,, scales)
+        }"""
+    onnx.save(onnx.parser.parse_model(model), tmp_path / "resize.onnx")
+    made = build(project, "resize", "fp16", "qnn")
+    ops = [node.op_type for node in onnx.load(made / "model.onnx", load_external_data=False).graph.node]
+    assert ops.count("EPContext") == 1
+    assert "Resize" not in ops
+    (result,) = json.loads((made / "analyze_result.json").read_text(encoding="utf-8"))["results"]
+    assert result["classification"]["unknown"] == ["OP/ai.onnx/Resize"]
+    metrics = next(stage for stage in project.manifest(made)["stages"] if stage["name"] == "validate")["metrics"]
+    assert metrics["outputs"]["y"]["cosine"] > 0.9999
+
+
+@pytest.mark.slow
 def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
     blocks = build(shared, "perceptron", "w4a32", "cpu", rtn_block_size=16)
     planned = shared.plan("-p", "w4a16", recipe="perceptron-w4a32-cpu.json", out="both")

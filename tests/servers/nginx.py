@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ http {{
 """
 
 
+class NoNginx(unittest.SkipTest):
+    """Skips the test that asked for it."""
+
+
 @dataclass(frozen=True)
 class Nginx:
     """*host*: with its port. *folder*: what is served, such as ``main/ac/<key>``."""
@@ -58,10 +63,10 @@ class Nginx:
 
 
 def nginx_program() -> str:
-    """Raises FileNotFoundError that says how to get it."""
+    """Raises NoNginx that says how to get it."""
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}{_MORE_PLACES}")
     if program is None:
-        raise FileNotFoundError(
+        raise NoNginx(
             "There is no nginx here, which the tests of remotes need. Run: make servers "
             "(macOS: brew install nginx; Windows: put nginx.exe on PATH)"
         )
@@ -71,7 +76,7 @@ def nginx_program() -> str:
 @contextmanager
 def nginx_server(folder: Path) -> Iterator[Nginx]:
     """Serves below *folder* until the end of the block."""
-    port = _free_port()
+    program, port = nginx_program(), _free_port()
     for name in ("content", "temp"):
         (folder / name).mkdir(parents=True)
     for name, users in _WRITERS.items():
@@ -81,7 +86,7 @@ def nginx_server(folder: Path) -> Iterator[Nginx]:
     stay = "user root;" if getattr(os, "getuid", lambda: 1)() == 0 else ""
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            [nginx_program(), "-p", str(folder), "-c", "nginx.conf", "-e", "stderr", "-g", f"daemon off; {stay}"],
+            [program, "-p", str(folder), "-c", "nginx.conf", "-e", "stderr", "-g", f"daemon off; {stay}"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

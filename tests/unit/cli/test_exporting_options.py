@@ -87,5 +87,6 @@ def test_options_of_an_export_are_refused_for_a_model_that_is_onnx_already(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache, model = str(tmp_path / "cache"), str(tmp_path / "model.onnx")
-    assert run(["plan", "--onnx", model, "--batch-size", "2", "--cache-dir", cache]) == 2
+    axes = '{"x": {"0": "batch"}}'
+    assert run(["plan", "--onnx", model, "--dynamic-axes", axes, "--cache-dir", cache]) == 2
     assert "is ONNX already" in capsys.readouterr().err

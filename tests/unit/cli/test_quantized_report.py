@@ -232,6 +232,7 @@ def test_a_failed_quantization_says_why() -> None:
         ({"samples": 1}, "on 1 held-out sample (text)"),
         ({"data": "random"}, "on 3 random samples"),
         ({"samples": 1, "held_out": False}, "on 1 sample (text) that calibration has seen too"),
+        ({"held_out": None}, "on 3 samples (text) that calibration may have seen"),
         ({"sqnr_db": None, "top1_of": None}, "largest error 0.02 (logits), on 3 held-out samples (text)"),
     ],
 )

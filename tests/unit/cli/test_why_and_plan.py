@@ -134,13 +134,13 @@ def test_a_field_is_named_with_both_values_and_who_waits_names_the_root(built: P
     built.edit(quant={**RECIPE["quant"], "samples": 20})  # type: ignore[dict-item]
     assert built.why("calibrate") == ["quant.samples: 10 -> 20"]
     assert built.why("validate") == [
-        "depends on what quantize will give",
+        "depends on what quantize, calibrate will give",
         "calibrate would run: quant.samples: 10 -> 20",
     ]
     stages = built.json("plan")
     assert stages["calibrate"]["kind"] == "changed"
     assert stages["calibrate"]["changes"] == [{"kind": "config", "name": "quant.samples", "old": 10, "new": 20}]
-    assert (stages["validate"]["names"], stages["validate"]["roots"]) == (["quantize"], ["calibrate"])
+    assert (stages["validate"]["names"], stages["validate"]["roots"]) == (["quantize", "calibrate"], ["calibrate"])
 
 
 def test_without_a_stage_every_one_that_would_run_is_explained(built: Project) -> None:
@@ -204,8 +204,9 @@ def test_an_output_of_a_stage_is_named_by_its_file_and_when_it_was_given(built: 
     built.edit(quant={**RECIPE["quant"], "samples": 20})  # type: ignore[dict-item]
     built.fails = "validate"
     built.builds()
-    model, gave = built.why("validate")
+    model, ranges, gave, *_ = built.why("validate")
     assert model.startswith("input model: quantized.onnx changed (xxh3-128:")
+    assert ranges.startswith("input ranges: ranges.json changed (xxh3-128:")
     assert gave.startswith("quantize gave this model when it ran at 20")
 
 

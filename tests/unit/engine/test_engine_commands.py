@@ -321,7 +321,7 @@ def test_a_function_without_a_config_gets_two_arguments_and_may_return_nothing(p
     [
         ("return 3", "broken:work returned int."),
         ("return {}", "stage wrote no {outputs.o}."),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("1 / 0", "broken:work failed: division by zero."),
     ],
 )
 def test_a_function_that_goes_wrong_is_told_apart(project: Project, body: str, error: str) -> None:

@@ -105,7 +105,8 @@ def test_a_function_cannot_read_what_is_not_declared_either(tmp_path: Path) -> N
         )
     built = project.build(sandbox=True, keep_going=True)
     assert built.of(Status.RAN) == ["fine"]
-    assert built.error("bad").startswith("PermissionError")
+    assert built.error("bad").startswith("pack.work:work failed: Permission denied: ")
+    assert built.results["bad"].tail[-1].startswith("PermissionError")
 
 
 def test_what_is_written_without_being_declared_fails_the_stage_and_is_named(project: Project) -> None:

@@ -13,7 +13,7 @@ from winml_dag.ep.athand import require_installed
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.environments import Environment
 from winml_dag.ep.fingerprint import libraries_of
-from winml_dag.ep.registry import CUDA, OPENVINO, QNN, environment_of, installed, package_of
+from winml_dag.ep.registry import CUDA, OPENVINO, QNN, Target, environment_of, installed, package_of
 from winml_dag.errors import UsageError
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="environments lie otherwise on Windows")
@@ -211,5 +211,5 @@ def test_an_environment_without_the_provider_is_told_apart_from_none(config: Pat
     write(config, f"[ep.cuda]\nenvironment = '{real.as_posix()}'\n")
     assert not installed(CUDA)
     with pytest.raises(UsageError, match="no package in it brings that provider") as caught:
-        require_installed(CUDA, otherwise="Or leave it.")
+        require_installed(Target(CUDA, "gpu"), otherwise="Or leave it.")
     assert caught.value.advice == "Install onnxruntime-gpu there. Or leave it."

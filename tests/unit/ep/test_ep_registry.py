@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.ep import systemlibraries
 from winml_dag.ep.athand import require_installed
 from winml_dag.ep.fingerprint import Libraries, libraries_of
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, find_ep, installed, resolve_target
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, Target, find_ep, installed, resolve_target
 from winml_dag.errors import UsageError
 
 SPELLINGS = [(spelling, ep) for ep in EXECUTION_PROVIDERS for spelling in (ep.name, ep.alias, *ep.aliases)]
@@ -71,14 +72,86 @@ def test_devices_that_make_no_sense_are_refused(ep, device):
 
 def test_a_provider_that_is_not_here_is_refused_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    require_installed(CPU)
+    require_installed(Target(CPU, "cpu"))
     for ep in EXECUTION_PROVIDERS:
         if ep != CPU:
             assert not installed(ep)
             with pytest.raises(UsageError) as caught:
-                require_installed(ep)
+                require_installed(Target(ep, ep.devices[0]))
             assert caught.value.advice.startswith(ep.how_to_get)
             assert f"{ep.alias}=FOLDER" in caught.value.advice
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path):
+    """Puts distributions, plug-ins (names without a version) and system libraries where they are looked for."""
+    site, system = tmp_path / "site", tmp_path / "system"
+    site.mkdir()
+    system.mkdir()
+    monkeypatch.setattr(sys, "path", [str(site)])
+    monkeypatch.setattr(systemlibraries, "_LOADER_CACHE", tmp_path / "ld.so.cache")
+    for variable in ("LD_LIBRARY_PATH", "PATH"):
+        monkeypatch.setenv(variable, str(system))
+    monkeypatch.setenv("SYSTEMROOT", str(tmp_path))
+
+    def put(*names):
+        for name in names:
+            if name.startswith("onnxruntime_") and "-" not in name:
+                (site / name).mkdir()
+                (site / name / "__init__.py").touch()
+            elif name.endswith(".dist-info"):
+                (site / name).mkdir()
+            else:
+                (system / name).touch()
+
+    return put
+
+
+GPU_BUILD = "onnxruntime_gpu-1.31.1.dist-info"
+DRIVER = ("libcuda.so.1", "nvcuda.dll")
+SDK = ("libnvinfer.so.10", "nvinfer_10.dll")
+
+
+@pytest.mark.parametrize(
+    ("there", "alias"),
+    [
+        ((GPU_BUILD, *DRIVER), "cuda"),
+        ((GPU_BUILD, *DRIVER, "libnvinfer_plugin.so.10"), "cuda"),
+        ((GPU_BUILD, *DRIVER, *SDK), "tensorrt"),
+        ((GPU_BUILD,), "cuda"),
+        ((GPU_BUILD, *SDK), "tensorrt"),
+        ((GPU_BUILD, *DRIVER, "onnxruntime_ep_nv_tensorrt_rtx"), "nvtensorrtrtx"),
+        ((GPU_BUILD, *DRIVER, "onnxruntime_qnn"), "cuda"),
+        (("onnxruntime_qnn", *DRIVER), "qnn"),
+        (("onnxruntime_ep_openvino", GPU_BUILD), "openvino"),
+        (
+            ("onnxruntime_migraphx-1.31.1.dist-info", "libamdhip64.so.6", "amdhip64_6.dll", "onnxruntime_qnn"),
+            "migraphx",
+        ),
+    ],
+)
+def test_a_device_alone_goes_to_what_is_installed_and_has_its_libraries(packages, there, alias):
+    packages(*there)
+    target = resolve_target(None, "gpu")
+    assert (target.ep.alias, target.device, target.is_open) == (alias, "gpu", False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ldconfig is of Linux")
+@pytest.mark.usefixtures("packages")
+def test_a_library_that_ldconfig_knows_is_there(tmp_path):
+    (tmp_path / "ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0")
+    assert systemlibraries.NVIDIA_DRIVER.is_there()
+    assert not systemlibraries.TENSORRT_SDK.is_there()
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_device_that_nothing_installed_drives_lists_what_could_be():
+    target = resolve_target(None, "gpu")
+    assert target.is_open
+    with pytest.raises(UsageError, match="No execution provider that drives the gpu is installed here") as caught:
+        require_installed(target)
+    for alias in ("openvino", "migraphx", "tensorrt", "nvtensorrtrtx", "cuda", "qnn", "dml"):
+        assert f"{alias}: {find_ep(alias).how_to_get.rstrip('.')}" in caught.value.advice
 
 
 def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monkeypatch, tmp_path):

@@ -18,7 +18,15 @@ from winml_dag.canonical import canonical_json
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.support.case import Case, Operand, Quantized, case_json, case_of_json
 from winml_dag.ep.support.features import features
-from winml_dag.ep.support.table import About, SupportTable, evidence_of, read_table, table_bytes
+from winml_dag.ep.support.table import (
+    ANY_OPERATOR,
+    About,
+    SupportTable,
+    evidence_by_types,
+    evidence_of,
+    read_table,
+    table_bytes,
+)
 from winml_dag.ep.support.tables import Support, table_files, table_name
 from winml_dag.ep.support.verdict import Level, Outcome
 from winml_dag.errors import InputError, UsageError
@@ -78,7 +86,10 @@ def test_a_table_says_of_measured_cases_what_was_measured(
     other = table(random.Random(seed).sample(measured, len(measured)), folder / "other")
     assert (folder / "one").read_bytes() == (folder / "other").read_bytes()
     for case, outcome in measured:
-        assert one.verdict(case).level == other.verdict(case).level == outcome.level
+        found = one.verdict(case).level
+        assert found == other.verdict(case).level
+        # Few measurements are enough to be taken, and not to be refused.
+        assert found == outcome.level or (found is Level.UNKNOWN and outcome == FAILS)
 
 
 def test_what_never_made_a_difference_is_not_asked_for(tmp_path: Path) -> None:
@@ -88,6 +99,27 @@ def test_what_never_made_a_difference_is_not_asked_for(tmp_path: Path) -> None:
     assert larger.level is Level.SUPPORTED
     assert "rank of input 0 <= 4: all 4 taken and run (QNN npu 2.7.0 (SDK 2.51.0)" in larger.reason
     assert found.verdict(relu(6)).level is Level.PARTIAL
+
+
+@pytest.mark.parametrize(("measured", "level"), [(1, Level.UNKNOWN), (2, Level.UNKNOWN), (3, Level.UNSUPPORTED)])
+def test_few_failures_of_a_form_leave_it_unknown(measured: int, level: Level, tmp_path: Path) -> None:
+    failed = [relu(3, opset=13 + number) for number in range(measured)]
+    rows = [*((case, FAILS) for case in failed), *((relu(2, opset=opset), TAKEN) for opset in range(13, 20))]
+    found = table(rows, tmp_path / "table").verdict(relu(3))
+    assert found.level is level
+    assert f"all {measured} refused: no session can be made" in found.reason
+    assert (", which is too few to tell" in found.reason) == (level is Level.UNKNOWN)
+
+
+def test_other_operators_of_the_same_types_cannot_speak_for_one_that_failed(tmp_path: Path) -> None:
+    """They can against it."""
+    for outcome, level in ((TAKEN, Level.UNKNOWN), (FAILS, Level.UNSUPPORTED)):
+        others = [(replace(relu(rank, "float16"), op_type=f"Other{opset}", opset=opset), outcome)
+                  for rank in range(1, 6) for opset in range(7, 13)]  # fmt: skip
+        path = tmp_path / f"{level}"
+        evidence = {("", "Relu"): evidence_of([(relu(3, "float16"), FAILS)], {})}
+        path.write_bytes(table_bytes(ABOUT, {**evidence, ANY_OPERATOR: evidence_by_types(others)}))
+        assert read_table(path).verdict(relu(3, "float16")).level is level
 
 
 def test_types_and_words_that_were_not_measured_are_unknown_with_the_reason(tmp_path: Path) -> None:
@@ -225,6 +257,13 @@ def test_shipped_tables_know_what_every_user_of_the_provider_knows() -> None:
     assert on_npu.verdict(opened).level is Level.PARTIAL
     assert on_cpu.verdict(opened).level is Level.SUPPORTED
     assert on_npu.verdict(relu(2, "float64")).level is not Level.SUPPORTED
+
+
+def test_an_operator_whose_newest_version_the_cpu_lacks_is_there_in_older_opsets() -> None:
+    (on_cpu,) = [Support([read_table(path) for path in table_files(target)]) for target in SHIPPED if target.ep != QNN]
+    operands = (Operand("float32", (1, 3, 8, 8)), Operand("float32", (2, 4)), Operand("int64", (2,), constant=True))
+    for opset, level in ((10, Level.SUPPORTED), (17, Level.SUPPORTED), (22, Level.UNSUPPORTED)):
+        assert on_cpu.verdict(Case("RoiAlign", "", opset, operands, (Operand("float32"),))).level is level, opset
 
 
 def test_asking_a_table_imports_nothing_heavy() -> None:

@@ -147,7 +147,9 @@ def test_sound_models_are_not_complained_about(make: Callable[[Path], Path], tmp
 def test_open_shapes_are_a_complaint_for_an_npu_only(free: str | int | None, tmp_path: Path) -> None:
     path = written(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], shape=(free, 4))
     assert warnings(path) == ""
-    assert warnings(path, for_npu=True) == ("x has no fixed shape, and an NPU needs one: export with fixed dimensions.")
+    assert warnings(path, for_npu=True) == (
+        "x has no fixed shape, and an NPU needs one: give sizes with --batch-size, --shape-config or --input-specs."
+    )
     written(path, [helper.make_node("Relu", ["x"], ["y"])])
     assert warnings(path, for_npu=True) == ""
 

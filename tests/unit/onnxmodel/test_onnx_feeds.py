@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.feeds import Distribution, InputSpec, model_inputs, random_feeds, write_io_specs
-from winml_dag.onnxmodel.files import canonicalise
 from winml_dag.onnxmodel.inspect import TensorSpec
+from winml_dag.onnxmodel.metadata import canonicalise
 
 ModelMaker = Callable[..., onnx.ModelProto]
 

@@ -69,12 +69,12 @@ def test_subgraphs_and_functions_are_counted(branching: onnx.ModelProto, tmp_pat
 
 def test_unknown_dimensions_and_ranks_have_words(tmp_path: Path) -> None:
     nodes = [helper.make_node("Identity", [name], [name + "_out"]) for name in ("a", "b")]
-    a = helper.make_tensor_value_info("a", TensorProto.INT64, [None, "n", 3])
+    a = helper.make_tensor_value_info("a", TensorProto.INT64, [None, "n", 3, -1])
     b = helper.make_tensor_value_info("b", TensorProto.FLOAT16, None)
     path = tmp_path / "m.onnx"
     path.write_bytes(helper.make_model(helper.make_graph(nodes, "g", [a, b], [a])).SerializeToString())
     assert inspect_model(path).inputs == (
-        TensorSpec("a", "int64", ("?", "n", 3)),
+        TensorSpec("a", "int64", ("?", "n", 3, "?")),
         TensorSpec("b", "float16", ("...",)),
     )
 
@@ -83,7 +83,9 @@ def test_initializers_listed_as_inputs_are_not_asked_for(linear: ModelMaker, tmp
     model = linear()
     model.graph.input.append(helper.make_tensor_value_info("weight", TensorProto.FLOAT, [64, 64]))
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    assert [spec.name for spec in inspect_model(tmp_path / "m.onnx").inputs] == ["x"]
+    summary = inspect_model(tmp_path / "m.onnx")
+    assert [spec.name for spec in summary.inputs] == ["x"]
+    assert summary.listed_initializers == 1
 
 
 def test_operators_on_integers_are_quantized_too(linear: ModelMaker, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, save
 
 from winml_dag.engine.keys import cache_key, ingredients_of
 from winml_dag.engine.stage import Node
+from winml_dag.ep.quantization import INTEGERS
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.planning import plan_request
@@ -117,13 +118,16 @@ def test_a_model_that_is_quantized_already_is_judged_once(store: LocalStore) -> 
 
 
 def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: LocalStore) -> None:
-    quant = {"weight_type": "int8", "activation_type": "uint16", "nodes_to_exclude": ["/head/*"], "per_channel": False}
+    quant: dict[str, Any] = {"weight_type": "int8", "activation_type": "uint16", "per_channel": False}
+    quant["nodes_to_exclude"] = ["/head/*"]
+    quant["op_types_to_exclude"] = ["Softmax"]
     (node,) = searching(planned(store, Overrides(optimize=False), ep="qnn", quant=quant))
     assert node.config["quant"] == {
         "activation_type": "uint16",
         "weight_type": "int8",
         "per_channel": False,
         "op_types": None,
+        "excluded_op_types": ["Softmax"],
         "excluded": ["/head/*"],
     }
     assert node.config["target"] == {
@@ -131,6 +135,30 @@ def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: LocalStore) 
         "device": "npu",
         "standard_domain_only": False,
     }
+
+
+@pytest.mark.parametrize(("precision", "width"), [("w8a8", 8), ("w8a16", 16), ("w16a16", 16)])
+def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(
+    store: LocalStore, precision: str, width: int
+) -> None:
+    build = planned(store, Overrides(optimize=False), ep="cpu", precision=precision)
+    (node,) = searching(build)
+    (quantize,) = [node for node in build.graph.nodes if node.stage.name == "quantize"]
+    assumed, taken = node.config["quant"], quantize.config["target"]
+    assert isinstance(assumed, dict)
+    assert isinstance(taken, dict)
+    assert assumed["op_types"] == taken["op_types"] == list(INTEGERS["cpu"].operators[width])
+
+    (own,) = searching(
+        planned(
+            store,
+            Overrides(optimize=False),
+            ep="cpu",
+            precision=precision,
+            quant={"op_types_to_quantize": ["Softmax"]},
+        )
+    )
+    assert own.config["quant"] == {**assumed, "op_types": ["Softmax"]}
 
 
 @pytest.mark.parametrize(("precision", "types"), [("fp16", "float16"), ("w4a16", "float16"), ("w4a32", None)])

@@ -125,7 +125,17 @@ def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: 
 
     with pytest.raises(UsageError, match=r"A batch of 4 does not fit.* x in the shape \[2, 3\] only"):
         plan(fixed, store, perf={"batch_size": 4})
-    assert key(plan(fixed, store, perf={"batch_size": 2})) == key(plan(fixed, store)), "it has no other"
+
+
+def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp_path: Path, store: LocalStore) -> None:
+    subject = find_subject(save(tmp_path / "model.onnx", first=2))
+
+    def planned(size: int | None, **settings: Any) -> str:
+        request = PerfRequest(Perf(batch_size=size))
+        return key(plan_perf(replace(subject, settings=settings), request, HOST, store.fingerprints))
+
+    assert planned(2) == planned(None, export={"batch_size": 2})
+    assert planned(2) != planned(None) == planned(None, export={"batch_size": 3})
 
 
 def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: LocalStore) -> None:

@@ -60,27 +60,51 @@ def inputs_of(build: Build, stage: str, folder: Path) -> dict[str, str]:
 
 def test_inputs_of_the_users_are_run_whole_unless_he_says_how_many(folder):
     fields = config(resolved(folder, {"input_data": "data.npz"})).validate
-    assert (fields.samples, fields.seed, fields.held_out) == (None, None, True)
+    assert (fields.samples, fields.seed) == (None, None)
     assert config(resolved(folder, {"input_data": "data.npz", "samples": 3})).validate.samples == 3
     fields = config(resolved(folder, {})).validate
-    assert (fields.samples, fields.seed, fields.held_out) == (3, 0, None)
+    assert (fields.samples, fields.seed) == (3, 0)
 
 
-def test_what_calibration_has_too_is_not_held_out(folder):
+def test_only_a_model_with_ranges_may_have_been_calibrated_on_its_samples(folder):
     quant = {"calibration_data": "data.npz"}
-    assert config(resolved(folder, {"input_data": "data.npz"}, quant=quant)).validate.held_out is False
-    assert config(resolved(folder, {"input_data": "more.npz"}, quant=quant)).validate.held_out is True
+    assert config(resolved(folder, {}, quant=quant)).validate.calibrated
+    for mode in ("dynamic", "rtn", "fp16"):
+        assert not config(resolved(folder, {}, quant={**quant, "mode": mode})).validate.calibrated
+    assert not config(resolved(folder, {}, precision="fp32", quant=quant)).validate.calibrated
+
+
+@pytest.mark.parametrize("written", ["quant", "compile"])
+def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized(folder, written):
+    named = {"calibration_data": "data.npz", "samples": 4}
+    section = {"quant": named} if written == "quant" else {"compile": {"quant_config": named}}
+    build = resolved(folder, {}, precision="fp32", **section)
+    assert isinstance(build.quantize, Skip)
+    assert config(build).validate.seed is None
+    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "data"}
+    # What the build leaves as its settings means the same.
+    (folder / "out").mkdir()
+    again = LoadedRecipe(
+        folder / "out" / "again.json", parse_recipe(json.dumps(build.summary.settings), "a", "json"), "json"
+    )
+    rebuilt = resolve(again, Overrides(), folder / "out")
+    assert (rebuilt.quantize, rebuilt.validate) == (build.quantize, build.validate)
+    assert rebuilt.inputs.calibration_data is not None
+    assert rebuilt.inputs.calibration_data.files[0].path.samefile(folder / "data.npz")
+    # With inputs of its own, or without validate, nobody reads it.
+    for other in ({"input_data": "more.npz"}, {"enabled": False}):
+        assert resolved(folder, other, precision="fp32", **section).inputs.calibration_data is None
 
 
 def test_data_and_processor_reach_the_stage_that_they_are_for(folder):
     quant = {"calibration_data": "data.npz", "model_id": "processor"}
     build = resolved(folder, {"input_data": "words.txt"}, quant=quant)
     assert inputs_of(build, "calibrate", folder).keys() == {"model", "data"}
-    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data", "processor"}
+    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data", "processor", "ranges"}
     turned = {"calibration_data": "words.txt", "model_id": "processor"}
     build = resolved(folder, {"input_data": "data.npz"}, quant=turned)
     assert inputs_of(build, "calibrate", folder).keys() == {"model", "data", "processor"}
-    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data"}
+    assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data", "ranges"}
 
 
 def test_texts_go_through_the_named_processor_when_nothing_is_quantized_too(folder):

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from ep_stage_runs import Models, compile_config, make_models, requires_qnn, run_stage, small_network
 
-from winml_dag.ep.registry import OPENVINO, QNN, find_ep, installed
+from winml_dag.ep.options import complete_options
+from winml_dag.ep.registry import OPENVINO, QNN, find_ep, installed, resolve_target
+from winml_dag.ep.session import create_session
 from winml_dag.errors import StageError
 from winml_dag.stages.compile import COMPILE
 from winml_dag.stages.compiled import read_compiled
@@ -127,6 +131,103 @@ def test_what_cannot_be_compiled_fails_with_a_sentence_and_no_file(models, tmp_p
     assert "\n" not in outcome.error
     assert "onnxruntime_src" not in outcome.error
     assert "compiled.onnx" not in outcome.files()
+
+
+def test_a_model_of_which_qnn_takes_nothing_names_its_operators_and_no_other_precision(tmp_path):
+    model = tmp_path / "loop.onnx"
+    text = """agraph (float[1, 4] x) => (float[1, 4] y) <int64 n = {3}, bool go = {1}> {
+        y = Loop (n, go, x) <body = inner (int64 i, bool c, float[1, 4] v) => (bool d, float[1, 4] w)
+            <float[1] one = {1.0}> { d = Identity(c) w = Add(v, one) }>
+    }"""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), model)
+    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": model}})
+    assert "cannot compile this model: it took none of its operators (Loop)." in outcome.error
+    assert "winml-dag analyze" in outcome.advice
+    assert "precision" not in outcome.advice
+
+
+@pytest.mark.parametrize("compiler", ["ort", "ort_session"])
+def test_weights_of_an_if_are_in_the_compiled_model_wherever_they_lie(tmp_path, compiler):
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[1, 8] x, bool c) => (float[1, 8] y) {
+        a = MatMul(x, shared)
+        i = If (c) <then_branch = one () => (float[1, 8] t) { m = MatMul(a, shared) n = MatMul(m, outer) t = Selu(n) },
+                    else_branch = two () => (float[1, 8] e) { e = MatMul(a, inner) }>
+        y = MatMul(i, shared)
+    }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    shared, outer, inner = (
+        onnx.numpy_helper.from_array(random.normal(size=(8, 8)).astype(np.float32), name)
+        for name in ("shared", "outer", "inner")
+    )
+    model.graph.initializer.extend([shared, outer])
+    model.graph.node[1].attribute[1].g.initializer.append(inner)
+    path = tmp_path / "if.onnx"
+    onnx.save(model, path)
+    given = path.read_bytes()
+    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(compiler=compiler), {"model": {"m.onnx": path}})
+    assert not outcome.error
+    assert outcome.metrics["ep_context_partitions"] == 2
+    assert (tmp_path / "run" / "inputs" / "model" / "m.onnx").read_bytes() == given
+    compiled = outcome.outputs / "model" / "compiled.onnx"
+    assert [each.name for each in onnx.load(compiled).graph.output] == ["y"]
+    target = resolve_target("qnn", "npu")
+    on_npu = create_session(compiled, target, complete_options(target, {}), compiled=True)
+    on_cpu = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for way in (True, False):
+        feeds = {"x": random.normal(size=(1, 8)).astype(np.float32), "c": np.asarray(way)}
+        np.testing.assert_allclose(on_npu.run(None, feeds)[0], on_cpu.run(None, feeds)[0], rtol=0.02, atol=0.2)
+
+
+def test_an_output_that_is_listed_twice_is_so_in_the_compiled_model(models, tmp_path):
+    model = onnx.load(models.w8a8)
+    model.graph.output.append(model.graph.output[0])
+    onnx.save(model, tmp_path / "twice.onnx")
+    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": tmp_path / "twice.onnx"}})
+    assert not outcome.error
+    target = resolve_target("qnn", "npu")
+    compiled = outcome.outputs / "model" / "compiled.onnx"
+    session = create_session(compiled, target, complete_options(target, {}), compiled=True)
+    (given,) = session.get_inputs()
+    one, other = session.run(None, {given.name: np.ones(given.shape, np.float32)})
+    assert one.any()
+    np.testing.assert_array_equal(one, other)
+
+
+def test_an_operator_in_float16_that_has_to_be_replaced_can_stay_in_float32(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 18]> agraph (float16[2, 8] x, float16[8, 8] w) => (float16[2, 8] y) {
+        a = MatMul(x, w) b = Softsign(a) y = MatMul(b, w)
+    }"""
+    model = tmp_path / "softsign.onnx"
+    onnx.save(onnx.parser.parse_model(text), model)
+    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": model}})
+    assert "has to be replaced by others" in outcome.error
+    assert "(MatMul, Softsign)" in outcome.error
+    assert "already compiled" not in outcome.error
+    assert "quant.fp16_op_block_list" in outcome.advice
+
+
+def test_a_compiled_model_that_onnxruntime_cannot_load_back_says_why_and_what_helps(tmp_path):
+    # QNN takes up to five dimensions, so the Unsqueeze stays on the CPU, between conversions.
+    text = """<ir_version: 8, opset_import: ["" : 17]> agraph (float[1, 4, 8, 8] x) => (float[1, 1, 4, 1, 8, 8] y)
+        <float s = {0.02}, float t = {0.01}, uint8 z = {128}, uint8 n = {0}, int64[2] axes = {0, 3}> {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s, z)
+        a = Conv <pads = [1, 1, 1, 1]> (d, v)
+        aq = QuantizeLinear(a, s, z) ad = DequantizeLinear(aq, s, z) u = Unsqueeze(ad, axes)
+        uq = QuantizeLinear(u, t, n) y = DequantizeLinear(uq, t, n)
+    }"""
+    model = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(0).integers(0, 256, (4, 4, 3, 3)).astype(np.uint8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "six.onnx")
+    outcome = run_stage(COMPILE, tmp_path / "run", compile_config(), {"model": {"m.onnx": tmp_path / "six.onnx"}})
+    assert not outcome.error
+    compiled, target = outcome.outputs / "model" / "compiled.onnx", resolve_target("qnn", "npu")
+    with pytest.raises(StageError, match="it moves a QuantizeLinear") as raised:
+        create_session(compiled, target, complete_options(target, {}), compiled=True)
+    assert "inferred types" not in str(raised.value)
+    assert "quant.nodes_to_exclude" in raised.value.advice
 
 
 @pytest.mark.skipif(installed(OPENVINO), reason="needs an environment without OpenVINO")

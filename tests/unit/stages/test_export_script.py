@@ -57,7 +57,7 @@ def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
         (SCRIPT, "Som", "does not define. Did you mean 'Sum'"),
         ("x = 1", None, "defines 0 model classes"),
         (SCRIPT.replace("return Sum()", "return 3"), "make", "no torch.nn.Module"),
-        ("import sys; sys.exit()", "Sum", "mine.py .* cannot be run: SystemExit"),
+        ("import sys; sys.exit()", "Sum", "mine.py .* cannot be run: it calls sys.exit"),
     ],
 )
 def test_a_script_that_makes_no_model_is_refused(tmp_path: Path, text: str, name: str | None, words: str) -> None:

@@ -212,10 +212,9 @@ def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path, monkeypatch:
             "",
             "quantized already",
         ),
-        ("agraph (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul(x, x) }", "", "float16"),
         ("agraph (float[2] x) => (float[2] y) { y = my.own.Thing(x) }", ', "my.own": 1', "my.own"),
     ],
-    ids=["EPContext", "QDQ", "float16", "an operator that onnxruntime does not know"],
+    ids=["EPContext", "QDQ", "an operator that onnxruntime does not know"],
 )
 def test_a_model_that_cannot_be_optimized_is_refused(tmp_path: Path, text: str, imports: str, message: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21{imports}]> {text}')
@@ -223,6 +222,30 @@ def test_a_model_that_cannot_be_optimized_is_refused(tmp_path: Path, text: str, 
         optimize(tmp_path, model)
     assert caught.value.advice
     assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "advice"),
+    [
+        (
+            "agraph (float[2] x) => (float[2] y) { y = Relu(x) y = Abs(x) }",
+            r"^onnxruntime cannot load the model: Duplicate definition of name \(y\)\. Correct",
+            "Correct the model",
+        ),
+        (
+            "agraph (double[2] x) => (double[2] y) { y = Erf(x) }",
+            r"cannot run the model: Could not find an implementation for Erf",
+            "skip_optimize",
+        ),
+    ],
+    ids=["names", "no kernel"],
+)
+def test_skipping_is_advised_only_where_that_can_help(tmp_path: Path, text: str, message: str, advice: str) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21]> {text}')
+    with pytest.raises(StageError, match=message) as caught:
+        optimize(tmp_path, model)
+    assert advice in caught.value.advice
+    assert ("skip_optimize" in caught.value.advice) == (advice == "skip_optimize")
 
 
 def test_an_optimization_that_leaves_the_standard_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

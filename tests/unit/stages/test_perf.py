@@ -148,15 +148,36 @@ def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(
 
     batches = in_batches(samples, size)
 
-    assert {batch_size_of(batch) for batch in batches} == {size}
+    inputs = [InputSpec(name, "int64", ("n", width)) for name, width in (("x", 2), ("y", 1))]
+    assert {batch_size_of(inputs, batch, size) for batch in batches} == {size}
     used = [int(number) for batch in batches for number in batch["x"][:, 0]]
     assert used == [number % count for number in range(max(1, count // size) * size)]
     assert all((batch["y"][:, 0] == -batch["x"][:, 0]).all() for batch in batches)
 
 
-def test_inputs_without_a_first_axis_in_common_are_of_one_sample() -> None:
-    assert batch_size_of({"x": np.zeros((4, 2)), "y": np.zeros((3, 2))}) == 1
-    assert batch_size_of({"x": np.zeros(4)}) == 1
+@pytest.mark.parametrize(
+    ("shapes", "given", "samples"),
+    [
+        pytest.param({"x": (80, 3000)}, None, 1, id="a spectrogram"),
+        pytest.param({"x": (80, 3000)}, 80, 80, id="fixed, and given as the batch"),
+        pytest.param({"x": (8, 2), "y": (5, 2)}, 8, 1, id="given, and another input has another size"),
+        pytest.param({"x": ("n", 2), "y": ("m", 2)}, 4, 4, id="given, and open under two names"),
+        pytest.param({"x": ("n", 2), "y": ("n", 3)}, None, 4, id="one open axis of all inputs"),
+        pytest.param({"x": ("?", 2)}, None, 4, id="an open axis without a name"),
+        pytest.param({"x": ("batch_size", 2), "y": (7,)}, None, 4, id="an axis that is called a batch"),
+        pytest.param({"x": ("length", 2), "y": (7,)}, None, 1, id="an open axis of one input"),
+        pytest.param({"x": ("n", 2), "y": ("m", 2)}, None, 1, id="two open axes"),
+        pytest.param({"x": ("n", 2), "y": ()}, None, 1, id="an input without axes"),
+        pytest.param({}, None, 1, id="no inputs"),
+    ],
+)
+def test_the_first_axis_is_a_batch_only_where_something_says_so(
+    shapes: dict[str, tuple[int | str, ...]], given: int | None, samples: int
+) -> None:
+    inputs = [InputSpec(name, "float32", shape) for name, shape in shapes.items()]
+    feed = {name: np.zeros([4 if isinstance(size, str) else size for size in shape]) for name, shape in shapes.items()}
+
+    assert batch_size_of(inputs, feed, given) == samples
 
 
 def test_only_the_npu_of_qnn_is_emulated() -> None:

@@ -28,6 +28,7 @@ from quantization_samples import (
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.onnxmodel.metadata import carry_metadata
 from winml_dag.stages.quantize.static import INTEGER_TYPES
 
 PRECISIONS = [("uint8", "uint8"), ("uint8", "uint16"), ("int16", "uint8"), ("int16", "uint16"), ("int8", "int8")]
@@ -61,8 +62,10 @@ def directly(folder: Path, model: onnx.ModelProto, data, rules: str, weight_type
         per_channel=config.per_channel,
         extra_options=config.extra_options,
     )
-    save_model(load_model(folder / "direct.onnx"), folder / "canonical.onnx")
-    return (folder / "canonical.onnx").read_bytes()
+    made = load_model(folder / "direct.onnx")
+    carry_metadata(model, made)
+    save_model(made, folder / "saved.onnx")
+    return (folder / "saved.onnx").read_bytes()
 
 
 @pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
@@ -246,13 +249,14 @@ def test_everything_behind_an_operator_from_outside_the_standard_is_quantized_to
     assert (metrics["nodes_quantized"], metrics["nodes_skipped"]) == (3, 0)
 
 
-def test_our_own_metadata_of_the_model_stays(tmp_path):
+def test_the_metadata_of_the_model_stays_and_that_of_tools_does_not_come_in(tmp_path):
     model = image_model()
     write_io_specs(model, [InputSpec("pixels", "float32", (1, 3, 8, 8), (-1.0, 1.0))], [])
-    model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    model.metadata_props.add(key="names", value="{0: 'cat'}")
     ranges = calibrate(tmp_path, model)
     result = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
-    assert sorted(entry.key for entry in result.model.metadata_props) == ["winml.io.inputs", "winml.io.outputs"]
+    assert result.model.metadata_props == model.metadata_props
+    assert result.model.producer_name == model.producer_name
 
 
 def test_large_weights_are_in_one_file_beside_the_model_and_nothing_else_is(tmp_path, monkeypatch):
@@ -277,3 +281,20 @@ def test_a_model_without_matrices_has_constants_in_the_activations_type(tmp_path
     types = {"weight_type": "uint8", "activation_type": "uint16"}
     result = quantize(tmp_path, model, "static", calibrate(tmp_path, model), "qnn", **types)
     assert set(result.metrics["weights_by_type"]) == {"uint16"}
+
+
+def test_a_softmax_may_be_surer_than_it_was_in_calibration(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["logits"], "matmul"),
+        helper.make_node("Softmax", ["logits"], ["s"], "softmax", axis=-1),
+        helper.make_node("Reshape", ["s", "shape"], ["y"], "reshape"),
+    ]
+    constants = {"w": np.diag([3.0, 3.0]).astype(np.float32), "shape": np.array([2, 1])}
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, [1, 2])}, {"y": [2, 1]}, constants)
+    onnx.save(model, tmp_path / "float.onnx")
+    measured = calibrate(tmp_path, model, {"x": np.array([[[0.5, 0.25]], [[-0.25, -0.5]]], np.float32)})
+    operators = ("MatMul", "Reshape")
+    result = quantize(tmp_path, model, "static", measured, "onnxruntime", op_types_to_quantize=operators, **W8A8)
+    feed = {"x": np.array([[0.5, -0.5]], np.float32)}
+    [expected], [found] = (run_model(path, feed) for path in (tmp_path / "float.onnx", result.path))
+    np.testing.assert_allclose(found, expected, atol=0.05)

@@ -65,7 +65,7 @@ def rows(*values: float) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("samples", "run_on"), [(None, 4), (2, 2), (9, 4)])
 def test_all_inputs_that_the_user_gives_are_run_unless_he_says_how_many(tmp_path, samples, run_on):
-    report = validate(tmp_path, model(), model(), rows(1, 2, 3, 4), samples=samples, seed=None, held_out=True)
+    report = validate(tmp_path, model(), model(), rows(1, 2, 3, 4), samples=samples, seed=None)
     assert (report["samples"], report["data"], report["inputs"]) == (run_on, "npz", "validate.input_data")
     assert report["held_out"] is True
     assert report["quality"]["samples"] == run_on
@@ -155,7 +155,7 @@ def test_a_model_of_fixed_sizes_is_held_against_one_that_leaves_them_open(tmp_pa
 
 def test_only_what_is_below_breaks_a_bound():
     exact = OutputComparison("y", (4,), 0.9, 20.0, 0.5, 0, 0)
-    figures = OutputFigures(exact, exact, None, Agreement(9, 10))
+    figures = OutputFigures(exact, exact, 0.9, Agreement(9, 10))
     kept = Bounds(min_cosine=0.9, min_sqnr_db=20.0, max_abs_error=0.5, min_top1_agreement=0.9)
     assert not list(kept.broken_by(figures))
     assert not list(Bounds().broken_by(figures))

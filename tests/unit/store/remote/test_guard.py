@@ -107,7 +107,7 @@ def test_what_a_library_did_not_expect_is_trouble_like_any_other(guarded: Guarde
     guarded.remote.fail("record", *["bug"] * 100)
     with pytest.raises(LeftAlone):
         guarded.record()
-    assert "cannot be used (ZeroDivisionError: of a library)" in guarded.said[0]
+    assert "cannot be used (of a library)" in guarded.said[0]
 
 
 def test_one_question_that_fails_while_others_are_answered_does_not_cost_the_remote(guarded: Guarded) -> None:

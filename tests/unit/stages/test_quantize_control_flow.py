@@ -1,0 +1,328 @@
+"""Models with If, Loop and Scan, and other odd places of constants, through every mode of quantize."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+from quantization_samples import Result, calibrate, outlier_model, quantize, rows, weights
+
+from winml_dag.errors import StageError
+from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.scopes import distinct_names, sort_nodes
+from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.stages.float_model import write_typed
+from winml_dag.stages.quantize.mixed import own_constants
+
+WIDTH = 32
+W8A8 = {"weight_type": "uint8", "activation_type": "uint8", "per_channel": True}
+X = f"float[2, {WIDTH}]"
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "fp16": {},
+    "dynamic": {},
+    "rtn": {"rtn_block_size": 16, "rtn_bits": 8},
+    "static": {"weight_type": "uint8", "activation_type": "uint8"},
+}
+# Of signal to noise, in dB, at least: far below what these models have, and far above a wrong result.
+LEAST = {"fp16": 50, "dynamic": 25, "rtn": 25, "static": 15}
+
+# A branch has a MatMul of its own, one with the outer graph's weight, and Max and CumSum, which stay in float32 in
+# fp16; "t", "m" and "r" are names that both branches use, "h" and "shared" are captured.
+BRANCHES = f"""agraph ({X} x, bool c) => ({X} y) {{
+    h = MatMul (x, first)
+    i = If (c) <
+        then_branch = yes () => ({X} t) {{
+            m = MatMul (h, inner) r = Max (m, zero) s = CumSum (r, axis) t0 = MatMul (s, shared) t = Max (t0, h) }},
+        else_branch = no () => ({X} t) {{ m = Gemm <transB = 1> (h, other, bias) r = Sigmoid (m) t = Mul (r, x) }}>
+    y = MatMul (i, shared)
+}}"""
+LOOP = f"""agraph ({X} x, bool c, int64 n) => ({X} y) {{
+    h = MatMul (x, first)
+    last, all = Loop (n, c, h) <body = body (int64 i, bool go, {X} x) => (bool on, {X} h2, {X} seen) {{
+        on = Identity (go) m = MatMul (x, shared) t = Tanh (m) r = Max (t, zero) h2 = Add (r, h) seen = Identity (h2)
+    }}>
+    sum = ReduceSum <keepdims = 0> (all, front)
+    y = Add (last, sum)
+}}"""
+SCAN = f"""agraph ({X} x, float[{WIDTH}] s) => ({X} y, float[{WIDTH}] last) {{
+    h = MatMul (x, first)
+    last, y = Scan (s, h) <num_scan_inputs = 1, body = body (float[{WIDTH}] s, float[{WIDTH}] e) =>
+        (float[{WIDTH}] n, float[{WIDTH}] o) {{ m = MatMul (e, shared) a = Add (m, s) n = Tanh (a) o = Max (n, zero) }}>
+}}"""
+NETS = {"If": BRANCHES, "Loop": LOOP, "Scan": SCAN}
+
+
+def net(text: str, imports: str = '"": 17') -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> {text}")
+    scale = np.float32(2 / np.sqrt(WIDTH))
+    constants = {
+        **{name: weights(WIDTH, WIDTH, seed=seed) * scale for seed, name in enumerate(("first", "shared"))},
+        "zero": np.array(0, np.float32),
+        "axis": np.array(1, np.int32),
+        "front": np.array([0], np.int64),
+    }
+    read = {name for graph in graphs_of(model.graph) for node in graph.node for name in node.input}
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in constants.items() if name in read)
+    for graph in graphs_of(model.graph):
+        inner = {"inner": weights(WIDTH, WIDTH, seed=5), "other": weights(WIDTH, WIDTH, seed=6), "bias": weights(WIDTH)}
+        own = {name for node in graph.node for name in node.input}
+        graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in inner.items() if name in own)
+    return model
+
+
+def fed(model: onnx.ModelProto, seed: int, *, condition: bool = True) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    made: dict[str, np.ndarray] = {}
+    for value in model.graph.input:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        kind = value.type.tensor_type.elem_type
+        made[value.name] = (
+            random.normal(size=shape).astype(np.float32)
+            if kind == onnx.TensorProto.FLOAT
+            else np.array(condition)
+            if kind == onnx.TensorProto.BOOL
+            else np.array(3)
+        )
+    return made
+
+
+def quantized(folder: Path, model: onnx.ModelProto, mode: str, **fields: Any) -> Result:
+    ranges, rules = None, None
+    if mode == "static":
+        samples = [fed(model, seed, condition=bool(seed % 2)) for seed in range(6)]
+        data = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        ranges, rules = calibrate(folder, model, data, samples=6), "onnxruntime"
+    return quantize(folder, model, mode, ranges, rules, **{**MODES[mode], **fields})
+
+
+def assert_close(result: Result, model: onnx.ModelProto, least: float) -> None:
+    """The model is valid to onnx, and computes what *model* does, as it is and with all of onnxruntime's fusions."""
+    onnx.checker.check_model(result.model)
+    for level in (
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    ):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = level
+        session = onnxruntime.InferenceSession(result.content, options, providers=["CPUExecutionProvider"])
+        original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
+        for condition in (True, False):
+            feed = fed(model, 9, condition=condition)
+            given = {name: array.astype(np.float16) if name in halves else array for name, array in feed.items()}
+            for expected, found in zip(original.run(None, feed), session.run(None, given), strict=True):
+                noise = np.sum((expected.astype(np.float64) - found) ** 2)
+                assert noise == 0 or 10 * np.log10(np.sum(expected.astype(np.float64) ** 2) / noise) > least
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NETS)
+def test_every_mode_makes_a_valid_model_of_control_flow(tmp_path: Path, name: str, mode: str) -> None:
+    model = net(NETS[name])
+    assert_close(quantized(tmp_path, model, mode), model, LEAST[mode])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fp16_keep_io_types": False},
+        {"op_types_to_quantize": ("MatMul", "Gemm")},
+        {"fp16_op_block_list": ("If", "Loop", "Scan")},
+        {"op_types_to_exclude": ("MatMul",)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", NETS)
+def test_float16_with_parts_in_float32_is_valid(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
+    model = net(NETS[name])
+    result = quantized(tmp_path, model, "fp16", **fields)
+    assert_close(result, model, LEAST["fp16"])
+
+
+def test_weights_of_inner_graphs_become_integers(tmp_path: Path) -> None:
+    model = net(BRANCHES)
+    for mode, dtype, operator in (("dynamic", "uint8", "MatMulInteger"), ("rtn", "uint8", "MatMulNBits")):
+        result = quantized(tmp_path, model, mode)
+        # Three MatMul and a Gemm of four matrices, of which two are in branches and one is read in and out of one.
+        assert result.metrics["nodes_quantized"] == 5
+        inner = [node.op_type for graph in list(graphs_of(result.model.graph))[1:] for node in graph.node]
+        assert inner.count(operator) == 3
+        kept = inspect_model(result.path).tensor_bytes
+        assert kept[dtype] >= 4 * WIDTH * WIDTH
+        assert kept["float32"] < WIDTH * WIDTH * 4
+
+
+def test_what_static_quantization_does_not_reach_is_counted_and_told(tmp_path: Path) -> None:
+    metrics = quantized(tmp_path, net(BRANCHES), "static").metrics
+    assert metrics["nodes_quantized"] == 2
+    assert metrics["nodes_skipped"] == 8
+    assert {why for reasons in metrics["nodes_skipped_reasons"].values() for why in reasons} == {
+        "inside of If, which static quantization does not reach"
+    }
+    assert metrics["nodes_skipped_by_type"]["MatMul"] == 2
+
+
+def test_a_model_whose_nodes_are_all_inside_of_a_branch_is_no_success(tmp_path: Path) -> None:
+    model = net(
+        f"""agraph ({X} x, bool c) => ({X} y) {{ y = If (c) <
+        then_branch = yes () => ({X} t) {{ t = MatMul (x, inner) }},
+        else_branch = no () => ({X} e) {{ e = MatMul (x, other) }}> }}"""
+    )
+    with pytest.raises(StageError, match=r"2 are inside of If, Loop or Scan") as caught:
+        quantized(tmp_path, model, "static")
+    assert "dynamic" in caught.value.advice
+    assert quantized(tmp_path, model, "dynamic").metrics["nodes_quantized"] == 2
+
+
+def test_a_node_inside_of_a_branch_can_be_left_out_by_name(tmp_path: Path) -> None:
+    model = net(BRANCHES)
+    branch = next(graph for graph in graphs_of(model.graph) if graph.name == "yes")
+    branch.node[0].name = "kept"
+    for mode in ("dynamic", "rtn", "fp16"):
+        all_of_it = quantized(tmp_path, model, mode).metrics["nodes_quantized"]
+        result = quantized(tmp_path, model, mode, nodes_to_exclude=("kept",))
+        assert result.metrics["nodes_quantized"] == all_of_it - 1
+        assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {"excluded by quant.nodes_to_exclude": 1}
+        assert_close(result, model, LEAST[mode])
+
+
+FUNCTION = f"""agraph ({X} x) => ({X} y) {{ t = my.Block (x, first) y = my.Block (t, shared) }}
+    <domain: "my", opset_import: ["": 17]> Block (a, w) => (b) {{ m = MatMul (a, w) b = Relu (m) }}"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_that_functions_read_are_quantized(tmp_path: Path, mode: str) -> None:
+    model = net(FUNCTION, '"": 17, "my": 1')
+    result = quantized(tmp_path, model, mode)
+    assert result.metrics["nodes_quantized"] >= 2
+    assert_close(result, model, LEAST[mode])
+
+
+ODD = {
+    "a weight as output": f"agraph ({X} x) => ({X} y, float[{WIDTH}, {WIDTH}] first) {{ y = MatMul (x, first) }}",
+    "an input as output": f"agraph ({X} x) => ({X} y, {X} x) {{ y = MatMul (x, first) }}",
+    "a branch that gives a constant": f"""agraph ({X} x, bool c) => ({X} y) {{ h = MatMul (x, first) y = If (c) <
+        then_branch = yes () => ({X} k) <{X} k = {{{", ".join(["0.5"] * 2 * WIDTH)}}}> {{ }},
+        else_branch = no () => ({X} e) {{ e = Add (h, x) }}> }}""",
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [*ODD, "a sparse weight"])
+def test_constants_and_inputs_in_odd_places_are_quantized(tmp_path: Path, name: str, mode: str) -> None:
+    if name == "a sparse weight":
+        model = net(f"agraph ({X} x) => ({X} y) {{ y = MatMul (x, sparse) }}")
+        values = numpy_helper.from_array(weights(WIDTH, seed=1), "sparse")
+        places = np.arange(WIDTH) * (WIDTH + 1)
+        indices = numpy_helper.from_array(places, "places")
+        model.graph.sparse_initializer.add(values=values, indices=indices, dims=[WIDTH, WIDTH])
+    else:
+        model = net(ODD[name])
+    assert_close(quantized(tmp_path, model, mode), model, LEAST[mode])
+
+
+def test_a_model_without_nodes_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] x) { }')
+    for mode in MODES:
+        with pytest.raises(StageError) as caught:
+            quantized(tmp_path, model, mode)
+        assert caught.value.message.startswith("The model computes nothing in float32")
+
+
+def test_names_of_inner_graphs_become_distinct_and_what_they_capture_stays() -> None:
+    model = net(BRANCHES)
+    same = onnx.ModelProto.FromString(model.SerializeToString())
+    distinct_names(model)
+    names = [
+        name
+        for graph in graphs_of(model.graph)
+        for name in (
+            *(value.name for value in graph.input),
+            *(tensor.name for tensor in graph.initializer),
+            *(name for node in graph.node for name in node.output),
+        )
+    ]
+    assert len(names) == len(set(names))
+    assert [node.output for node in model.graph.node] == [node.output for node in same.graph.node]
+    for condition in (True, False):
+        found, expected = (
+            onnxruntime.InferenceSession(each.SerializeToString()).run(None, fed(same, 1, condition=condition))[0]
+            for each in (model, same)
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_nodes_are_sorted_by_what_inner_graphs_read_too() -> None:
+    model = net(BRANCHES)
+    nodes = list(model.graph.node)
+    shuffled = onnx.ModelProto.FromString(model.SerializeToString())
+    del shuffled.graph.node[:]
+    shuffled.graph.node.extend(nodes[::-1])
+    sort_nodes(shuffled.graph)
+    assert shuffled == model
+
+
+def _with_a_branch(model: onnx.ModelProto, *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """*model* with the output ``seen``, what *nodes* of a branch make of values of the graph around it."""
+    seen = helper.make_tensor_value_info("seen", onnx.TensorProto.FLOAT, None)
+    other = helper.make_graph(
+        [helper.make_node("Identity", [nodes[0].input[0]], ["not"])], "no", [], [_named(seen, "not")]
+    )
+    branch = helper.make_graph(nodes, "yes", [], [_named(seen, nodes[-1].output[0])])
+    model.graph.input.append(helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
+    model.graph.node.append(helper.make_node("If", ["c"], ["seen"], "look", then_branch=branch, else_branch=other))
+    model.graph.output.append(seen)
+    return model
+
+
+def _named(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    copy = onnx.ValueInfoProto(name=name)
+    copy.type.CopyFrom(value.type)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "node",
+    [helper.make_node("Identity", ["n"], ["is"]), helper.make_node("MatMul", ["x", "up"], ["is"])],
+    ids=["what is equalized", "a matrix of what is equalized"],
+)
+def test_equalizing_leaves_a_branch_what_it_reads(tmp_path: Path, node: onnx.NodeProto) -> None:
+    model = _with_a_branch(outlier_model(17, after=False), node)
+    data = {**rows(8), "c": np.ones(8, bool)}
+    result = quantize(tmp_path, model, "static", calibrate(tmp_path, model, data, samples=8), "onnxruntime", **W8A8)
+    feed = {**rows(1, seed=9), "c": np.array(True)}
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(["seen"], feed)[0]
+    found = onnxruntime.InferenceSession(result.content).run(["seen"], feed)[0]
+    # Relative to the channel: one channel is far larger than the others.
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_a_bound_in_a_branch_keeps_its_meaning_where_a_mask_is_the_same_constant(tmp_path: Path) -> None:
+    lowest = float(np.finfo(np.float32).min)
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 4] y) { y = Add (x, low) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(lowest, np.float32), "low"))
+    _with_a_branch(model, helper.make_node("Clip", ["x", "low"], ["is"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert write_typed(tmp_path / "model.onnx", tmp_path / "float.onnx", finite=True) == 1
+    made = onnx.load(tmp_path / "float.onnx")
+    constants = {tensor.name: float(numpy_helper.to_array(tensor)) for tensor in made.graph.initializer}
+    assert constants["low"] == lowest
+    assert constants[made.graph.node[0].input[1]] == -50
+
+
+def test_a_constant_that_a_branch_reads_too_is_nobodys_own() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) <float k = {2}> { y = Mul (x, k) }'
+    )
+    model.graph.node[0].name = "scale"
+    _with_a_branch(model, helper.make_node("Add", ["x", "k"], ["is"]))
+    own_constants(model.graph, lambda node, position: (node.name, position))
+    assert model.graph.node[0].input[1] != "k"
