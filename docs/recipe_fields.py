@@ -50,7 +50,9 @@ SECTIONS = {
         "`loader.model_type`."
     ),
     "export": (
-        "How the PyTorch model becomes ONNX. Left out: the defaults. `export: null`: the model is ONNX already, and "
+        "How the PyTorch model becomes ONNX. Of a model that is ONNX already, `batch_size`, `shape_config` and "
+        "`input_tensors` are the sizes of its [open dimensions](../how-to/models-of-others.md#open-dimensions). "
+        "Left out: the defaults. `export: null`: the model is ONNX already, and "
         "anything else is refused."
     ),
     "export.input_tensors": "One entry for each input of the exported model.",
@@ -127,7 +129,7 @@ FIELDS: dict[str, Meaning] = {
     "loader.random_weights.seed": _ours("Other seed, other weights."),
     "loader.random_weights.config": _ours("Fields of the architecture's configuration, such as `hidden_size`."),
     "export.opset_version": Meaning("21 when left out (17 in winml-cli)."),
-    "export.batch_size": Meaning("First dimension of all inputs."),
+    "export.batch_size": Meaning("First dimension of all inputs; of an ONNX model, of those that leave it open."),
     "export.input_tensors": Meaning("Inputs to export; those that the architecture usually has when left out."),
     "export.input_tensors.name": Meaning("Name of a parameter of the model's `forward`."),
     "export.input_tensors.dtype": Meaning("Type; that of the architecture's usual input when left out."),
@@ -157,7 +159,7 @@ FIELDS: dict[str, Meaning] = {
     "export.shape_config": _ours(
         "Sizes by the name of the dimension: `{sequence_length: 64}`, `{height: 384, width: 384}`. They come before "
         "the sizes in `input_tensors`; an axis that has a name there stays open. A dimension that no input has "
-        "changes nothing."
+        "changes nothing. Of an ONNX model, sizes by the names that it has for its dimensions; any other is an error."
     ),
     "export.compatibility": Meaning("See below."),
     "export.compatibility.transformers_attention": Meaning("Attention is always exported as `eager`."),
@@ -187,8 +189,10 @@ FIELDS: dict[str, Meaning] = {
     "quant.symmetric": Meaning("Zero point in the middle, for weights and activations. Left out: by the same table."),
     "quant.weight_symmetric": Meaning("The same for weights only; `quant.symmetric` when left out."),
     "quant.activation_symmetric": Meaning("The same for activations only; `quant.symmetric` when left out."),
-    "quant.op_types_to_quantize": Meaning("Operators to quantize, by name or pattern (`*`, `?`); all that there are "
-                                          "rules for when left out. Of w4a16, for the 4-bit weights only."),
+    "quant.op_types_to_quantize": Meaning("Operators to quantize, by name or pattern (`*`, `?`). Left out: all that "
+                                          "there are rules for; for static quantization on the CPU [those that "
+                                          "pay off](precisions.md#what-the-cpu-quantizes). Of w4a16, for the 4-bit "
+                                          "weights only."),
     "quant.op_types_to_exclude": _ours("Operators that stay in float, by name or pattern."),
     "quant.nodes_to_exclude": Meaning("Nodes that stay in float, by name or pattern; each must match."),
     "quant.node_overrides": _ours("Types of single nodes; see [below](#quantnode_overrides)."),
@@ -272,7 +276,8 @@ FIELDS: dict[str, Meaning] = {
     "perf.iterations": _ours("Inferences that are measured: 100 when left out, unless `perf.duration` says otherwise."),
     "perf.duration": _ours("Seconds after which measuring ends; not together with `perf.iterations`."),
     "perf.threads": _ours("Threads of one operator; as many as onnxruntime thinks fit when left out."),
-    "perf.batch_size": _ours("Samples in one inference, of a model that takes any number; one when left out."),
+    "perf.batch_size": _ours("Samples in one inference. A model that takes any number gets so many, one when left out; "
+                            "of a model with fixed inputs it says that their first axis is a batch of that size."),
     "perf.sizes": _ours("For random inputs, sizes of axes that the model leaves open, by the names that it has for "
                         "them: `{sequence_length: 128}`. 1 when left out."),
     "perf.seed": _ours("Of random inputs."),
