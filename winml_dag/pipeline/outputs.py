@@ -162,19 +162,17 @@ def refuse_file(folder: Path) -> None:
 
 
 def prepare_folder(folder: Path) -> None:
-    """See that the folder can be written, before hours of work. What is being changed in it is left alone.
+    """See that the folder can be made and written, before hours of work. Nothing is left there, under no name: several
+    builds may do this at once, and one that fails leaves no folder behind.
 
     Raises:
         StoreError: when it cannot, naming the folder.
     """
+    import tempfile  # here, since an up-to-date build gets by without it
+
     try:
-        made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".winml-dag-probe"
-        probe.touch()
-        probe.unlink()
-        if made:  # a build that fails leaves nothing behind
-            folder.rmdir()
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise StoreError(
             f"The output folder {folder} cannot be written: {error.strerror or error}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,12 @@ def test_preparing_leaves_no_trace(tmp_path: Path, out: Path) -> None:
     prepare_folder(tmp_path / "new")
     assert contents(out) == {"notes.txt": b"mine"}
     assert not (tmp_path / "new").exists()
+
+
+def test_several_builds_prepare_one_folder_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(prepare_folder, [tmp_path / "parent" / "out"] * 400)) == [None] * 400
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.txt/below"])
