@@ -190,6 +190,32 @@ def test_a_form_that_failed_once_when_tables_were_made_is_built(tmp_path: Path, 
     assert metrics["outputs"]["y"]["cosine"] > 0.9999
 
 
+def test_dynamic_keeps_a_scale_for_each_channel_out_of_weights_that_have_one(shared: Project) -> None:
+    model = """<ir_version: 8, opset_import: ["" : 17]> normalized (float[1, 3, 8, 8] x) => (float[1, 8, 6, 6] y)
+        <float[8] shift = {0, 0, 0, 0, 0, 0, 0, 0}, float[8] variance = {1, 1, 1, 1, 1, 1, 1, 1}> {
+            c = Conv(x, w)
+            n = BatchNormalization(c, scale, shift, shift, variance)
+            r = Relu(n)
+            y = Mul(r, back)
+        }"""
+    parsed = onnx.parser.parse_model(model)
+    scale = np.logspace(-3, 0, 8, dtype=np.float32)
+    weights = np.random.default_rng(0).standard_normal((8, 3, 3, 3)).astype(np.float32)
+    values = {"w": weights, "scale": scale, "back": (1 / scale).reshape(8, 1, 1)}
+    parsed.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    onnx.save(parsed, shared.folder / "normalized.onnx")
+    made = build(shared, "normalized", "dynamic", "cpu")
+    metrics = next(stage for stage in shared.manifest(made)["stages"] if stage["name"] == "validate")["metrics"]
+    assert metrics["outputs"]["y"]["sqnr_db"] > 30
+    (shared.folder / "folded.json").write_text(
+        json.dumps({"model": "normalized.onnx", "precision": "dynamic", "optim": {"conv_bn_fusion": True}}),
+        encoding="utf-8",
+    )
+    folded = shared.build(recipe="folded.json", out="folded")
+    assert folded.code == 1
+    assert "validate failed: Output 'y' is too far from the reference" in folded.messages
+
+
 @pytest.mark.slow
 def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
     blocks = build(shared, "perceptron", "w4a32", "cpu", rtn_block_size=16)

@@ -175,7 +175,7 @@ def resolve(
         asked, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
     standard_only = _takes_standard_only(target, quant, would_compile)
-    optimize = sections.optimize_config(asked, onnx, standard_only=standard_only)
+    optimize = sections.optimize_config(asked, onnx, quant, standard_only=standard_only)
     quantize = sections.quantize_configs(quant, target)
     analyze = autoconf.analyze_config(asked, target, optimize, quantize, standard_only=standard_only)
     search = autoconf.search_of(asked, target, analyze)
