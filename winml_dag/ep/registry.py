@@ -70,11 +70,11 @@ class ExecutionProvider:
     devices: tuple[str, ...]
     makes_ep_context: bool
     takes_onnx: bool
-    fixed_shapes: bool
     for_this_machine: bool
     packages: tuple[Package, ...]
     how_to_get: str
     ihv_type: str
+    fixed_shapes: bool = False
     needs: tuple[SystemLibrary, ...] = ()
 
 
@@ -97,7 +97,6 @@ CPU = ExecutionProvider(
     devices=("cpu",),
     makes_ep_context=False,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=False,
     packages=(),
     how_to_get="It is part of onnxruntime.",
@@ -123,7 +122,6 @@ OPENVINO = ExecutionProvider(
     devices=("npu", "gpu", "cpu"),
     makes_ep_context=True,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=True,
     packages=(
         Package("onnxruntime-openvino"),
@@ -154,7 +152,6 @@ CUDA = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-gpu"),),
     how_to_get="On a machine with an NVIDIA GPU, install onnxruntime-gpu in place of onnxruntime, or in an environment "
@@ -169,7 +166,6 @@ DML = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-windowsml"), Package("onnxruntime-directml")),
     how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml in place of onnxruntime.",
@@ -182,7 +178,6 @@ NV_TENSORRT_RTX = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=True,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=True,
     packages=(
         Package("onnxruntime-ep-nv-tensorrt-rtx-cu13", plugin="onnxruntime_ep_nv_tensorrt_rtx"),
@@ -201,7 +196,6 @@ MIGRAPHX = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-migraphx"), _WINDOWS_ML),
     how_to_get="On a machine with an AMD GPU, install onnxruntime-migraphx in place of onnxruntime, or in an "
@@ -216,7 +210,6 @@ TENSORRT = ExecutionProvider(
     devices=("gpu",),
     makes_ep_context=False,
     takes_onnx=True,
-    fixed_shapes=False,
     for_this_machine=True,
     packages=(Package("onnxruntime-gpu"),),
     how_to_get="On a machine with an NVIDIA GPU and TensorRT, install onnxruntime-gpu in place of onnxruntime, or in "

@@ -22,7 +22,7 @@ _Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class AskedShapes:
+class RequestedShapes:
     """What a recipe and options say: of the first dimension, of dimensions by name, and of whole inputs.
 
     ``tensors_yield``: where they and the others differ, the others hold, which an option said over a recipe.
@@ -39,14 +39,14 @@ class AskedShapes:
 
 
 @dataclass(frozen=True)
-class FoundShapes:
+class ResolvedShapes:
     """``shapes``: by input, of those that change; ``notice``: what nobody asked for, if anything."""
 
     shapes: Mapping[str, tuple[int | str, ...]]
     notice: str = ""
 
 
-def shapes_for(specs: Sequence[TensorSpec], asked: AskedShapes, fixed_for: str = "") -> FoundShapes:
+def shapes_for(specs: Sequence[TensorSpec], asked: RequestedShapes, fixed_for: str = "") -> ResolvedShapes:
     """The shapes of the inputs *specs* with the sizes that *asked* gives. *fixed_for*: the provider that takes fixed
     shapes only, if the model is for one; an open batch is 1 for it unless somebody says otherwise.
 
@@ -62,7 +62,7 @@ def shapes_for(specs: Sequence[TensorSpec], asked: AskedShapes, fixed_for: str =
     notice = sizes.fix_batch(fixed_for) if fixed_for else ""
     if fixed_for:
         sizes.refuse_open(fixed_for)
-    return FoundShapes({name: shape for name, shape in sizes.shapes() if shape != sizes.specs[name].shape}, notice)
+    return ResolvedShapes({name: shape for name, shape in sizes.shapes() if shape != sizes.specs[name].shape}, notice)
 
 
 class _Sizes:

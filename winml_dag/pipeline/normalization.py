@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.asked import Asked
-from winml_dag.pipeline.inputshapes import AskedShapes, shapes_for
+from winml_dag.pipeline.inputshapes import RequestedShapes, shapes_for
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.recipe.schema import Export, Recipe
 from winml_dag.stages import kinds
@@ -27,7 +27,7 @@ class Normalization:
 
 
 def normalization_for(
-    onnx: OnnxFile, asked: AskedShapes, target: Target, *, compiles: bool, quantizes: bool
+    onnx: OnnxFile, asked: RequestedShapes, target: Target, *, compiles: bool, quantizes: bool
 ) -> Normalization:
     """What *onnx* needs for *target*. *compiles*: whether it is compiled ahead of time, which takes fixed shapes
     whatever the provider; *quantizes*: whether its activations become integers.
@@ -60,7 +60,7 @@ def normalization_for(
     return Normalization(NormalizeConfig(GivenInputs(tensors), raises), notices)
 
 
-def asked_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> AskedShapes:
+def requested_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> RequestedShapes:
     """What recipe and options say of the inputs of *onnx*. *whole*: it is for a build from this model on, and not for
     one stage, which may be given what a build of the recipe has made.
 
@@ -69,7 +69,7 @@ def asked_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> AskedShapes:
     now = (asked.overrides.settings or {}).get("export", {})
     section = asked.recipe.export
     if section is None or not (now or _is_for_onnx(asked.recipe)):
-        return AskedShapes()
+        return RequestedShapes()
     counts = section.model_fields_set if _is_for_onnx(asked.recipe) else set(now)
     sizes = section.shape_config if "shape_config" in counts else None
     if sizes and not whole and "shape_config" not in now:
@@ -79,10 +79,10 @@ def asked_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> AskedShapes:
     return replace(shapes_of(section, counts), sizes=sizes, tensors_yield=yields)
 
 
-def shapes_of(section: Export, counts: Set[str] | None = None) -> AskedShapes:
+def shapes_of(section: Export, counts: Set[str] | None = None) -> RequestedShapes:
     """What *section* says of inputs, as far as its fields are in *counts*; else of those that were written."""
     counts = section.model_fields_set if counts is None else counts
-    return AskedShapes(
+    return RequestedShapes(
         section.batch_size if "batch_size" in counts else None,
         section.shape_config if "shape_config" in counts else None,
         section.input_tensors or () if "input_tensors" in counts else (),

@@ -182,11 +182,11 @@ def resolve(
     normalization = None
     if onnx is not None:
         # Imported here: only builds that start from ONNX look at one.
-        from winml_dag.pipeline.normalization import asked_shapes, normalization_for
+        from winml_dag.pipeline.normalization import normalization_for, requested_shapes
 
         normalization = normalization_for(
             onnx,
-            asked_shapes(asked, onnx, whole=only is LINE),
+            requested_shapes(asked, onnx, whole=only is LINE),
             target,
             compiles=not isinstance(would_compile, Skip),
             quantizes=not isinstance(quant, Skip) and quant.mode in ("static", "dynamic"),

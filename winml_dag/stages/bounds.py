@@ -50,8 +50,8 @@ _AS_IT_IS_COSINE = 0.6
 # Hardly less noise than signal: at a cosine of 0.6, values of the right scale have 1 dB.
 MINIMUM_SQNR_DB = 0.5
 
-# A scale that is less off than this is not worth a word.
-SCALE_TOLD = 0.01
+# A relative error of the scale below this is not reported.
+REPORTED_SCALE_ERROR = 0.01
 
 # The relative size of an error that is one of rounding, by the bits of a precision: of the values that an output is
 # computed from. See :mod:`winml_dag.stages.magnitude`.
@@ -71,11 +71,11 @@ def rounding(precision: str, *, in_half: bool) -> float:
     return _ROUNDING[bits]
 
 
-def leeway(cosine: float) -> float:
+def scale_tolerance(cosine: float) -> float:
     """The relative error of values that have the right length and this *cosine*; infinite where that asks for nothing.
 
-    So far may the scale of an output be off, too: w8a8, whose bound is 0.8, fails from 1.63 times on. Values of a sound
-    model are hardly off at all. Measured on a sentence encoder of 22 M parameters (calibrated on sentences) on
+    The scale of an output may be wrong by as much: w8a8, whose bound is 0.8, fails from 1.63 times on. The scale of a
+    good model is hardly wrong at all. Measured on a sentence encoder of 22 M parameters (calibrated on sentences) on
     sentences, and on random tokens for which its ranges are not made: w8a16 1.00 and 1.08; w16a8 1.00 and 1.10; w8a8
     1.00 and 1.06, also where every activation has 8 bits (cosine 0.84 and 0.70); dynamic, w4a32, w4a16, w4a8 1.00 and
     1.00. A QNN model with a wrong scale behind Reciprocal or a dropped addition of zero is 2 to 10 times off.
@@ -93,8 +93,8 @@ class Bounds:
     """What each output has to keep; None is not checked.
 
     Attributes:
-        min_cosine: of the angle to the reference's values; and by :func:`leeway` of their scale, which an angle does
-            not see, and of the relative error of single numbers, which have none.
+        min_cosine: of the angle to the reference's values; and by :func:`scale_tolerance` of their scale, which an
+            angle does not see, and of the relative error of single numbers, which have none.
         min_sqnr_db: signal to quantization noise.
         max_abs_error: the largest difference of a single value.
         min_top1_agreement: the part of decisions with the same best class; of outputs that are scores of classes.
@@ -146,7 +146,7 @@ class Bounds:
 
 def _far(output: OutputFigures, least: float) -> Iterator[tuple[str, str]]:
     """As :meth:`Bounds.broken_by`, of a cosine of *least*."""
-    allowed, scale = leeway(least), output.scale
+    allowed, scale = scale_tolerance(least), output.scale
     if output.relative_error is not None:
         if output.relative_error > allowed:
             words = f"error {output.relative_error:.3g} times as large as the values, which are single numbers"
@@ -154,6 +154,6 @@ def _far(output: OutputFigures, least: float) -> Iterator[tuple[str, str]]:
         return
     if output.read.cosine < least:
         yield "min_cosine", f"cosine {output.read.cosine:.7g}, below validate.min_cosine of {least:.7g}"
-    if scale is not None and max(scale, 1 / scale) > 1 + max(allowed, SCALE_TOLD):
+    if scale is not None and max(scale, 1 / scale) > 1 + max(allowed, REPORTED_SCALE_ERROR):
         allows = f"where validate.min_cosine of {least:.7g} allows {1 + allowed:.3g} times"
         yield "scale", f"{too_large_or_small(scale)}, {allows}"

@@ -156,7 +156,9 @@ def quality(figures: Sequence[OutputFigures], *, samples: int, data: str, held_o
 def _likeness(output: OutputFigures) -> float:
     """1 for the reference's own values: lower by the cosine, and by what an angle does not see."""
     if output.relative_error is not None:
-        return 1 - min(output.relative_error, 2.0) ** 2 / 2  # what the cosine of such an error is; see bounds.leeway
+        return (
+            1 - min(output.relative_error, 2.0) ** 2 / 2
+        )  # what the cosine of such an error is; see bounds.scale_tolerance
     scale = output.read.scale if output.exact is None else None
     return output.read.cosine if scale is None else output.read.cosine * min(scale, 1 / scale)
 

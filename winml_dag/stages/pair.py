@@ -12,7 +12,7 @@ from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 from winml_dag.stages.figures import Measuring, OutputFigures
 from winml_dag.stages.running import run_model
-from winml_dag.stages.samples.samples import Array, Feed, Samples, explained
+from winml_dag.stages.samples.samples import Array, Feed, Samples, failures_explained
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -109,7 +109,7 @@ class Pair:
         odd = {name: Odd() for name in self.names}
         for done, feed in enumerate(feeds):
             progress(done, feeds.count, "samples")
-            with explained(feeds.kind):
+            with failures_explained(feeds.kind):
                 expected = run_model(self._reference, self.names, feed)
                 found = run_model(self._candidate, self.names, feed)
             for name, wanted, got in zip(self.names, expected, found, strict=True):
@@ -129,7 +129,7 @@ def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str,
     names = _names(session)
     for done, feed in enumerate(feeds):
         progress(done, feeds.count, "samples")
-        with explained(feeds.kind):
+        with failures_explained(feeds.kind):
             outputs = run_model(session, names, feed)
         for name, values in zip(names, outputs, strict=True):
             if odd := Odd.of(_tensor(name, values)):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.stages.bounds import SCALE_TOLD, leeway, too_large_or_small
+from winml_dag.stages.bounds import REPORTED_SCALE_ERROR, scale_tolerance, too_large_or_small
 
 RANDOM = "random"
 
@@ -106,8 +106,8 @@ class Quality:
         usual = USUAL_COSINE.get(precision)
         if usual is not None and self.cosine < usual:
             return f"cosine {self.cosine:.5f}, where {precision} usually has {usual:g} and more"
-        if usual is not None and self._off > leeway(usual):
-            most = f"where {precision} is usually off by {leeway(usual):.0%} at most"
+        if usual is not None and self._off > scale_tolerance(usual):
+            most = f"where {precision} is usually off by {scale_tolerance(usual):.0%} at most"
             return f"{too_large_or_small(self.scale or 1)}, {most}"
         agreed, decisions = self.top1_agreed or 0, self.top1_of or 0
         if self.data != RANDOM and decisions >= _FEWEST_DECISIONS and agreed < _USUAL_AGREEMENT * decisions:
@@ -124,7 +124,7 @@ class Quality:
         parts = [f"cosine {self.cosine:.5f}"]
         if self.sqnr_db is not None:
             parts.append(f"SQNR {self.sqnr_db:.1f} dB")
-        if self.scale is not None and self._off >= SCALE_TOLD:
+        if self.scale is not None and self._off >= REPORTED_SCALE_ERROR:
             parts.append(too_large_or_small(self.scale))
         parts.append(f"largest error {self.max_abs_error:.2g} ({self.output})")
         if self.top1_of:

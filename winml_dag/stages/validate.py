@@ -15,7 +15,7 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import StageError
 from winml_dag.stages import kinds
-from winml_dag.stages.bounds import Bounds, leeway, too_large_or_small
+from winml_dag.stages.bounds import Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.target import RunTarget
 
@@ -159,13 +159,13 @@ def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
     from winml_dag.onnxmodel.graph import all_nodes
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.stages.analyze.lint import RANDOM_OPERATORS
-    from winml_dag.stages.samples.samples import explained
+    from winml_dag.stages.samples.samples import failures_explained
 
     operators = {node.op_type for node in all_nodes(read_model(reference))}
     drawing = sorted(name for name in operators if name.startswith(RANDOM_OPERATORS))
     if not drawing:
         return []
-    with explained(given.samples.kind):
+    with failures_explained(given.samples.kind):
         left_out = pair.leave_out_random(next(iter(given.samples)))
     names = ", ".join(map(repr, left_out))
     return [
@@ -202,7 +202,7 @@ def _scales(outputs: Sequence[OutputFigures]) -> Iterator[str]:
     """A sentence for each output that is farther off in scale than any of a sound model was: 1.1 times."""
     for output in outputs:
         scale = output.scale or 1.0
-        if max(scale, 1 / scale) > 1 + leeway(_USUALLY_SCALED):
+        if max(scale, 1 / scale) > 1 + scale_tolerance(_USUALLY_SCALED):
             yield f"Output {output.read.name!r}: {too_large_or_small(scale)}, which its cosine does not show."
 
 

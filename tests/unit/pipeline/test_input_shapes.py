@@ -11,7 +11,7 @@ import pytest
 
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import TensorSpec
-from winml_dag.pipeline.inputshapes import AskedShapes, shapes_for
+from winml_dag.pipeline.inputshapes import RequestedShapes, shapes_for
 from winml_dag.recipe.schema import InputTensor
 
 QNN = "QNNExecutionProvider"
@@ -23,9 +23,9 @@ def specs(**shapes: Sequence[int | str]) -> list[TensorSpec]:
 
 def asked(
     batch: int | None = None, sizes: Mapping[str, int] | None = None, **tensors: Sequence[int | str]
-) -> AskedShapes:
+) -> RequestedShapes:
     given = tuple(InputTensor(name=name, shape=tuple(shape)) for name, shape in tensors.items())
-    return AskedShapes(batch, sizes, given)
+    return RequestedShapes(batch, sizes, given)
 
 
 NCHW = specs(x=("N", 3, "h", "w"))
@@ -52,7 +52,7 @@ NCHW = specs(x=("N", 3, "h", "w"))
     ],
 )
 def test_every_dimension_gets_a_size_for_a_target_of_fixed_shapes(
-    inputs: list[TensorSpec], given: AskedShapes, expected: Mapping[str, tuple[int, ...]]
+    inputs: list[TensorSpec], given: RequestedShapes, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
     assert shapes_for(inputs, given, QNN).shapes == expected
 
@@ -97,7 +97,7 @@ def test_a_name_that_is_also_the_size_of_something_else_is_no_batch() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_its_input_and_dimension(
-    inputs: list[TensorSpec], given: AskedShapes, said: str
+    inputs: list[TensorSpec], given: RequestedShapes, said: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
         shapes_for(inputs, given, QNN)
@@ -134,4 +134,4 @@ def test_an_option_wins_over_the_inputs_that_a_recipe_spells_out() -> None:
 
 def test_a_type_is_as_the_file_has_it() -> None:
     with pytest.raises(UsageError, match="takes float32, not int64"):
-        shapes_for(specs(x=("N", 3)), AskedShapes(tensors=(InputTensor(name="x", dtype="int64"),)), QNN)
+        shapes_for(specs(x=("N", 3)), RequestedShapes(tensors=(InputTensor(name="x", dtype="int64"),)), QNN)

@@ -17,7 +17,7 @@ from quantization_samples import model_of, weights
 from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import InputError, StageError
-from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, leeway, rounding
+from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, rounding, scale_tolerance
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.calibrate.work import run as run_calibrate
 from winml_dag.stages.quality import USUAL_COSINE, Quality
@@ -113,7 +113,7 @@ def test_a_bound_of_the_users_sees_the_scale_too_unless_it_asks_for_nothing(tmp_
 
 def test_what_is_usual_is_closer_than_what_is_broken() -> None:
     for precision, usual in USUAL_COSINE.items():
-        assert leeway(usual) <= leeway(MINIMUM_COSINE[precision]) < 1
+        assert scale_tolerance(usual) <= scale_tolerance(MINIMUM_COSINE[precision]) < 1
 
 
 # Single numbers.

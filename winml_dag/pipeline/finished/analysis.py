@@ -24,7 +24,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.autoconf import support_of
 from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, plan_measurement
 from winml_dag.pipeline.finished.subject import Subject
-from winml_dag.pipeline.inputshapes import AskedShapes
+from winml_dag.pipeline.inputshapes import RequestedShapes
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.normalization import Normalization, normalization_for
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
@@ -59,7 +59,7 @@ class AnalysisRequest:
     lint_only: bool = False
     needs_table: bool = True
     learned: Mapping[Target, tuple[Learned, ...]] = field(default_factory=dict)
-    shapes: AskedShapes = field(default_factory=AskedShapes)
+    shapes: RequestedShapes = field(default_factory=RequestedShapes)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.stages.float_model import float_tensors, open_session
 from winml_dag.stages.normalizations import is_coarse, normalizations
-from winml_dag.stages.samples.samples import Samples, explained
+from winml_dag.stages.samples.samples import Samples, failures_explained
 
 _Array = NDArray[np.float32]
 
@@ -165,7 +165,7 @@ def _run(
     means: dict[_Reduction, list[float]] = {}
     for number, feed in enumerate(samples):
         tell(number)
-        with explained(samples.kind, "quant.calibration_data"):
+        with failures_explained(samples.kind, "quant.calibration_data"):
             try:
                 arrays = session.run(outputs, dict(feed))
             except Exception as error:  # onnxruntime's errors have no base class of their own

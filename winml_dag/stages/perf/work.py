@@ -28,7 +28,7 @@ from winml_dag.stages.perf.latency import NS_PER_MS, Latencies, latency_json, me
 from winml_dag.stages.perf.load import Load, Model, load, load_in_fresh_process
 from winml_dag.stages.perf.notices import EMULATED, of_latencies, of_open_sizes
 from winml_dag.stages.quality import RANDOM
-from winml_dag.stages.samples.samples import explained
+from winml_dag.stages.samples.samples import failures_explained
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -99,7 +99,7 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
 def _measure(model: Model, baseline: Model | None, feeds: Sequence[Feed], fields: PerfFields, progress: Tell) -> _Found:
     loads, baseline_loads = _load_in_turn(model, baseline, fields.loads, progress)
     session, own = load(model)
-    with explained("npz" if fields.seed is None else RANDOM, "perf.input_data"):
+    with failures_explained("npz" if fields.seed is None else RANDOM, "perf.input_data"):
         first_ms = _first_inference(session, feeds[0])
     latencies = measure(_inference(session, feeds), fields, progress)
     peak = resident().peak

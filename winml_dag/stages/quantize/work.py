@@ -19,8 +19,8 @@ from winml_dag.onnxmodel.scopes import sort_nodes
 from winml_dag.onnxmodel.subgraphs import graphs_of
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
-from winml_dag.stages.quantize.aside import set_aside
 from winml_dag.stages.quantize.census import Census
+from winml_dag.stages.quantize.hidden import hide
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.quantize.soundness import check_sound
 from winml_dag.stages.ranges import Ranges
@@ -95,9 +95,9 @@ def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) 
     for graph in graphs:
         # A node can only be left out, or be told of, by its name.
         name_nodes(graph)
-    aside = set_aside(graphs)
-    quantized = _quantize(model, before, ranges.renamed(aside.renamed) if ranges else None, config)
-    aside.put_back(quantized.model.graph)
+    hidden = hide(graphs)
+    quantized = _quantize(model, before, ranges.renamed(hidden.renamed) if ranges else None, config)
+    hidden.restore(quantized.model.graph)
     return quantized
 
 

@@ -83,9 +83,9 @@ def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribut
 
 
 @contextmanager
-def explained(kind: str, give: str = "validate.input_data or quant.calibration_data") -> Iterator[None]:
-    """A model that fails on samples of this *kind*, when they are random, says that this is the likely reason, and
-    which field has real ones instead: *give*.
+def failures_explained(kind: str, give: str = "validate.input_data or quant.calibration_data") -> Iterator[None]:
+    """Where a model fails on samples of this *kind* and they are random, name that as the likely reason, and *give*,
+    the fields that take real ones.
     """
     try:
         yield

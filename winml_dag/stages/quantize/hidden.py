@@ -1,4 +1,4 @@
-"""What onnxruntime's quantizers cannot handle of a graph is set aside while they work, and put back afterwards.
+"""Hide from onnxruntime's quantizers what they cannot handle of a graph, and restore it afterwards.
 
 They derive names from those of tensors without looking whether there are such names, and take for granted that a node
 makes each output.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from winml_dag.onnxmodel.naming import Naming, rename_values
+
+_Message = TypeVar("_Message", ValueInfoProto, TensorProto)
 
 # What comes behind the name of a tensor, then nothing or more after an underscore.
 _DERIVED = (
@@ -21,8 +24,8 @@ _DERIVED = (
 
 
 @dataclass(frozen=True)
-class Aside:
-    """What was set aside.
+class Hidden:
+    """What was hidden.
 
     Attributes:
         renamed: the names now of values that were renamed, by their original ones.
@@ -33,7 +36,7 @@ class Aside:
     outputs: Sequence[ValueInfoProto]
     constants: Mapping[str, TensorProto]
 
-    def put_back(self, graph: GraphProto) -> None:
+    def restore(self, graph: GraphProto) -> None:
         """Undo it in *graph*, which has been quantized since."""
         rename_values(graph, {now: original for original, now in self.renamed.items()})
         made = {output.name: output for output in graph.output}
@@ -44,30 +47,29 @@ class Aside:
         graph.initializer.extend(self.constants.values())
 
 
-def _copy(value: ValueInfoProto) -> ValueInfoProto:
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
+def _copy(message: _Message) -> _Message:
+    copy = type(message)()
+    copy.CopyFrom(message)
     return copy
 
 
-def set_aside(graphs: Sequence[GraphProto]) -> Aside:
+def hide(graphs: Sequence[GraphProto]) -> Hidden:
     """Rename values of *graphs* and take outputs out; they are one graph, of which only the first has its weights."""
     first = graphs[0]
     made = {name for node in first.node for name in node.output}
     outputs = [_copy(value) for value in first.output]
-    constants = {tensor.name: tensor for tensor in first.initializer}
-    shown = {value.name: constants[value.name] for value in outputs if value.name in constants}
-    aside = {name: TensorProto.FromString(tensor.SerializeToString()) for name, tensor in shown.items()}
+    names = {value.name for value in outputs}
+    constants = {tensor.name: _copy(tensor) for tensor in first.initializer if tensor.name in names}
     naming = Naming.of(first)
     # A constant that is an output stays as it is; nodes read another one.
-    inner = {name: naming.new(f"{name}_read") for name in aside}
+    inner = {name: naming.new(f"{name}_read") for name in constants}
     renamed = {name: naming.new(f"{name}_of_model") for name in _bases(first) - inner.keys()}
     for graph in graphs:
         kept = [value for value in graph.output if value.name in made]
         del graph.output[:]
         graph.output.extend(kept)
         rename_values(graph, inner | renamed)
-    return Aside(renamed, outputs, aside)
+    return Hidden(renamed, outputs, constants)
 
 
 def _bases(graph: GraphProto) -> set[str]:
