@@ -144,7 +144,7 @@ EDITS: tuple[Edit, ...] = (
     ("allow_unsupported_nodes", "static", True, NOTHING),
     ("eval", "static", {"task": "text-classification"}, NOTHING),
     ("skip_optimize", "static", True, "optimize analyze calibrate quantize"),
-    ("skip_optimize", "float", True, "optimize analyze compile"),
+    ("skip_optimize", "float", True, "optimize analyze compile validate"),
     ("skip_optimize", "rtn", True, "optimize analyze quantize"),
     ("skip_optimize", "no tags", True, "optimize analyze validate finalize"),
     #
@@ -417,7 +417,7 @@ OPTIONS: tuple[Edit, ...] = (
     ("compile", "ep in compile", False, "compile validate finalize"),
     ("optimize", "static", True, NOTHING),
     ("optimize", "static", False, "optimize analyze calibrate quantize"),
-    ("optimize", "float", False, "optimize analyze compile"),
+    ("optimize", "float", False, "optimize analyze compile validate"),
     ("optimize", "inputs", False, "optimize analyze validate finalize"),
     ("analyze", "static", True, NOTHING),
     ("analyze", "static", False, "analyze"),

@@ -152,7 +152,9 @@ class Line:
         for node_id, quantize in zip(quantize_ids(build), chosen(build.quantize) or (), strict=False):
             stage = quantize_stage(quantize.quant.mode)
             yield self._after(self._node(node_id, stage, config_json(quantize), model=self._model, ranges=ranges))
+        uncompiled = None
         if compile_ := chosen(build.compile):
+            uncompiled = self._model
             yield self._after(self._compile(compile_))
         validation = None
         if validate := chosen(build.validate):
@@ -165,6 +167,7 @@ class Line:
                 data_packages=run_on.packages,
                 model=self._model,
                 reference=None if reference_kind == kinds.COMPILED_MODEL else reference,
+                uncompiled=uncompiled,
                 data=run_on.data,
                 input_data=run_on.input_data,
                 processor=run_on.processor,

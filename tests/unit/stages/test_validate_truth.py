@@ -80,6 +80,19 @@ def test_the_figure_is_in_what_a_failure_tells(tmp_path: Path) -> None:
     assert failed.value.metrics["broken"] == {"y": ["scale"]}
 
 
+def test_a_provider_that_computes_worse_than_the_cpu_is_refused_and_a_poor_model_is_not(
+    tmp_path: Path,
+) -> None:
+    slots = {"uncompiled": tmp_path / "uncompiled"}
+    slots["uncompiled"].mkdir()
+    poor = linear(noise=0.5)
+    onnx.save(linear(), slots["uncompiled"] / "model.onnx")
+    refusal = refused(tmp_path / "wrong", poor, linear(), slots=slots)
+    assert refusal.startswith("The provider computes output 'y' wrongly: on 3 random samples its signal to noise is ")
+    onnx.save(poor, slots["uncompiled"] / "model.onnx")
+    assert validate(tmp_path / "poor", poor, linear(), slots=slots)["quality"]["sqnr_db"] < 12
+
+
 def test_values_that_are_a_little_off_are_poor_and_noise_is_no_scale(tmp_path: Path) -> None:
     report = validate(tmp_path / "off", linear(0.7), linear(), "w8a16")
     assert report["outputs"]["y"]["scale"] == report["quality"]["scale"] == 0.7
