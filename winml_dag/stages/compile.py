@@ -37,7 +37,7 @@ OPTION_FILES = InputSlot(frozenset({kinds.OPTION_FILES}), required=False)
 
 COMPILE = Stage(
     name="compile",
-    version=2,
+    version=3,
     work="winml_dag.stages.compile:run",
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL, "option_files": OPTION_FILES},

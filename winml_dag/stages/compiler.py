@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.registry import ExecutionProvider, Target, resolve_target
+from winml_dag.ep.registry import QNN, ExecutionProvider, Target, resolve_target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 
@@ -127,9 +127,13 @@ def compile_with(
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.innerweights import put_out_inner_weights
     from winml_dag.onnxmodel.metadata import restore_metadata
+    from winml_dag.stages.averages import count_padding
     from winml_dag.stages.compiled import COMPATIBILITY
 
-    outputs = [value.name for value in read_model(model).graph.outputs]
+    graph = read_model(model).graph
+    outputs = [value.name for value in graph.outputs]
+    if ep == QNN and any(node.op_type == "AveragePool" for node in graph.nodes):
+        _changed(model, count_padding)
     # QNN gives its part of a model an output for each time that one is listed, and all of them the same name.
     changed = len(set(outputs)) < len(outputs) and _changed(model, _list_outputs_once)
     try:
