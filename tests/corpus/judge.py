@@ -83,6 +83,16 @@ def open_on_cpu(model: Path, *, optimized: bool = True) -> onnxruntime.Inference
     return onnxruntime.InferenceSession(str(model), options, ["CPUExecutionProvider"])
 
 
+# As winml_dag sets QNN up unless it is told otherwise, so that plain onnxruntime's models and ours are for one chip.
+QNN_OPTIONS = {
+    "enable_htp_fp16_precision": "1",
+    "htp_arch": "73",
+    "htp_graph_finalization_optimization_mode": "3",
+    "htp_performance_mode": "burst",
+    "soc_model": "60",
+}
+
+
 @lru_cache(maxsize=1)
 def _qnn() -> Any:
     import onnxruntime_qnn as plugin
@@ -102,7 +112,7 @@ def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.add_provider_for_devices([device], {"backend_path": backend})
+    options.add_provider_for_devices([device], {**QNN_OPTIONS, "backend_path": backend})
     session = onnxruntime.InferenceSession(str(model), options)
     if all(part.ep_name != "QNNExecutionProvider" for part in session.get_provider_graph_assignment_info()):
         raise RuntimeError("QNN took no part of it")
