@@ -183,6 +183,16 @@ def large_bias() -> onnx.ModelProto:
     return network(nodes, [1, 4, 8, 8], {"y": [1, 4, 6, 6]}, **constants)
 
 
+def bias_of_nothing() -> onnx.ModelProto:
+    """What the bias is added to is 0 on all samples."""
+    nodes = [
+        helper.make_node("Mul", ["x", "zero"], ["z"], "mul"),
+        helper.make_node("Gemm", ["z", "w", "b"], ["y"], "gemm"),
+    ]
+    constants = {"zero": np.zeros(1, np.float32), "w": weights(WIDTH, COLUMNS), "b": weights(COLUMNS) * 0.05}
+    return network(nodes, [ROWS, WIDTH], {"y": [ROWS, COLUMNS]}, **constants)
+
+
 def without_elements() -> onnx.ModelProto:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"),
@@ -248,6 +258,7 @@ FORMS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "transposed convolution in groups": grouped_transpose,
     "computed bias": computed_bias,
     "bias beyond int32": large_bias,
+    "bias of what is always zero": bias_of_nothing,
     "no elements": without_elements,
 }
 

@@ -91,7 +91,7 @@ def insert_qdq(
     if target.rules == "qnn":
         divide_in_place_of_reciprocals(graphs, fields)
     tamed = tame_outliers(graphs, ranges, fields, mixes_widths=bool(target.mixes_widths))
-    ranges, fields = _whole_softmax(model.graph, tamed.ranges), tamed.fields
+    ranges, fields = _fine_biases(model.graph, _whole_softmax(model.graph, tamed.ranges)), tamed.fields
     if fields.node_overrides:
         _split_constants(graphs, fields)
     # Not of the model in memory: above 2 GiB, asking for its size is an error.
@@ -144,6 +144,18 @@ def _whole_softmax(graph: GraphProto, ranges: Ranges) -> Ranges:
     """
     made = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
     return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(ranges.bounds.keys() & made, (0.0, 1.0))})
+
+
+def _fine_biases(graph: GraphProto, ranges: Ranges) -> Ranges:
+    """*ranges* with 0 to 1 for what was 0 on all samples, where a product of it gets a bias.
+
+    onnxruntime's quantizer gives such a tensor the scale 1, as if it were 0 to 255 or 65535, and the bias that of the
+    tensor times that of the weight: it is rounded to a few steps. Only there: QNN loses an operand of a Sub whose scale
+    is 1000 times that of the result.
+    """
+    summed = {node.input[0] for node in graph.node if node.op_type in _OF_MATRICES and len(node.input) > 2}
+    zeros = [name for name in summed & ranges.bounds.keys() if ranges.bounds[name] == (0.0, 0.0)]
+    return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(zeros, (0.0, 1.0))})
 
 
 def _split_constants(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
