@@ -183,6 +183,26 @@ def large_bias() -> onnx.ModelProto:
     return network(nodes, [1, 4, 8, 8], {"y": [1, 4, 6, 6]}, **constants)
 
 
+def bias_of_nothing() -> onnx.ModelProto:
+    """What the bias is added to is 0 on all samples."""
+    nodes = [
+        helper.make_node("Mul", ["x", "zero"], ["z"], "mul"),
+        helper.make_node("Gemm", ["z", "w", "b"], ["y"], "gemm"),
+    ]
+    constants = {"zero": np.zeros(1, np.float32), "w": weights(WIDTH, COLUMNS), "b": weights(COLUMNS) * 0.05}
+    return network(nodes, [ROWS, WIDTH], {"y": [ROWS, COLUMNS]}, **constants)
+
+
+def tiny(*factors: float) -> onnx.ModelProto:
+    """Two products of weights that are so much smaller or larger."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], "first"),
+        helper.make_node("MatMul", ["m", "v"], ["y"], "second"),
+    ]
+    w, v = (weights(WIDTH, WIDTH, seed=seed) * np.float32(factor) for seed, factor in enumerate(factors))
+    return network(nodes, [ROWS, WIDTH], {"y": [ROWS, WIDTH]}, w=w, v=v)
+
+
 def without_elements() -> onnx.ModelProto:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"),
@@ -248,6 +268,9 @@ FORMS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "transposed convolution in groups": grouped_transpose,
     "computed bias": computed_bias,
     "bias beyond int32": large_bias,
+    "bias of what is always zero": bias_of_nothing,
+    "tiny values between": lambda: tiny(1e-6, 1e6),
+    "tiny weights": lambda: tiny(1e6, 1e-6),
     "no elements": without_elements,
 }
 
@@ -259,7 +282,13 @@ def test_any_form_gives_what_the_float_model_does(tmp_path: Path, form: str, pre
     assert sqnr(tmp_path, model, static(tmp_path, model, precision)) > 25
 
 
-@pytest.mark.parametrize("form", ["bias that is a row", "shared bias", "names as of derived values", "Clip above zero"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("bias that is a row", "shared bias", "names as of derived values", "Clip above zero", "bias beyond int32"),
+        *("tiny weights", "tiny values between"),
+    ],
+)
 def test_any_form_does_by_the_rules_for_qnn(tmp_path: Path, form: str) -> None:
     model = FORMS[form]()
     assert sqnr(tmp_path, model, static(tmp_path, model, "w8a8", "qnn")) > 25

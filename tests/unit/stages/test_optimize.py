@@ -54,6 +54,28 @@ def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> 
     assert_same_results(result)
 
 
+@pytest.mark.parametrize(
+    ("opset", "body", "operators"),
+    [
+        (14, "y = HardSwish (x)", {"HardSwish": 1}),
+        (14, "h = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x) y = Mul (h, x)", {"HardSwish": 1}),
+        (13, "h = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x) y = Mul (x, h)", {"HardSigmoid": 1, "Mul": 1}),
+        (14, "h = HardSigmoid <alpha = 0.2, beta = 0.5> (x) y = Mul (x, h)", {"HardSigmoid": 1, "Mul": 1}),
+        (
+            14,
+            "h = HardSigmoid <alpha = 0.16666667, beta = 0.5> (x) m = Mul (x, h) y = Add (m, h)",
+            {"HardSigmoid": 1, "Mul": 1, "Add": 1},
+        ),
+    ],
+)
+def test_hard_swish_stays_one_operator_which_onnxruntime_spells_out(
+    tmp_path: Path, opset: int, body: str, operators: dict[str, int]
+) -> None:
+    result = optimize(tmp_path, graph(f"agraph (float[2, 4] x) => (float[2, 4] y) {{ {body} }}", opset))
+    assert result.ops == operators
+    assert_same_results(result)
+
+
 def test_all_capabilities_together_compute_the_same(tmp_path: Path) -> None:
     result = optimize(tmp_path, _block(), *TOGETHER, standard_domain_only=True)
     applied = {flag for flag, changes in result.metrics["applied"].items() if changes}

@@ -29,7 +29,7 @@ class OptimizeConfig:
 
 OPTIMIZE = Stage(
     name="optimize",
-    version=3,
+    version=4,
     work="winml_dag.stages.optimize.work:run",
     config="winml_dag.stages.optimize:OptimizeConfig",
     inputs={

@@ -14,8 +14,10 @@ from winml_dag.ep.versions import unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import use_short_domain
+from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.onnxmodel.subgraphs import graphs_of
 from winml_dag.stages.float_model import open_session
+from winml_dag.stages.optimize.hard_swish import HARD_SWISH_SINCE, fuse_hard_swish
 from winml_dag.stages.optimize.names import names_in, rename_generated
 
 # The next level, "extended", is for CPUs: a compiler for NPUs leaves its operators out, and the model falls apart (a
@@ -49,8 +51,11 @@ def to_portable_level(
     """
     model = optimize_in_session(source, destination, _LEVEL, without)
     _refuse_half_precision(model)
+    has_hard_swish = standard_opset(model) >= HARD_SWISH_SINCE
     for graph in graphs_of(model.graph):
         _order_initializers(graph)
+        if has_hard_swish:
+            fuse_hard_swish(graph)
         if not keep_shapes:
             del graph.value_info[:]
     rename_generated(model, names_in(source))

@@ -80,7 +80,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=5,
+    version=6,
     work="winml_dag.stages.quantize.work:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

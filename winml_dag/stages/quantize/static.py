@@ -55,6 +55,9 @@ _OF_MATRICES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
 _SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
 _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
+# onnxruntime's rules for QNN make every range 1e-4 wide at least, and weights of 1e-6 lose 22 dB by that. With no least
+# range, constants of zeros get the scale 1, and QNN fails on the model or is wrong.
+_LEAST_RANGE = 1e-8
 # The opset from which on the standard has Q and DQ.
 _INTEGERS_FROM = 10
 
@@ -91,7 +94,7 @@ def insert_qdq(
     if target.rules == "qnn":
         divide_in_place_of_reciprocals(graphs, fields)
     tamed = tame_outliers(graphs, ranges, fields, mixes_widths=bool(target.mixes_widths))
-    ranges, fields = _whole_softmax(model.graph, tamed.ranges), tamed.fields
+    ranges, fields = _fine_biases(model.graph, _whole_softmax(model.graph, tamed.ranges)), tamed.fields
     if fields.node_overrides:
         _split_constants(graphs, fields)
     # Not of the model in memory: above 2 GiB, asking for its size is an error.
@@ -144,6 +147,18 @@ def _whole_softmax(graph: GraphProto, ranges: Ranges) -> Ranges:
     """
     made = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
     return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(ranges.bounds.keys() & made, (0.0, 1.0))})
+
+
+def _fine_biases(graph: GraphProto, ranges: Ranges) -> Ranges:
+    """*ranges* with 0 to 1 for what was 0 on all samples, where a product of it gets a bias.
+
+    onnxruntime's quantizer gives such a tensor the scale 1, as if it were 0 to 255 or 65535, and the bias that of the
+    tensor times that of the weight: it is rounded to a few steps. Only there: QNN loses an operand of a Sub whose scale
+    is 1000 times that of the result.
+    """
+    summed = {node.input[0] for node in graph.node if node.op_type in _OF_MATRICES and len(node.input) > 2}
+    zeros = [name for name in summed & ranges.bounds.keys() if ranges.bounds[name] == (0.0, 0.0)]
+    return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(zeros, (0.0, 1.0))})
 
 
 def _split_constants(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
@@ -258,7 +273,7 @@ def _qnn_settings(
     _refuse_pairs(model.graph, fields)
     # Every other form of weights that are of another type than the rest stays on the CPU.
     overrides |= _node_overrides(model.graph, fields, activation_type, True, per_channel=per_channel)
-    return _qnn_rules()(
+    settings = _qnn_rules()(
         model,
         None,
         activation_type=activation_type,
@@ -271,6 +286,8 @@ def _qnn_settings(
         op_types_to_quantize=_op_types(selection),
         nodes_to_exclude=list(selection.nodes),
     )
+    settings.extra_options["MinimumRealRange"] = _LEAST_RANGE
+    return settings
 
 
 def _qnn_rules() -> Callable[..., StaticQuantConfig]:
