@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -139,6 +140,19 @@ def test_an_output_that_is_no_longer_declared_goes_unless_it_was_edited(built: U
     assert (built.folder / "build/notes.txt").exists()
 
 
+def test_recipes_that_differ_in_their_suffix_only_leave_each_other_alone(built: UserProject) -> None:
+    other = {
+        "command": [PYTHON, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
+        "inputs": {"text": "raw/notes.txt"},
+        "outputs": {"n": "build/other.txt"},
+    }
+    built.write("recipe.json", json.dumps({"stages": {"other": other}}))
+    for _ in range(2):
+        assert built.run("build", "-c", "recipe.json").returncode == 0
+        assert built.build().ran == []
+        assert sorted(path.name for path in built.folder.glob("build/*")) == ["count.txt", "notes.txt", "other.txt"]
+
+
 def test_an_edited_output_that_is_no_longer_declared_stays(built: UserProject) -> None:
     built.write("build/count.txt", "mine now")
     del built.recipe["stages"]["count"]
@@ -156,7 +170,7 @@ def test_a_file_of_somebody_elses_is_never_overwritten(project: UserProject) -> 
 
 
 def test_a_file_with_the_very_content_of_the_output_is_in_nobodys_way(built: UserProject) -> None:
-    (built.folder / ".winml-dag/recipe/build_manifest.json").unlink()
+    (built.folder / ".winml-dag/recipe.yaml/build_manifest.json").unlink()
     assert built.build().code == 0
 
 

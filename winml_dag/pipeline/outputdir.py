@@ -38,8 +38,9 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
     if loaded is not None and loaded.recipe.output_dir is not None:
         return loaded.resolve_path(loaded.recipe.output_dir)
     if loaded is not None and has_only_stages(loaded, request.overrides):
-        # Its results lie where its stages say; only the manifest needs a place.
-        return loaded.path.parent / KEPT / loaded.path.stem
+        # Its results lie where its stages say; only the manifest needs a place. The whole name of the recipe: with its
+        # stem, notes.json and notes.yaml would each take the other's outputs for its own and remove them.
+        return loaded.path.parent / KEPT / loaded.path.name
     if not needed:
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
     if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():

@@ -19,7 +19,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.standing.check import Standing, check
 from winml_dag.store import changetime
 
-MANIFEST = Path(".winml-dag/recipe/build_manifest.json")
+MANIFEST = Path(".winml-dag/recipe.yaml/build_manifest.json")
 SPLIT = "import sys; from pathlib import Path; out = Path(sys.argv[2]); out.mkdir(exist_ok=True); " + (
     "[(out / word).write_text(word) for word in Path(sys.argv[1]).read_text().split()]"
 )
