@@ -123,6 +123,37 @@ def test_a_command_gets_its_settings_and_only_its_variables(
     assert project.read("shown.txt") == "10 3 None"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="on Windows a name says what may be run")
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_an_output_that_may_be_run_is_run_by_the_next_stage_and_comes_back_so(
+    project: UserProject, sandbox: bool
+) -> None:
+    project.write("own.sh", "#!/bin/sh\ncat\n").chmod(0o755)
+    project.recipe["stages"] = {
+        "make": {
+            "command": ["sh", "-c", "printf '#!/bin/sh\\necho made\\n' > {outputs.tool}; chmod +x {outputs.tool}"],
+            "outputs": {"tool": "build/tool"},
+        },
+        "use": {
+            "command": ["sh", "-c", "./{inputs.tool} | ./{inputs.own} > {outputs.said}"],
+            "inputs": {"tool": "make.tool", "own": "./own.sh"},
+            "outputs": {"said": "build/said.txt"},
+        },
+    }
+    options = ["--sandbox"] if sandbox else []
+    built = project.build(*options)
+    assert built.ran == ["make", "use"], built.messages
+    assert project.read("build/said.txt") == "made\n"
+
+    tool = project.folder / "build/tool"
+    tool.unlink()
+    assert project.build(*options).ran == []
+    assert os.access(tool, os.X_OK)
+    tool.chmod(0o644)
+    assert project.build(*options).ran == []
+    assert os.access(tool, os.X_OK)
+
+
 def test_a_deleted_and_an_edited_output_come_back_and_nothing_runs(built: UserProject) -> None:
     (built.folder / "build/notes.txt").unlink()
     built.write("build/count.txt", "edited")
