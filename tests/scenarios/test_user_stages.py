@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -122,6 +123,37 @@ def test_a_command_gets_its_settings_and_only_its_variables(
     assert project.read("shown.txt") == "10 3 None"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="on Windows a name says what may be run")
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_an_output_that_may_be_run_is_run_by_the_next_stage_and_comes_back_so(
+    project: UserProject, sandbox: bool
+) -> None:
+    project.write("own.sh", "#!/bin/sh\ncat\n").chmod(0o755)
+    project.recipe["stages"] = {
+        "make": {
+            "command": ["sh", "-c", "printf '#!/bin/sh\\necho made\\n' > {outputs.tool}; chmod +x {outputs.tool}"],
+            "outputs": {"tool": "build/tool"},
+        },
+        "use": {
+            "command": ["sh", "-c", "./{inputs.tool} | ./{inputs.own} > {outputs.said}"],
+            "inputs": {"tool": "make.tool", "own": "./own.sh"},
+            "outputs": {"said": "build/said.txt"},
+        },
+    }
+    options = ["--sandbox"] if sandbox else []
+    built = project.build(*options)
+    assert built.ran == ["make", "use"], built.messages
+    assert project.read("build/said.txt") == "made\n"
+
+    tool = project.folder / "build/tool"
+    tool.unlink()
+    assert project.build(*options).ran == []
+    assert os.access(tool, os.X_OK)
+    tool.chmod(0o644)
+    assert project.build(*options).ran == []
+    assert os.access(tool, os.X_OK)
+
+
 def test_a_deleted_and_an_edited_output_come_back_and_nothing_runs(built: UserProject) -> None:
     (built.folder / "build/notes.txt").unlink()
     built.write("build/count.txt", "edited")
@@ -137,6 +169,19 @@ def test_an_output_that_is_no_longer_declared_goes_unless_it_was_edited(built: U
     assert built.build().code == 0
     assert not (built.folder / "build/count.txt").exists()
     assert (built.folder / "build/notes.txt").exists()
+
+
+def test_recipes_that_differ_in_their_suffix_only_leave_each_other_alone(built: UserProject) -> None:
+    other = {
+        "command": [PYTHON, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
+        "inputs": {"text": "raw/notes.txt"},
+        "outputs": {"n": "build/other.txt"},
+    }
+    built.write("recipe.json", json.dumps({"stages": {"other": other}}))
+    for _ in range(2):
+        assert built.run("build", "-c", "recipe.json").returncode == 0
+        assert built.build().ran == []
+        assert sorted(path.name for path in built.folder.glob("build/*")) == ["count.txt", "notes.txt", "other.txt"]
 
 
 def test_an_edited_output_that_is_no_longer_declared_stays(built: UserProject) -> None:
@@ -156,7 +201,7 @@ def test_a_file_of_somebody_elses_is_never_overwritten(project: UserProject) -> 
 
 
 def test_a_file_with_the_very_content_of_the_output_is_in_nobodys_way(built: UserProject) -> None:
-    (built.folder / ".winml-dag/recipe/build_manifest.json").unlink()
+    (built.folder / ".winml-dag/recipe.yaml/build_manifest.json").unlink()
     assert built.build().code == 0
 
 

@@ -100,7 +100,7 @@ class UserProject:
         finished = self.run("build", "-c", "recipe.yaml", "--format", "json", *arguments)
         return Result(finished.returncode, json.loads(finished.stdout), finished.stderr)
 
-    def manifest(self, folder: str = ".winml-dag/recipe") -> dict[str, Any]:
+    def manifest(self, folder: str = ".winml-dag/recipe.yaml") -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self.read(f"{folder}/build_manifest.json"))
         return value
 

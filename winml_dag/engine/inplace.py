@@ -81,6 +81,8 @@ class InPlace:
             found = _print(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        if file.executable and not os.access(path, os.X_OK):
+            return False
         if self._right.get(path) == (found, file.digest):
             return True
         if found is None or found[0] != file.size:

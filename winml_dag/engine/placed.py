@@ -7,6 +7,7 @@ likes, and the recipe says where they go.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
@@ -29,9 +30,9 @@ def placed_in(node: Node, slot: str, output: Artifact) -> Iterator[FileEntry]:
     if node.stage.works_in_place:
         yield from files
     elif path.endswith("/"):
-        yield from (FileEntry(path + file.name, file.digest, file.size) for file in files)
+        yield from (replace(file, name=path + file.name) for file in files)
     elif len(files) == 1:
-        yield FileEntry(path, files[0].digest, files[0].size)
+        yield replace(files[0], name=path)
     else:
         names = ", ".join(file.name for file in files) or "none"
         raise UsageError(

@@ -23,7 +23,7 @@ from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
-from winml_dag.store.files import in_words
+from winml_dag.store.files import in_words, is_executable
 from winml_dag.store.locks import never
 from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
@@ -80,7 +80,9 @@ class Witness:
             for slot, folder in folders.items():
                 files = output_files(slot, folder)
                 outputs[slot] = Artifact.of(
-                    FileEntry(file.name, digest_file(file.path, function), file.path.stat().st_size) for file in files
+                    FileEntry(file.name, digest_file(file.path, function), status.st_size, is_executable(status))
+                    for file in files
+                    for status in [file.path.stat()]
                 )
                 if outputs[slot] != before.outputs.get(slot):
                     self._keep((record.cache_key, slot, outputs[slot].digest), Path(folder))

@@ -347,6 +347,9 @@ class Scheduler:
         behind = set().union(*map(self._graph.downstream, makers))
         reopened = ({node.id} | makers | behind) - settled
         self._to_run.remove(reopened)
+        # Nor do they wait for an equal run any more: its end would have them decided, and run, a second time.
+        for waiting in self._at_work.values():
+            waiting[:] = [other for other in waiting if other.id not in reopened]
         self._reopen([other for other in self._graph.nodes if other.id in reopened])
 
     def _reopen(self, nodes: Iterable[Node]) -> None:

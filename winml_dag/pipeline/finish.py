@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.events import StageResult
 from winml_dag.engine.placed import placed_files
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, is_changing
@@ -88,8 +88,6 @@ def _materialise_part(
     """The same for a part of a build, whose stages have all put their files into the recipe's folder: of the manifest
     only their lines are made anew.
     """
-    if not any(result.status is Status.RAN for result in results.values()):
-        return Materialised()
     folder = planned.summary.output_dir
     with store.claim(folder_key(folder)):
         finish_change(folder)

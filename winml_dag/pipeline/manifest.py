@@ -206,26 +206,35 @@ def manifest_text(value: JsonObject) -> bytes:
 
 
 def with_part(text: bytes, part: JsonObject) -> bytes:
-    """The manifest *text* of a whole build after *part* of its stages were built anew, which *part* is the manifest of:
-    its stages and sources replace those of the same name, and the rest stays.
+    """The manifest *text* of a whole build after *part* of it was brought up to date, which *part* is the manifest of:
+    its stages and sources replace those of the same name, and the rest stays. Where they say nothing new, all of it.
     """
-    replaced = {_name_of(line): line for line in _part_lines(part)}
-    lines = []
-    for line in text.decode().split("\n"):
-        new = replaced.get(_name_of(line.removesuffix(",")))
-        lines.append(line if new is None else f"{new}," if line.endswith(",") else new)
-    return "\n".join(lines).encode()
+    fresh = {_name_of(line): line for name in ("sources", "stages") for line in _item_lines(part[name])}
+    lines = text.decode().split("\n")
+    old = {name: line for line in lines if (name := _name_of(line)) in fresh}
+    if all(_says_the_same(line.removesuffix(","), fresh[name]) for name, line in old.items()):
+        return text
+    fresh |= {
+        _name_of(line): line for name in ("timestamp", "elapsed_seconds") for line in [_lines_of(name, part[name])]
+    }
+    return "\n".join(_replaced(line, fresh.get(_name_of(line))) for line in lines).encode()
 
 
-def _part_lines(part: JsonObject) -> Iterator[str]:
-    for name in ("timestamp", "elapsed_seconds"):
-        yield _lines_of(name, part[name])
-    for name in ("sources", "stages"):
-        yield from _item_lines(part[name])
+def _replaced(line: str, new: str | None) -> str:
+    if new is None:
+        return line
+    return f"{new}," if line.endswith(",") else new
+
+
+def _says_the_same(line: str, other: str) -> bool:
+    if line == other or not line.startswith('{"id": '):
+        return line == other
+    return _lasting_of_stage(json.loads(line)) == _lasting_of_stage(json.loads(other))
 
 
 def _name_of(line: str) -> str:
     """What tells one line of a manifest from all others: its first key, and the id of a stage."""
+    line = line.removesuffix(",")
     return line[: line.find(",")] if line.startswith('{"id": ') else line[: line.find('": ')]
 
 
@@ -353,9 +362,9 @@ def _lasting(value: JsonObject) -> JsonValue:
         return None
     return {
         **{name: inner for name, inner in value.items() if name not in _OF_THE_RUN},
-        "stages": [
-            {name: inner for name, inner in stage.items() if name not in _OF_THE_STAGE_RUN}
-            for stage in stages
-            if isinstance(stage, Mapping)
-        ],
+        "stages": [_lasting_of_stage(stage) for stage in stages if isinstance(stage, Mapping)],
     }
+
+
+def _lasting_of_stage(stage: JsonObject) -> JsonObject:
+    return {name: inner for name, inner in stage.items() if name not in _OF_THE_STAGE_RUN}

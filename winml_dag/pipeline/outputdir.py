@@ -7,12 +7,13 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from winml_dag.canonical import canonical_json
+from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.userstages.paths import KEPT
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe
+from winml_dag.recipe.relocated import relocated
 
 # In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
 OUTPUTS = "outputs"
@@ -38,8 +39,9 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
     if loaded is not None and loaded.recipe.output_dir is not None:
         return loaded.resolve_path(loaded.recipe.output_dir)
     if loaded is not None and has_only_stages(loaded, request.overrides):
-        # Its results lie where its stages say; only the manifest needs a place.
-        return loaded.path.parent / KEPT / loaded.path.stem
+        # Its results lie where its stages say; only the manifest needs a place. The whole name of the recipe: with its
+        # stem, notes.json and notes.yaml would each take the other's outputs for its own and remove them.
+        return loaded.path.parent / KEPT / loaded.path.name
     if not needed:
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
     if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
@@ -50,13 +52,25 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
 
 
 def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
-    """A folder name for what is asked: readable, and different for anything that is asked differently."""
+    """A folder name for what is asked: readable, and different for anything that is asked differently. One text means
+    other files in another folder, so paths are absolute in what the name is made of.
+    """
     recipe, overrides = None if loaded is None else loaded.recipe, request.overrides
     model = overrides.model or (recipe.model if recipe else None) or "model"
     readable = re.sub(r"[^\w.-]+", "_", overrides.onnx.stem if overrides.onnx else model).strip("._")[-60:]
     texts = {name: value if value is None else str(value) for name, value in asdict(overrides).items()}
-    asked = canonical_json({"recipe": None if recipe is None else to_json(recipe), "overrides": texts})
+    if overrides.onnx is not None:
+        texts["onnx"] = str(overrides.onnx.absolute())
+    if overrides.model is not None:
+        texts["model"] = str(relocated({"model": overrides.model}, Path())[0]["model"])
+    asked = canonical_json({"recipe": None if loaded is None else _told_here(loaded), "overrides": texts})
     return f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+
+
+def _told_here(loaded: LoadedRecipe) -> JsonObject:
+    value: JsonObject = relocated(to_json(loaded.recipe), loaded.path.parent)[0]  # type: ignore[assignment]
+    # Words of commands name files too, and nothing tells which words do.
+    return {**value, "folder": str(loaded.path.parent.absolute())} if loaded.recipe.stages else value
 
 
 def has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:

@@ -33,14 +33,19 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileEntry:
-    """One file of an artifact: relative name, digest of its bytes (``xxh3-128:...``), size in bytes."""
+    """One file of an artifact: relative name, digest of its bytes (``xxh3-128:...``), size in bytes, and whether it may
+    be run, where the system that made it knows such a thing.
+    """
 
     name: str
     digest: str
     size: int
+    executable: bool = False
 
     def to_json(self) -> JsonObject:
-        return {"name": self.name, "digest": self.digest, "size": self.size}
+        # No mode for nearly every file: it would be in every record and digest.
+        mode = {"executable": True} if self.executable else {}
+        return {"name": self.name, "digest": self.digest, "size": self.size, **mode}
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,12 @@ class Artifact:
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:...`` over names, digests and sizes: small data, and what a key is made from must be collision-
-        proof.
+        """``sha256:...`` over names, digests, sizes and modes: small data, and what a key is made from must be
+        collision-proof.
         """
-        text = canonical_json([[file.name, file.digest, file.size] for file in self.files])
+        text = canonical_json(
+            [[file.name, file.digest, file.size, *([True] if file.executable else [])] for file in self.files]
+        )
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -86,9 +93,10 @@ _DIGEST = re.compile(r"(xxh3-128:[0-9a-f]{32}|sha256:[0-9a-f]{64})")
 
 
 def _file_from_json(value: JsonValue) -> FileEntry:
-    if isinstance(value, Mapping) and value.keys() == {"name", "digest", "size"}:
+    mode = {"executable"} if isinstance(value, Mapping) and value.get("executable") is True else set[str]()
+    if isinstance(value, Mapping) and value.keys() == {"name", "digest", "size", *mode}:
         name, digest, size = value["name"], value["digest"], value["size"]
         texts = isinstance(name, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest)
         if texts and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-            return FileEntry(str(name), str(digest), size)
+            return FileEntry(str(name), str(digest), size, bool(mode))
     raise StoreError(f"A file in a record is malformed: {value!r}.")

@@ -29,7 +29,7 @@ from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
-from winml_dag.store.files import files_below, in_words, partial_in, remove_file
+from winml_dag.store.files import files_below, in_words, is_executable, make_executable, partial_in, remove_file
 from winml_dag.store.store import BlobDamaged
 
 # 2001-09-09 01:46:40 UTC: no file of today has it by chance, and being even it survives file systems that count in
@@ -78,7 +78,8 @@ class Blobs:
             StoreError: when the file is written to meanwhile.
         """
         path = str(path)
-        if os.lstat(path).st_nlink > 1:
+        before = os.lstat(path)
+        if before.st_nlink > 1:
             _unshare(path)
         _stamp(path)
         digest = digest_file(path, function)
@@ -87,7 +88,9 @@ class Blobs:
         if status.st_mtime_ns != STAMP_NS:
             raise StoreError(f"{path} was written to while it was being stored.", advice="Is its stage still running?")
         self._move_in(path, digest)
-        return FileEntry(os.path.basename(path) if name is None else name, digest, status.st_size)
+        # A file that says so with the mode of a blob too is on a file system that says so of every file.
+        executable = is_executable(before) and not is_executable(status)
+        return FileEntry(os.path.basename(path) if name is None else name, digest, status.st_size, executable)
 
     def adopt_copy(self, path: Path, function: DigestFunction) -> FileEntry:
         """Store a copy of the file at *path*, which stays. Raises as :meth:`adopt` does."""
@@ -140,6 +143,8 @@ class Blobs:
                 raise BlobDamaged(file, _DAMAGED)
             if size != file.size:
                 raise BlobDamaged(file, _OTHER_SIZE)
+            if file.executable:
+                make_executable(partial)
             os.replace(partial, target)
         except BaseException as error:
             with suppress(OSError):
@@ -153,12 +158,15 @@ class Blobs:
 
         The blob is trusted by its stamp, which is one stat, unless *check* wants it read. False, with *target* as it
         was, where no link can be made: on another device, on a file system without links, at their limit for one file.
+        Nor is one made for an executable, since all links to a blob share its mode.
 
         Raises:
             BlobDamaged: when the blob has gone or is not what it should be; it is in quarantine then.
         """
         if not (self.is_sound(file.digest) if check else self._is_here(file)):
             raise BlobDamaged(file, _DAMAGED)
+        if file.executable:
+            return False
         blob = self._path(file.digest)
         partial = partial_in(str(target.parent))
         try:

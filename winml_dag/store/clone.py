@@ -15,14 +15,15 @@ from pathlib import Path
 from winml_dag.errors import InputError
 from winml_dag.store.chunks import BIG_BYTES
 from winml_dag.store.digest import SMALL_BYTES, DigestFunction, copy_and_digest, digest_bytes, digest_file, new_hash
-from winml_dag.store.files import create, in_words, open_to_read, read_rest, write
+from winml_dag.store.files import create, in_words, is_executable, make_executable, open_to_read, read_rest, write
 from winml_dag.store.kernelcopy import copy_by_kernel
 
 _FICLONE = 0x40049409
 
 
 def clone_file(source: Path, target: Path, function: DigestFunction = "xxh3-128") -> str:
-    """Make *target*, which must not exist, an ordinary writable file with the bytes of *source*; return their digest.
+    """Make *target*, which must not exist, an ordinary writable file with the bytes of *source*, executable where that
+    is; return their digest.
 
     Raises:
         InputError: when *source* cannot be read.
@@ -33,7 +34,10 @@ def clone_file(source: Path, target: Path, function: DigestFunction = "xxh3-128"
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror}.") from error
     with opened, in_words(f"Cannot copy {source} to {target}"):
-        return _clone(opened.fileno(), str(target), function)[0]
+        digest, _ = _clone(opened.fileno(), str(target), function)
+        if is_executable(os.fstat(opened.fileno())):
+            make_executable(target)
+        return digest
 
 
 def clone_and_digest(source: Path | str, target: Path | str, function: DigestFunction) -> tuple[str, int]:

@@ -142,6 +142,17 @@ def write(descriptor: int, data: bytes) -> None:
         done += os.write(descriptor, data[done:])
 
 
+def is_executable(status: os.stat_result) -> bool:
+    """Whether the owner of a file may run it. On Windows a name says that, so nothing has to be kept."""
+    return os.name != "nt" and bool(status.st_mode & stat.S_IXUSR)
+
+
+def make_executable(path: Path | str) -> None:
+    """Let all run *path* who may read it."""
+    mode = stat.S_IMODE(os.lstat(path).st_mode)
+    os.chmod(path, mode | (mode & 0o444) >> 2)  # noqa: PTH101 - thousands of small files
+
+
 def make_writable(path: Path) -> None:
     """Allow the owner to change or remove *path*; Windows removes and replaces no read-only file."""
     path.chmod(stat.S_IMODE(path.lstat().st_mode) | stat.S_IWUSR)

@@ -12,7 +12,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import Interrupted
 from winml_dag.store.artifact import Artifact, FileEntry, check_name
 from winml_dag.store.digest import DigestFunction, digest_bytes, split_digest
-from winml_dag.store.files import in_words
+from winml_dag.store.files import in_words, is_executable, make_executable
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.locks import never
 from winml_dag.store.outputs import output_files
@@ -80,7 +80,10 @@ class MemoryStore(NothingBehind):
         with in_words(f"Cannot store the outputs of {record.ingredients.stage}"):
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
             outputs = {
-                slot: Artifact.of(self._put(file.name, file.path.read_bytes()) for file in files)
+                slot: Artifact.of(
+                    replace(self._put(file.name, file.path.read_bytes()), executable=is_executable(file.path.stat()))
+                    for file in files
+                )
                 for slot, files in found.items()
             }
             kept = None if log is None or not log.stat().st_size else self._put(log.name, log.read_bytes())
@@ -113,6 +116,8 @@ class MemoryStore(NothingBehind):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.unlink(missing_ok=True)
                 target.write_bytes(data)
+                if file.executable:
+                    make_executable(target)
 
     def used(self, keys: Iterable[str]) -> None:
         self.calls.extend(("used", key) for key in keys)

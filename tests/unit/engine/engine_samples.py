@@ -160,6 +160,7 @@ class Bench:
         scope: str = "here",
         notes: Notes | None = None,
         memory_bytes: int | None = None,
+        order: Mapping[str, int] | None = None,
     ) -> Ran:
         graph = Graph.of(nodes, sources)
         digests = {source.name: source_artifact(source, self.store.fingerprints) for source in graph.sources.values()}
@@ -177,7 +178,7 @@ class Bench:
             rebuild=rebuild,
         )
         notes = notes or Notes()
-        options = RunOptions(scope, jobs, keep_going, rebuild, memory_bytes=memory_bytes)
+        options = RunOptions(scope, jobs, keep_going, rebuild, order=order or {}, memory_bytes=memory_bytes)
         results = Scheduler(graph, digests, self.store, LocalRuns(runner, options.jobs), options, notes).run()
         assert list(scratch.iterdir()) == [], "every run clears its scratch folder"
         return Ran({result.node.id: result for result in results}, executor.calls, notes.lines)

@@ -281,3 +281,40 @@ def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench:
     assert bench.text(again.file("slow")) == "slow1:out(second)"
     assert bench.text(again.file("quick")) == "quick0:out(second,gate1:out())"
     assert again.of(Status.RAN) == ["export", "gate", "quick", "slow"]
+
+
+def test_one_that_waits_for_an_equal_run_is_decided_once_after_what_both_read_was_made_again(bench: Bench) -> None:
+    """``second`` waits for ``first``, which does the same, while what both read is found rotten and made again as other
+    bytes. Then it is decided anew, and waits for a place when ``first`` ends.
+    """
+    rotten, reread, ended = threading.Event(), threading.Event(), threading.Event()
+    write = writing("export", ["before", "after"])
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        if node.id == "first" and not rotten.is_set():
+            bench.store.rot(exported)
+            rotten.set()
+            assert reread.wait(PATIENCE)
+        elif node.id == "first":
+            ended.set()
+        elif node.id == "gate":
+            assert rotten.wait(PATIENCE)
+        elif node.id in ("other", "blocker"):
+            if node.id == "other":
+                reread.set()
+            assert ended.wait(PATIENCE)
+        return write(node, workspace)
+
+    nodes = [
+        node("export"),
+        node("gate"),
+        node("first", "export.out", of="twin"),
+        node("other", "export.out", "gate.out"),
+        node("blocker", "gate.out"),
+        node("second", "export.out", of="twin"),
+        node("last", "first.out", "second.out", "other.out"),
+    ]
+    exported = bench.run(nodes[:1], work=write).file("export")
+    again = bench.run(nodes, work=work, jobs=3, order={each.id: place for place, each in enumerate(nodes)})
+    assert again.of(Status.FAILED) == []
+    assert bench.text(again.file("second")) == bench.text(again.file("first")) == "twin0:out(after)"

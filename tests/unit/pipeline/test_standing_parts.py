@@ -19,7 +19,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.standing.check import Standing, check
 from winml_dag.store import changetime
 
-MANIFEST = Path(".winml-dag/recipe/build_manifest.json")
+MANIFEST = Path(".winml-dag/recipe.yaml/build_manifest.json")
 SPLIT = "import sys; from pathlib import Path; out = Path(sys.argv[2]); out.mkdir(exist_ok=True); " + (
     "[(out / word).write_text(word) for word in Path(sys.argv[1]).read_text().split()]"
 )
@@ -100,6 +100,33 @@ def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypat
     assert standing is not None
     note = standing.note
     assert str(Path("other.txt").absolute()) in {note.paths[place] for place in note.header.unsettled}
+
+
+def test_an_edit_of_a_part_that_is_taken_back_is_taken_back_in_the_manifest() -> None:
+    """The cache knows the first results, so nothing runs."""
+
+    def placed() -> list[Any]:
+        value = json.loads(MANIFEST.read_text())
+        return [value["sources"], *(stage["placed"] for stage in value["stages"])]
+
+    first = placed()
+    Path("other.txt").write_text("edited")
+    build()
+    assert placed() != first
+    Path("other.txt").write_text("other")
+    build()
+
+    assert placed() == first
+    assert run(["verify", str(MANIFEST.parent)]) == 0
+    assert is_up_to_date()
+
+
+def test_a_part_that_is_put_back_leaves_the_manifest_as_it_is() -> None:
+    before = MANIFEST.read_bytes()
+    Path("build/other.txt").unlink()
+    build()
+    assert Path("build/other.txt").read_text() == "other"
+    assert MANIFEST.read_bytes() == before
 
 
 def edit_source() -> None:

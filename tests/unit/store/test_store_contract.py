@@ -61,6 +61,33 @@ def test_a_published_record_has_outputs_and_log_and_the_log_stays_where_it_was(
     assert contents(tmp_path / "logs") == {"log.txt": b"it went well"}
 
 
+@pytest.mark.skipif(os.name == "nt", reason="on Windows a name says what may be run")
+def test_what_may_be_run_may_be_run_when_it_is_fetched_or_linked(twin, new_record, fill, tmp_path) -> None:
+    """One content with both modes: a blob has none of its own."""
+    folder = fill({"plain.sh": b"#!/bin/sh", "run.sh": b"#!/bin/sh"})
+    (folder / "run.sh").chmod(0o755)
+    record = twin.publish(new_record(KEY), {"tool": folder})
+
+    assert twin.record(KEY) == record
+    assert [file.executable for file in record.files()] == [False, True]
+    assert Artifact.from_json(record.outputs["tool"].to_json()) == record.outputs["tool"]
+    for put in (twin.fetch, twin.link):
+        target = tmp_path / put.__name__
+        target.mkdir()
+        put(record.outputs["tool"], target)
+        assert [os.access(target / name, os.X_OK) for name in ("plain.sh", "run.sh")] == [False, True]
+        (target / "run.sh").chmod(0o755)
+    assert twin.missing(record.files()) == []
+
+
+def test_an_artifact_is_another_one_when_a_file_of_it_may_be_run() -> None:
+    """And without such a file it has the digest that it has always had."""
+    plain = FileEntry("a", "sha256:" + "0" * 64, 1)
+    assert Artifact((plain,)).digest == "sha256:fe68a8bc1f1b55217a922b3c1172bc901b033ac5a87de983be5905802887d7f2"
+    assert Artifact((dataclasses.replace(plain, executable=True),)).digest != Artifact((plain,)).digest
+    assert plain.to_json() == {"name": "a", "digest": plain.digest, "size": 1}
+
+
 def test_an_empty_log_is_not_kept(twin, new_record, fill, tmp_path) -> None:
     (tmp_path / "log.txt").touch()
     record = twin.publish(new_record(KEY), {"model": fill(FILES)}, tmp_path / "log.txt")

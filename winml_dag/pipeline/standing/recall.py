@@ -216,7 +216,7 @@ def _made_json(made: Made) -> JsonObject:
     return {
         "key": made.cache_key,
         "outputs": {
-            slot: [[file.name, file.digest, file.size] for file in artifact.files]
+            slot: [[file.name, file.digest, file.size, file.executable] for file in artifact.files]
             for slot, artifact in made.outputs.items()
         },
     }

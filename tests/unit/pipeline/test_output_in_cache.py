@@ -1,0 +1,49 @@
+"""The folder in the cache that a build goes to when its user names none: one for each thing that is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from winml_dag.pipeline.outputdir import output_dir_of
+from winml_dag.pipeline.request import Overrides, Request
+
+RECIPES = {
+    "a local model": '{"model": "./model", "precision": "fp16"}',
+    "data": '{"model": "microsoft/resnet-18", "quant": {"calibration_data": "data"}}',
+    "a stage": '{"model": "microsoft/resnet-18", "stages": {"own": {"command": ["cp", "a", "b"]}}}',
+}
+
+
+@pytest.mark.parametrize("text", RECIPES.values(), ids=RECIPES)
+def test_equal_recipes_in_two_folders_name_different_files(text: str, tmp_path: Path) -> None:
+    found = set()
+    for name in ("one", "two"):
+        recipe = tmp_path / name / "recipe.json"
+        recipe.parent.mkdir()
+        recipe.write_text(text, encoding="utf-8")
+        found.add(output_dir_of(Request(recipe, Overrides(), use_cache=True), tmp_path))
+    assert len(found) == 2
+
+
+def test_a_model_of_the_hub_has_one_folder_wherever_its_recipe_lies(tmp_path: Path) -> None:
+    found = set()
+    for name in ("one", "two"):
+        recipe = tmp_path / name / "recipe.json"
+        recipe.parent.mkdir()
+        recipe.write_text('{"model": "microsoft/resnet-18"}', encoding="utf-8")
+        found.add(output_dir_of(Request(recipe, Overrides(), use_cache=True), tmp_path))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("overrides", [Overrides(onnx=Path("m.onnx")), Overrides(model="model")])
+def test_one_name_of_a_model_is_another_file_in_another_folder(
+    overrides: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for name in ("one", "two"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        found.add(output_dir_of(Request(None, overrides, use_cache=True), tmp_path))
+    assert len(found) == 2
