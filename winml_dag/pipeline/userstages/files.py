@@ -11,6 +11,7 @@ from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.userstages.declared import Declared
 from winml_dag.pipeline.userstages.paths import OutputPaths, inside
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
 from winml_dag.recipe.spelling import did_you_mean
@@ -106,6 +107,7 @@ class UserFiles:
 
     def _files_below(self, folder: Path, prefix: str) -> Iterator[SourceFile]:
         self.folders.add(folder)
+        before_reading(folder)
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_dir(follow_symlinks=False):

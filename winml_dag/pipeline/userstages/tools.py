@@ -15,6 +15,7 @@ from pathlib import Path
 
 from winml_dag.engine.toolchain import distribution_version
 from winml_dag.pipeline.userstages.declared import Tools
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.spelling import did_you_mean
 
 _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
@@ -105,6 +106,7 @@ def _candidates(module: str, folder: str) -> Iterator[str]:
 
 def _lacks(path: Path, function: str) -> str | None:
     """What is wrong when the module cannot have *function*: its text does not even mention it."""
+    before_reading(path)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
