@@ -215,7 +215,9 @@ class LocalExecutor:
         }
         arguments = [fill(argument, names) for argument in node.command.arguments]
         environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
-        program = self._programs.find(arguments[0], job.at, environment)
+        # The one that the key knows, whatever lies before it on PATH by now.
+        known = node.tools.get("program")
+        program = str(known) if known else self._programs.find(arguments[0], job.at, environment)
         self._begin_reaping(job.folder.parent)
         try:
             return self._begin(job, arguments, job.at, environment, program)

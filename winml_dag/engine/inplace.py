@@ -10,7 +10,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.engine.placed import placed_files
@@ -28,14 +27,6 @@ from winml_dag.store.store import BlobDamaged, RunStore
 
 # Up to here hashing costs less than looking a fingerprint up.
 _SMALL = 1 << 18
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A file that a stage reads in place, and what it must still be when the stage has ended."""
-
-    path: str
-    file: FileEntry
 
 
 def anything(path: Path) -> bool:  # noqa: ARG001
@@ -88,10 +79,6 @@ class InPlace:
             return False
         self._note(path, found, file.digest)
         return True
-
-    def is_unchanged(self, watched: Watched) -> bool:
-        """Whether a file that was right is so still."""
-        return self.is_right(watched.path, watched.file)
 
     def seen_right(self, digests: Mapping[str, str]) -> dict[str, Signature]:
         """Of the files with these *digests* by path, those that were found right, or put there, with what was seen of

@@ -72,7 +72,8 @@ def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing
         return None
     # What was absent when planning began and is now has steered nothing.
     absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
-    if any(map(os.path.lexists, absent)):
+    nothing = look(absent)
+    if any(nothing):
         return None
     # The store has looked at it when it was opened, so it may be young.
     form = text_of(store.folder / "FORMAT")
@@ -91,7 +92,7 @@ def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing
     # What is there now may be something else than planning has read.
     if first is None or look(there) != first:
         return None
-    found = _note_of(planned, planning, hashed, len(steering), look(absent) + first)
+    found = _note_of(planned, planning, hashed, len(steering), nothing + first)
     _keep(found, store, ())
     return Standing(found, (), found.seen, planning.began_ns)
 

@@ -18,7 +18,7 @@ from winml_dag.pipeline.userstages.files import KIND, UserFiles
 from winml_dag.pipeline.userstages.links import Links, taken_files
 from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
-from winml_dag.pipeline.userstages.tools import Functions, Programs
+from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
 from winml_dag.pipeline.userstages.words import placeholders, plain_words
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
@@ -270,10 +270,21 @@ class _Planner:
             inputs={**self._links.inputs[name], **{literal: literal for literal in draft.literals}},
             kinds={},
             toolchain={**draft.tools.versions, **{key: digests[str(path)] for key, path in draft.tools.files.items()}},
+            tools=draft.tools.files,
             command=draft.command,
             folder=self._declared.folder,
             paths=self._outputs.paths[name],
+            surroundings=_modules(draft.tools, self._declared.folder),
         )
+
+
+def _modules(tools: Tools, folder: Path) -> dict[str, str]:
+    """The file of each module among *tools*, for the process that imports it, which may see *folder* elsewhere."""
+    return {
+        name.removeprefix(MODULE): str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+        for name, path in tools.files.items()
+        if name.startswith(MODULE)
+    }
 
 
 def _json(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
