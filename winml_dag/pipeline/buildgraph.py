@@ -135,6 +135,7 @@ class BuildGraph:
         final: id of the node that puts out the model to ship; None in a build without a model.
         looked_at: files and folders outside of the sources that had a say in this plan.
         absent: paths where nothing was, and where a file would have had a say.
+        programs: of those that had a say, files that are programs, or are none yet: whether they may be run counts too.
         given: artifacts that stages outside of this part have put out, by name.
         placed: of a part, by stage, what the build before has put into the recipe's folder.
         others: how many stages there are outside of this part, all of them up to date.
@@ -148,6 +149,7 @@ class BuildGraph:
     final: str | None
     looked_at: tuple[Path, ...] = ()
     absent: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
     given: Mapping[str, Artifact] = field(default_factory=dict)
     placed: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     others: int = 0

@@ -58,6 +58,7 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
         final=nodes[-1].id,
         looked_at=(*_looked_at(build, line), *own.looked_at, *configured),
         absent=(*own.absent, *build.search.absent, *(path for path in configuration() if path not in configured)),
+        programs=own.programs,
     )
 
 
@@ -146,6 +147,7 @@ def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGrap
         final=None,
         looked_at=own.looked_at,
         absent=own.absent,
+        programs=own.programs,
     )
 
 

@@ -164,3 +164,58 @@ def test_a_link_to_a_folder_around_it_is_refused(capsys: pytest.CaptureFixture[s
     Path("recipe.yaml").write_text(yaml.safe_dump({"stages": {"stage": stage(READ_ALL, inputs={"data": "data/"})}}))
     assert run(["build", "-c", "recipe.yaml"]) == 2
     assert "link to a folder that it lies in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["tool", "ABSOLUTE", "bin/tool"])
+def test_a_program_that_a_setting_names_is_in_the_key(named: str) -> None:
+    Path("bin").mkdir()
+    path = "late/tool" if named == "tool" else "bin/tool"
+    program(path, "one")
+    tool = str(Path("bin/tool").absolute()) if named == "ABSOLUTE" else named
+    stages = {"stage": stage(["{config.tool}"], config={"tool": tool})}
+    assert build(stages) == "one"
+    program(path, "two")
+    assert build(stages) == "two"
+
+
+def test_a_file_that_a_setting_names_is_an_input() -> None:
+    Path("settings.txt").write_text("one")
+    stages = {"stage": stage(["cp", "{config.file}"], config={"file": "settings.txt"})}
+    assert build(stages) == "one"
+    Path("settings.txt").write_text("two")
+    assert build(stages) == "two"
+
+
+def test_a_program_that_may_be_run_by_now_comes_first() -> None:
+    program("late/tool", "late")
+    program("early/tool", "early")
+    Path("early/tool").chmod(0o644)
+    assert build({"stage": stage(["tool"])}) == "late"
+    Path("early/tool").chmod(0o755)
+    assert build({"stage": stage(["tool"])}) == "early"
+
+
+def test_a_program_that_may_not_be_run_any_more_gives_way() -> None:
+    program("late/tool", "late")
+    program("early/tool", "early")
+    assert build({"stage": stage(["tool"])}) == "early"
+    Path("early/tool").chmod(0o644)
+    assert build({"stage": stage(["tool"])}) == "late"
+
+
+def test_a_link_on_the_path_that_leads_to_a_program_by_now_comes_first() -> None:
+    program("late/tool", "late")
+    Path("early/tool").symlink_to("../coming")
+    assert build({"stage": stage(["tool"])}) == "late"
+    program("coming", "early")
+    assert build({"stage": stage(["tool"])}) == "early"
+
+
+def test_a_word_that_is_a_file_by_now_is_an_input() -> None:
+    Path("more").write_text("file")
+    stages = {"stage": stage(["sh", "-c", "cat more/text.txt > $0 2>/dev/null || printf none > $0"])}
+    assert build(stages) == "none"
+    Path("more").unlink()
+    Path("more").mkdir()
+    Path("more/text.txt").write_text("text")
+    assert build(stages) == "text"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of
+from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of, program_content
 from winml_dag.pipeline.standing.evidence import PER_PATH, FirstLooks, changed_after, changed_ns, differing, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
 from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
@@ -79,6 +79,8 @@ def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing
     form = text_of(store.folder / "FORMAT")
     planning.looks(form, None)
     steering = {**dict.fromkeys(absent, ABSENT), **dict.fromkeys([*map(str, looked_at), form], "")}
+    programs = [str(path.absolute()) for path in planned.programs]
+    steering |= {path: program_content(path) for path in programs}
     data: dict[str, str] = {}
     for source in planned.graph.sources.values():
         group = data if source.kind in _DATA_KINDS else steering

@@ -64,7 +64,7 @@ class UserFiles:
         path = f"{self._folder}{os.sep}{name}"
         try:
             return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - of thousands of words
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self.absent.add(path)
         except (OSError, ValueError):
             pass  # no name of a file

@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from winml_dag.engine.toolchain import distribution_version
@@ -30,29 +30,31 @@ class Programs:
 
     Attributes:
         passed_over: where a program was looked for, and was not, before it was found.
+        programs: those that were found, and files of their names before them that are no programs.
     """
 
     def __init__(self) -> None:
         self.passed_over: set[str] = set()
+        self.programs: set[str] = set()
         self._found: dict[tuple[str, str], Path | None] = {}
 
     def find(self, program: str, environment: Mapping[str, str]) -> Path | None:
         """Where *program* (an absolute path or a name on PATH) is; None when it is nowhere."""
         search = environment.get("PATH", os.environ.get("PATH", os.defpath))
         if (program, search) not in self._found:
+            candidates = [os.path.join(folder, program) for folder in search.split(os.pathsep) if folder]  # noqa: PTH118
+            for candidate in candidates:
+                before_reading(candidate)
             found = shutil.which(program, path=search)
             self._found[program, search] = None if found is None else Path(found)
-            self.passed_over.update(_passed_over(program, search, found))
+            if found is not None:
+                self.programs.add(found)
+            if found in candidates:
+                before = set(candidates[: candidates.index(found)])
+                there = set(filter(os.path.exists, before))
+                self.programs |= there
+                self.passed_over |= before - there
         return self._found[program, search]
-
-
-def _passed_over(program: str, search: str, found: str | None) -> Iterator[str]:
-    for folder in search.split(os.pathsep):
-        candidate = os.path.join(folder, program)  # noqa: PTH118 - compared with a text
-        if found is None or candidate == found or found == program:
-            return
-        if folder and not os.path.lexists(candidate):
-            yield candidate
 
 
 class Functions:
