@@ -20,6 +20,7 @@ from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
+from winml_dag.readlog import reads_logged
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -73,13 +74,16 @@ def build_sweep(
     """
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
+    from winml_dag.pipeline.standing.evidence import FirstLooks
     from winml_dag.pipeline.standing.surroundings import surroundings
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
 
     started, began_ns = time.monotonic(), time.time_ns()
     around = surroundings(began_ns)
     command = as_typed(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
-    asked = SweepRun.of(recipes, request, selection, command)
+    looks = FirstLooks()
+    with reads_logged(looks):
+        asked = SweepRun.of(recipes, request, selection, command)
     folder, cells = asked.folder, asked.cells
     to_stderr = format_ == "json"
     try:
@@ -104,7 +108,14 @@ def build_sweep(
         lines = (*_left_out(asked.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
         found = Glance(len(cells), len(asked.left_out), str(folder), tuple(line.text for line in lines))
         keep_glance(
-            cache_dir, words, found, files=asked.sweep.files, builds=done.words, began_ns=began_ns, around=around
+            cache_dir,
+            words,
+            found,
+            files=asked.sweep.files,
+            builds=done.words,
+            began_ns=began_ns,
+            around=around,
+            looks=looks,
         )
     return code
 

@@ -18,8 +18,13 @@ from winml_dag.errors import StageError
 # Doubled braces stand for themselves; all others that are no placeholder belong to the shell, awk or JSON.
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(inputs|outputs|config)\.([^{}\s]*)\}")
 
-# What programs need to be found and to find their own files; none of it tells the time or the terminal.
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
+# What programs need to be found and to find their own files. None of it is in a key, so nothing that shapes results is
+# among it: no library path, no environment of a Python, no user. Who needs these declares them, and then the key has
+# them.
+_KEPT = ("PATH", "HOME")
+LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+# The exit code of shells and of the system's loader where a program, or a library that it needs, is not found.
+CANNOT_RUN = 127
 _KEPT_ON_WINDOWS = (
     "PATH",
     "PATHEXT",
@@ -35,7 +40,6 @@ _KEPT_ON_WINDOWS = (
     "PROGRAMFILES(X86)",
     "NUMBER_OF_PROCESSORS",
     "PROCESSOR_ARCHITECTURE",
-    "VIRTUAL_ENV",
 )
 _FIXED = {
     "LANG": "C.UTF-8",

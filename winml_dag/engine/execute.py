@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Protocol
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.command import Programs, config_texts, fill, minimal_environment, temporary_environment
+from winml_dag.engine.command import (
+    CANNOT_RUN,
+    LIBRARY_PATHS,
+    Programs,
+    config_texts,
+    fill,
+    minimal_environment,
+    temporary_environment,
+)
 from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.reaper import Reaper
@@ -215,7 +223,9 @@ class LocalExecutor:
         }
         arguments = [fill(argument, names) for argument in node.command.arguments]
         environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
-        program = self._programs.find(arguments[0], job.at, environment)
+        # The one that the key knows, whatever lies before it on PATH by now.
+        known = node.tools.get("program")
+        program = str(known) if known else self._programs.find(arguments[0], job.at, environment)
         self._begin_reaping(job.folder.parent)
         try:
             return self._begin(job, arguments, job.at, environment, program)
@@ -268,7 +278,7 @@ class LocalExecutor:
             return Outcome(elapsed, job.log, {}, error, _more_time(job.node), told)
         if job.node.command is not None:
             error = f"{job.node.id} ended with {describe_exit(code)}." if code else ""
-            return Outcome(elapsed, job.log, {}, error, _last_words(job.log) if code else "")
+            return Outcome(elapsed, job.log, {}, error, _of_command(job, code) if code else "")
         return replace(_worker_outcome(job, code, Result.read(job.folder), elapsed), progress=told)
 
 
@@ -295,6 +305,14 @@ def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) 
         return Outcome(elapsed, job.log, {}, error, _last_words(job.log))
     # A function of the user's works in place; the end of its log is in the user's own words.
     return Outcome(elapsed, job.log, result.metrics, result.error, result.advice, is_told=job.at is None)
+
+
+def _of_command(job: Job, code: int) -> str:
+    """What to do about a command that ended with *code*."""
+    needed = [name for name in LIBRARY_PATHS if name in os.environ and name not in _declared(job.node)]
+    if code == CANNOT_RUN and needed:
+        return f"{needed[0]} of your environment does not reach a command. If it needs that, declare it under env."
+    return _last_words(job.log)
 
 
 def _last_words(log: Path) -> str:

@@ -22,12 +22,15 @@ def call(config: JsonObject, workspace: Workspace) -> JsonObject:
     """Import and call what ``config["run"]`` names; its folder, the current one, is searched first.
 
     Raises:
-        StageError: when there is no such function, or it returns something else than metrics.
+        StageError: when there is no such function, it lies in another file than the key says, or it returns something
+            else than metrics.
     """
-    sys.path.insert(0, str(Path.cwd()))
+    folder = Path.cwd()
+    sys.path.insert(0, str(folder))
     reference = str(config["run"])
     module, _, name = reference.partition(":")
     function = getattr(importlib.import_module(module), name, None)
+    _check_files({name: folder / path for name, path in workspace.surroundings.items()})
     if not callable(function):
         raise StageError(f"{module} has no function {name!r}.", advice="Check run: in the recipe.")
     arguments = [workspace.inputs, workspace.outputs, *([config["config"]] if config.get("config") is not None else [])]
@@ -39,3 +42,16 @@ def call(config: JsonObject, workspace: Workspace) -> JsonObject:
             f"{reference} returned {type(metrics).__name__}.", advice="Return a dict of metrics, or nothing."
         )
     return metrics
+
+
+def _check_files(expected: Mapping[str, Path]) -> None:
+    """Raise StageError when a module was not imported from the file that is *expected* by its name: something may have
+    come before it in the search path, or a package may lead elsewhere when it is run.
+    """
+    for module, path in expected.items():
+        imported = getattr(sys.modules.get(module), "__file__", None)
+        if imported is None or not path.samefile(imported):
+            raise StageError(
+                f"{module} was imported from {imported}, and not from {path}, which the key has.",
+                advice="Remove one of the two, or give the module another name.",
+            )

@@ -9,34 +9,24 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.changetime import SETTLED_NS
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import PARTIAL
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
+from winml_dag.store.signature import signature_of
 from winml_dag.store.store import BlobDamaged, RunStore
 
 # Up to here hashing costs less than looking a fingerprint up.
 _SMALL = 1 << 18
-
-# Size, time of the last write, inode, time of the last change of any kind.
-_Print = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A file that a stage reads in place, and what it must still be when the stage has ended."""
-
-    path: str
-    file: FileEntry
 
 
 def anything(path: Path) -> bool:  # noqa: ARG001
@@ -69,7 +59,7 @@ class InPlace:
         self._fingerprints = fingerprints
         self._may_replace = may_replace
         self._may_remove = may_remove
-        self._right: dict[str, tuple[_Print, str]] = {}
+        self._right: dict[str, tuple[Signature, str]] = {}
         self._safe_folders: set[str] = set()
         self._exact: dict[str, Sequence[FileEntry]] = {}
         self.put_files: dict[Path, FileEntry] = {}
@@ -78,7 +68,7 @@ class InPlace:
     def is_right(self, path: str, file: FileEntry) -> bool:
         """Whether the bytes of *file* are at *path*."""
         try:
-            found = _print(path)
+            found = signature_of(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         if file.executable and not os.access(path, os.X_OK):
@@ -92,9 +82,12 @@ class InPlace:
         self._note(path, found, file.digest)
         return True
 
-    def is_unchanged(self, watched: Watched) -> bool:
-        """Whether a file that was right is so still."""
-        return self.is_right(watched.path, watched.file)
+    def seen_right(self, digests: Mapping[str, str]) -> dict[str, Signature]:
+        """Of the files with these *digests* by path, those that were found right, or put there, with what was seen of
+        them then.
+        """
+        known = {path: self._right[path] for path in digests if path in self._right}
+        return {path: seen for path, (seen, digest) in known.items() if digest == digests[path]}
 
     def put(self, node: Node, record: Record) -> None:
         """Make the outputs of *node* be in its folder; those that are there already are not touched.
@@ -116,7 +109,7 @@ class InPlace:
             placed = Path(path)
             self._refuse(folder, path)
             self._fetch(folder, file)
-            found = _print(path)
+            found = signature_of(path)
             if found is not None:
                 self._right[path] = (found, file.digest)
             self.put_files[placed] = file
@@ -174,9 +167,9 @@ class InPlace:
         except (OSError, InputError):
             return None
 
-    def _note(self, path: str, found: _Print, digest: str) -> None:
+    def _note(self, path: str, found: Signature, digest: str) -> None:
         # One that changed just now could be written to again without its times telling: it is hashed each time.
-        if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and _print(path) == found:
+        if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and signature_of(path) == found:
             self._right[path] = (found, digest)
 
     def _refuse(self, folder: Path, path: str) -> None:
@@ -209,11 +202,3 @@ class InPlace:
                 raise StoreError(f"{step} is a link that leads out of {folder}, so no output is put there.")
             if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
                 raise UsageError(f"{step} is a file where a folder for {path.name} should be.", advice="Move it.")
-
-
-def _print(path: str) -> _Print | None:
-    """None for what is no file. Raises FileNotFoundError."""
-    status = os.stat(path)  # noqa: PTH116 - for thousands of small files
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns

@@ -39,6 +39,7 @@ def node_json(node: Node) -> JsonObject:
         "outputs": node.outputs,
         "kinds": node.kinds,
         "toolchain": node.toolchain,
+        "tools": {name: str(path) for name, path in node.tools.items()},
         "command": None
         if node.command is None
         else {"arguments": list(node.command.arguments), "environment": node.command.environment},
@@ -63,6 +64,7 @@ def node_of(value: Mapping[str, Any], stage: Stage) -> Node:
         outputs=value["outputs"],
         kinds=value["kinds"],
         toolchain=value["toolchain"],
+        tools={name: Path(path) for name, path in value["tools"].items()},
         command=None if command is None else Command(tuple(command["arguments"]), command["environment"]),
         folder=None if folder is None else Path(folder),
         paths=value["paths"],

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import InPlace, Watched
+from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_in
 from winml_dag.engine.stage import Node, Source, SourceFile
-from winml_dag.errors import InputError, StageError
+from winml_dag.engine.watch import Watched, changed, watch_file, watch_folders, watch_tools
+from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
 from winml_dag.store.digest import split_digest
@@ -32,7 +33,7 @@ _MAIN_SUFFIX = ".onnx"
 class Prepared:
     """A job that can run since *began*, of ``time.time``.
 
-    *watched* are files that it reads where they are; *own* are all files that were put into the folder made for it, by
+    *watched* is what it reads where it is; *own* are all files that were put into the folder made for it, by
     name, None when it works in the user's folder.
     """
 
@@ -82,18 +83,18 @@ class Preparer:
         job = Job(node, folder, timeout_seconds)
         self._store.bring(self._stored(node, inputs))
         if not node.stage.works_in_place:
+            watched = tuple(watch_tools(node.tools, node.toolchain, self._in_place, folder))
             for slot, name in node.inputs.items():
                 self._copy(name, inputs[slot], job.input_folder(slot))
-            return Prepared(job, time.time())
+            return Prepared(job, time.time(), watched)
         if node.folder is None:
             raise StageError(f"{node.id} works in place, and has no folder to work in.")
         return self._confined(job, inputs) if self._confines else self._placed(job, inputs)
 
     def check(self, prepared: Prepared, inputs: Mapping[str, Artifact]) -> None:
-        """Raise InputError when an input is not what it was before the job ran."""
+        """Raise InputError when an input, or a tool, is not what it was before the job ran."""
         for watched in prepared.watched:
-            if not self._in_place.is_unchanged(watched):
-                raise changed(Path(watched.path))
+            watched.check(self._in_place)
         node = prepared.job.node
         if node.stage.works_in_place:
             return
@@ -109,21 +110,19 @@ class Preparer:
         node = job.node
         assert node.folder is not None
         seen: dict[str, str] = {}
-        watched: list[Watched] = []
+        watched: list[Watched] = [*watch_tools(node.tools, node.toolchain, self._in_place, node.folder)]
         for slot, name in node.inputs.items():
             artifact = inputs[slot]
             source = self._graph.sources.get(name)
             if source is not None:
                 seen[slot] = _source_text(source, node.folder)
-                files = dict(zip([file.name for file in artifact.files], artifact.files, strict=True))
-                for file in source.files:
-                    path, entry = str(file.path), files[file.name]
-                    if not self._in_place.is_right(path, entry):
-                        raise changed(file.path)
-                    watched.append(Watched(path, entry))
+                files = {file.name: file for file in artifact.files}
+                watched += watch_folders(source)
+                watched += [self._watch(str(file.path), files[file.name], node.folder) for file in source.files]
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
                 seen[slot] = made.text
-                watched += [Watched(self._in_place.put_file(node.folder, file), file) for file in made.artifact.files]
+                for file in made.artifact.files:
+                    watched.append(self._watch(self._in_place.put_file(node.folder, file), file, node.folder))
                 if made.is_folder:
                     self._in_place.hold_only(node.folder, made.text, made.artifact.files)
             else:
@@ -145,30 +144,34 @@ class Preparer:
             source = self._graph.sources.get(name)
             if source is not None:
                 seen[slot] = _source_text(source, node.folder)
-                digests = _digests(artifact)
-                inside = [file for file in source.files if _lies_in(node.folder, file)]
-                for file in inside:
-                    _clone(file, project, digests[file.name])
-                own.update({file.name: file for file in artifact.files if file.name in {f.name for f in inside}})
-                by_name = {file.name: file for file in artifact.files}
-                outside = [file for file in source.files if file not in inside]
-                watched += [Watched(str(file.path), by_name[file.name]) for file in outside]
+                entries = {file.name: file for file in artifact.files}
+                for file in source.files:
+                    entry = entries[file.name]
+                    if _lies_in(node.folder, file):
+                        _clone(file, project, entry.digest)
+                        own[file.name] = entry
+                    else:
+                        watched.append(self._watch(str(file.path), entry, node.folder))
             elif (made := self._made_in(node.folder, name, artifact)) is not None:
                 seen[slot] = made.text
                 self._store.fetch(made.artifact, project)
                 own.update({file.name: file for file in made.artifact.files})
             else:
                 seen[slot] = self._private(job, slot, artifact)
-        for file in _modules(node, node.folder):
-            if file.name not in own:
-                _clone(file, project, None)
-                own[file.name] = FileEntry(file.name, "", 0)
-        watched += [Watched(str(project / name), entry) for name, entry in own.items() if entry.digest]
-        for watch in watched:
-            if not self._in_place.is_right(watch.path, watch.file):
-                raise changed(Path(watch.path))
+        outside = {name: path for name, path in node.tools.items() if not path.is_relative_to(node.folder)}
+        watched += watch_tools(outside, node.toolchain, self._in_place, node.folder)
+        for name in node.tools.keys() - outside.keys():
+            tool = SourceFile(node.tools[name].relative_to(node.folder).as_posix(), node.tools[name])
+            if tool.name not in own:
+                _clone(tool, project, node.toolchain[name])
+                size = (project / tool.name).stat().st_size
+                own[tool.name] = FileEntry(tool.name, node.toolchain[name], size)
+        watched += [self._watch(str(project / name), entry, project) for name, entry in own.items()]
         hidden = node.folder if self._hides else None
         return Prepared(replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own))
+
+    def _watch(self, path: str, file: FileEntry, folder: Path) -> Watched:
+        return watch_file(path, file, self._in_place, folder)
 
     def _stored(self, node: Node, inputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
         """The files that *node* reads and that the store has: not those of sources."""
@@ -215,19 +218,10 @@ def place_source(source: Source, artifact: Artifact, folder: Path) -> None:
         _clone(file, folder, digests[file.name])
 
 
-def changed(path: Path) -> InputError:
-    """What is said of an input that is no longer what the key says."""
-    return InputError(
-        f"{path} changed while it was being used, so nothing was stored.",
-        advice="Build again when it has come to rest.",
-    )
-
-
-def _clone(file: SourceFile, folder: Path, digest: str | None) -> None:
+def _clone(file: SourceFile, folder: Path, digest: str) -> None:
     target = folder / file.name
     target.parent.mkdir(parents=True, exist_ok=True)
-    function = "xxh3-128" if digest is None else split_digest(digest)[0]
-    if clone_file(file.path, target, function) != digest and digest is not None:
+    if clone_file(file.path, target, split_digest(digest)[0]) != digest:
         raise changed(file.path)
 
 
@@ -245,14 +239,3 @@ def _source_text(source: Source, folder: Path) -> str:
 
 def _lies_in(folder: Path, file: SourceFile) -> bool:
     return str(file.path) == f"{folder}{os.sep}{file.name}"
-
-
-def _modules(node: Node, folder: Path) -> list[SourceFile]:
-    """The files of the module that a function of the user's lies in, with the packages around it."""
-    reference = node.config.get("run")
-    if not isinstance(reference, str):
-        return []
-    parts = reference.partition(":")[0].split(".")
-    names = ["/".join([*parts[:depth], "__init__.py"]) for depth in range(1, len(parts) + 1)]
-    names.append("/".join(parts) + ".py")
-    return [SourceFile(name, folder / name) for name in names if (folder / name).is_file()]

@@ -102,6 +102,8 @@ class Node:
         outputs: artifact name by slot; by default ``<id>.<slot>``.
         kinds: kind by output slot where it differs from the declaration.
         toolchain: versions and fingerprints by name; part of the key.
+        tools: files whose digests are in the toolchain, by their names there: they must be the same when the work has
+            ended. No part of the key.
         command: what to run in place of ``stage.work``.
         folder: the user's folder that ``paths`` start from; outputs are put there as soon as they are known. No part of
             the key. None for a stage whose outputs stay in the cache until the whole build is put together.
@@ -126,6 +128,7 @@ class Node:
     outputs: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    tools: Mapping[str, Path] = field(default_factory=dict)
     command: Command | None = None
     folder: Path | None = None
     paths: Mapping[str, str] = field(default_factory=dict)
@@ -153,11 +156,14 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """An input that no stage makes, by content: its name in the graph, its kind, its files."""
+    """An input that no stage makes, by content: its name in the graph, its kind, its files; ``folders``: of one that is
+    a folder, it and all folders in it that were looked into.
+    """
 
     name: str
     kind: str
     files: tuple[SourceFile, ...]
+    folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

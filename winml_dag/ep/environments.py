@@ -17,6 +17,7 @@ from pathlib import Path
 
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
 from winml_dag.errors import UsageError
+from winml_dag.readlog import before_reading
 
 # The oldest Python that this package runs on: workers there import it.
 OLDEST_PYTHON = (3, 11)
@@ -86,6 +87,7 @@ def _of_variable(text: str) -> Iterator[Named]:
 
 def _of_file() -> tuple[Named, ...]:
     path = config_file()
+    before_reading(path)
     try:
         status = path.stat()
     except OSError:
@@ -138,6 +140,7 @@ def look(named: Named) -> Environment | None:
         UsageError: when there is none, or one that workers cannot run in.
     """
     folder, where = named.folder, named.where
+    before_reading(folder / _MARKER)
     if not folder.is_dir():
         raise UsageError(f"{where} names {folder}, which is not there.", advice="Make that environment or correct it.")
     if folder.resolve() == Path(sys.prefix).resolve():
@@ -160,6 +163,8 @@ def look(named: Named) -> Environment | None:
             advice=f"Make it with Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer.",
         )
     packages = tuple(_site_packages(folder, version))
+    for path in (python, *packages):
+        before_reading(path)
     if not packages:
         raise UsageError(f"{where} names {folder}, which has no folder of packages (site-packages).")
     return Environment(folder, python, packages, where)

@@ -13,6 +13,7 @@ from winml_dag.ep.environments import Environment
 from winml_dag.ep.registry import ExecutionProvider, package_folder, package_of, search_path
 from winml_dag.ep.windowsml import library_in_catalog
 from winml_dag.errors import UsageError
+from winml_dag.readlog import before_reading
 
 _SHARED_LIBRARY = (".dll", ".so", ".dylib")
 _IN_NAME = ".so."  # libtensorrt_rtx.so.1.7.1
@@ -43,9 +44,12 @@ def libraries_of(ep: ExecutionProvider, environment: Environment | None) -> Libr
     folder = _folder(ep, environment)
     if folder is None or not folder.is_dir():
         return Libraries()
+    inside = sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__")
+    folders = (folder, *inside)
+    for each in folders:
+        before_reading(each)
     files = (path for path in folder.rglob("*") if path.suffix in _SHARED_LIBRARY or _IN_NAME in path.name)
-    folders = sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__")
-    return Libraries(tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix())), (folder, *folders))
+    return Libraries(tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix())), folders)
 
 
 def _folder(ep: ExecutionProvider, environment: Environment | None) -> Path | None:

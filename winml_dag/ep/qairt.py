@@ -12,6 +12,7 @@ from pathlib import Path
 
 from winml_dag.ep.emulator import is_arm
 from winml_dag.errors import InputError, UsageError
+from winml_dag.readlog import before_reading
 
 CONVERTER = "qairt-converter"
 GENERATOR = "qnn-context-binary-generator"
@@ -90,6 +91,9 @@ def find_sdk(root: Path) -> QairtSdk:
             advice="Name the folder of a QAIRT SDK from 2.31 on, the one that has bin and lib in it.",
         )
     python, site_packages = _environment(root)
+    folders = dict.fromkeys(path.parent for path in (*tools.values(), *libraries.values()))
+    for path in (root, root / _ABOUT, *folders, *site_packages):
+        before_reading(path)
     files = (*tools.values(), *(path for path in libraries.values() if path.is_file()))
     said_in = tuple(path for path in [root / _ABOUT] if path.is_file())
     return QairtSdk(root, host, _version(root), python, site_packages, files, said_in)

@@ -20,6 +20,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import Skip
+from winml_dag.readlog import before_reading
 from winml_dag.stages import discovered, kinds
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.optimize import OptimizeConfig
@@ -36,9 +37,13 @@ def search_of(asked: Asked, target: Target, analyze: AnalyzeConfig | Skip) -> Se
     if isinstance(analyze, Skip):
         return Search(BEGIN)
     places = table_places(target)
+    for path in places:
+        before_reading(path)
     there = tuple(path for path in places if path.is_file())
     # The names in it say which tables there are.
     folder = rule_folder(target)
+    if folder is not None:
+        before_reading(folder)
     asked_for = (*places, *([] if folder is None else [folder]))
     return Search(
         begin=BEGIN,

@@ -145,7 +145,7 @@ def put_in_place(
     elapsed = time.monotonic() - started
     told = replace(planned, summary=completed(planned.summary, results))
     done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
-    note_finished(planned, by_id, visible_files(planned, by_id, store).files, store, checked_ns)
+    note_finished(planned, own, by_id, visible_files(planned, by_id, store).files, store, checked_ns)
     return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - started)
 
 

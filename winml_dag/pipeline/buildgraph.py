@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.pipeline.layout import MODEL, prefixed
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -126,18 +126,6 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a graph was planned from, for noting it: the request word for word, the recipe's file, when planning began,
-    and what surrounded it then. Later surroundings would vouch for keys that were made in others.
-    """
-
-    words: str
-    recipe: Path | None
-    began_ns: int
-    surroundings: Mapping[str, JsonValue]
-
-
-@dataclass(frozen=True)
 class BuildGraph:
     """A build, ready to be run, or the part of one that an edit can have reached.
 
@@ -147,11 +135,11 @@ class BuildGraph:
         final: id of the node that puts out the model to ship; None in a build without a model.
         looked_at: files and folders outside of the sources that had a say in this plan.
         absent: paths where nothing was, and where a file would have had a say.
+        programs: of those that had a say, files that are programs, or are none yet: whether they may be run counts too.
         given: artifacts that stages outside of this part have put out, by name.
         placed: of a part, by stage, what the build before has put into the recipe's folder.
         others: how many stages there are outside of this part, all of them up to date.
-        origin: what it was planned from; None when that cannot be noted.
-        standing: the note that it was recalled from.
+        standing: the note that it was recalled from, or noted in; None when it cannot be noted.
     """
 
     summary: BuildSummary
@@ -161,10 +149,10 @@ class BuildGraph:
     final: str | None
     looked_at: tuple[Path, ...] = ()
     absent: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
     given: Mapping[str, Artifact] = field(default_factory=dict)
     placed: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     others: int = 0
-    origin: Origin | None = None
     standing: Standing | None = None
 
     @property

@@ -14,9 +14,10 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.explanation import explanation
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.asked import Asked, Model
-from winml_dag.pipeline.datasets import find_dataset, folders_in
-from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder
+from winml_dag.pipeline.datasets import find_dataset
+from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
 from winml_dag.pipeline.userstages.paths import KEPT
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import kinds
@@ -146,6 +147,7 @@ def _ranges(asked: Asked, quant: Quant) -> Source:
 
 
 def _method(path: Path) -> str:
+    before_reading(path)
     try:
         return str(json.loads(path.read_text(encoding="utf-8"))["method"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -33,7 +33,8 @@ def final_of_models(node: Node) -> Node:
 def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
     """*node* with the tools of *sdk* in place of onnxruntime. Where they lie is in no key; what they are, is."""
     python = versions(("numpy", "onnx"), sdk.site_packages or None)
-    tools = fingerprints.entries([(path, path.name) for path in sdk.files])
+    tools = {f"QAIRT SDK {path.name}": path for path in sdk.files}
+    entries = fingerprints.entries([(path, name) for name, path in tools.items()])
     return replace(
         node,
         stage=COMPILE_QAIRT,
@@ -41,8 +42,9 @@ def of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
             **versions(COMPILE_QAIRT.packages),
             "QAIRT SDK": sdk.version,
             **{f"QAIRT SDK's {name}": version for name, version in python.items()},
-            **{f"QAIRT SDK {entry.name}": entry.digest for entry in tools},
+            **{entry.name: entry.digest for entry in entries},
         },
+        tools=tools,
         interpreter=None,
         pools=(),  # they compile without the device
         environment="",

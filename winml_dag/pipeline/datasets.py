@@ -16,6 +16,8 @@ from typing import Any
 from winml_dag.engine.stage import SourceFile
 from winml_dag.errors import InputError
 from winml_dag.pipeline import hub
+from winml_dag.pipeline.sources import folders_in
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages.samples import kind_of
 
@@ -69,6 +71,7 @@ def find_dataset(
         InputError: when it is neither here nor to be had, or has no such subset or split.
     """
     path = resolve_path(base, name)
+    before_reading(path)
     if path.is_dir():
         return _in_folder(name, path, subset, split, (), asker)
     if path.exists():
@@ -105,21 +108,18 @@ def tells_splits(folder: Path) -> bool:
 def _in_folder(
     name: str, folder: Path, subset: str | None, split: str, before: tuple[Path, ...], asker: Asker
 ) -> Dataset:
+    folders = folders_in(folder)
     names, text = _content(folder)
     files = tuple(SourceFile(file, folder / file) for file in choose_files(name, names, text, subset, split, asker))
     card = folder / CARD
-    return Dataset(files, (*before, *folders_in(folder), *((card,) if card.is_file() else ())))
-
-
-def folders_in(folder: Path) -> list[Path]:
-    """*folder* and all folders in it: their entries decide which files are data."""
-    return [folder, *sorted(entry for entry in folder.rglob("*") if entry.is_dir())]
+    return Dataset(files, (*before, *folders, *((card,) if card.is_file() else ())))
 
 
 def _content(folder: Path) -> tuple[list[str], str]:
     """The names of all files in *folder*, and the text of its card."""
     names = [entry.relative_to(folder).as_posix() for entry in sorted(folder.rglob("*")) if entry.is_file()]
     card = folder / CARD
+    before_reading(card)
     return names, card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
 
 

@@ -30,6 +30,7 @@ class EpPlace:
         distributions: what is installed there; None where that is to be looked up.
         tools: versions of the packages that bring a provider, the digests of its libraries, and for a provider that
             compiles for the machine that it runs on, that; for keys.
+        libraries: the files of those libraries, by their names among the tools.
         looked_at: files and folders that decided all this, for whoever remembers a plan.
         pools: the device, where it is a real one: one run at a time is on it. Of emulators there are as many as one
             likes.
@@ -40,6 +41,7 @@ class EpPlace:
     site_packages: tuple[Path, ...] | None = None
     distributions: Mapping[str, str] | None = None
     tools: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, Path] = field(default_factory=dict)
     looked_at: tuple[Path, ...] = ()
     pools: tuple[str, ...] = ()
     name: str = ""
@@ -88,15 +90,17 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
         if counts is not None and (package.plugin, package.catalog) == (counts.plugin, counts.catalog)
     }
     libraries = libraries_of(target.ep, environment)
-    entries = fingerprints.entries(list(zip(libraries.files, libraries.names(), strict=True)))
+    names = [f"{target.ep.alias} library {name}" for name in libraries.names()]
+    entries = fingerprints.entries(list(zip(libraries.files, names, strict=True)))
     return EpPlace(
         interpreter=None if environment is None else environment.python,
         site_packages=path,
         tools={
             **{name: present[normalised(name)] for name in sorted(packages) if normalised(name) in present},
-            **{f"{target.ep.alias} library {entry.name}": entry.digest for entry in entries},
+            **{entry.name: entry.digest for entry in entries},
             **(_machine(target) if target.ep.for_this_machine else {}),
         },
+        libraries=dict(zip(names, libraries.files, strict=True)),
         looked_at=(*libraries.files, *libraries.folders, *(() if environment is None else environment.looked_at)),
         pools=() if target.device == "cpu" or is_emulated(target) else (target.device,),
         name=name,

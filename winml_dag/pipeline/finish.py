@@ -138,6 +138,7 @@ def _output_file(planned: BuildGraph, name: str, store: LocalStore, *, overwrite
 
 def note_finished(
     planned: BuildGraph,
+    own: UserFolder | None,
     results: Mapping[str, StageResult],
     files: Iterable[FileEntry],
     store: LocalStore,
@@ -146,9 +147,9 @@ def note_finished(
     """Remember a finished build, of which *files* lie in its output folder, so that the next one sees at a glance that
     there is nothing to do. Nothing that it has put was found right before *checked_ns*.
     """
-    if planned.origin is None and planned.standing is None:
+    if planned.standing is None:
         return
-    from winml_dag.pipeline.standing.noting import Finished, note, note_again
+    from winml_dag.pipeline.standing.noting import Finished, note_again
     from winml_dag.pipeline.standing.recall import Made, placed_text
 
     folder = planned.summary.output_dir.absolute()
@@ -165,8 +166,9 @@ def note_finished(
         if result.node.folder is not None:
             put = placed_files(result.node, record.outputs)
             outputs.update((placed_text(result.node.folder, entry.name), entry.digest) for entry in put)
-    finished = Finished(made, outputs, checked_ns, planned.summary.up_to_date, sum(seconds.values()))
-    (note if planned.standing is None else note_again)(planned, store, finished)
+    seen = {} if own is None else own.in_place.seen_right(outputs)
+    finished = Finished(made, outputs, seen, checked_ns, planned.summary.up_to_date, sum(seconds.values()))
+    note_again(planned, store, finished)
 
 
 def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 from winml_dag.explanation import explanation
+from winml_dag.readlog import before_reading
 
 # What a stage may read of a repository, and the card, which names the license; anything else (other frameworks'
 # weights, pictures) is not worth its download.
@@ -43,6 +44,7 @@ def _repository(name: str, kind: str) -> Path:
 
 def cached_snapshot(name: str, revision: str = "main", kind: str = MODELS) -> Path | None:
     """The folder of *revision* (a branch, tag or commit) in the local cache, or None."""
+    before_reading(reference(name, revision, kind))
     try:
         commit = reference(name, revision, kind).read_text(encoding="utf-8").strip()
     except OSError:

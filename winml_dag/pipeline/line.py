@@ -252,6 +252,7 @@ class Line:
             inputs=given if node_id.startswith("quantize.") else {**given, **self._rewired.get(stage.name, {})},
             kinds={} if kind is None else {"model": kind},
             toolchain=place.toolchain((*stage.packages, *data_packages)),
+            tools=place.libraries,
             interpreter=place.interpreter,
             pools=place.pools,
             environment=place.name,

@@ -23,6 +23,7 @@ from winml_dag.pipeline.line import OURS, Line, Start, id_of
 from winml_dag.pipeline.userstages.declared import Declared, Ours
 from winml_dag.pipeline.userstages.plan import UserPlan, plan_stages
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.findings import Findings
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
@@ -37,6 +38,8 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
             wrong with stages that the recipe declares.
         InputError: when a source cannot be read.
     """
+    for path in configuration():
+        before_reading(path)
     if isinstance(build, OnlyDeclared):
         return _plan_declared(build, fingerprints)
     if isinstance(build, CompositeBuild):
@@ -55,6 +58,7 @@ def plan_build(build: Build | CompositeBuild | OnlyDeclared, fingerprints: Finge
         final=nodes[-1].id,
         looked_at=(*_looked_at(build, line), *own.looked_at, *configured),
         absent=(*own.absent, *build.search.absent, *(path for path in configuration() if path not in configured)),
+        programs=own.programs,
     )
 
 
@@ -143,6 +147,7 @@ def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGrap
         final=None,
         looked_at=own.looked_at,
         absent=own.absent,
+        programs=own.programs,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from winml_dag.ep.elsewhere import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.request import Request
+from winml_dag.readlog import reads_logged
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
@@ -49,35 +50,35 @@ def plan_request(
         # A source that is gone is missed, or done without, when it is looked for anew.
         with suppress(*MALFORMED, InputError):
             return recall(standing, store, part=part)
+    from winml_dag.pipeline.standing.evidence import FirstLooks
     from winml_dag.pipeline.standing.surroundings import surroundings
 
     began_ns = time.time_ns()
     around = around or surroundings(began_ns)
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
-    from winml_dag.pipeline.buildgraph import Origin
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
     from winml_dag.pipeline.variant import OnlyDeclared
 
-    if request.command is not None:
-        from winml_dag.pipeline.onestage import build_of_one
+    looks = FirstLooks()
+    with reads_logged(looks):
+        if request.command is not None:
+            from winml_dag.pipeline.onestage import build_of_one
 
-        build: Build | CompositeBuild | OnlyDeclared = build_of_one(request, download=download)
-    else:
-        build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
-    planned = plan_build(build, store.fingerprints)
+            build: Build | CompositeBuild | OnlyDeclared = build_of_one(request, download=download)
+        else:
+            build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
+        planned = plan_build(build, store.fingerprints)
     if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
         return planned
     if not isinstance(build, OnlyDeclared) and build.lacks:
         return planned  # nothing would tell that it has come, and who builds must hear of it
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
         return planned  # nothing here would tell what comes or goes on another machine
-    from winml_dag.pipeline.standing.noting import note
+    from winml_dag.pipeline.standing.noting import Planning, note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None
-    planned = replace(planned, origin=Origin(words, recipe, began_ns, around))
-    note(planned, store)
-    return planned
+    return replace(planned, standing=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
 
 
 def plan_or_refusal(

@@ -13,6 +13,7 @@ from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.errors import InputError
 from winml_dag.pipeline import hub
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.stages import kinds
 from winml_dag.stages.samples import SUFFIXES, kind_of
@@ -66,6 +67,8 @@ class ModelFolder:
     def at(cls, folder: Path, looked_at: tuple[Path, ...] = (), *, from_hub: bool = False) -> ModelFolder:
         """*looked_at*: paths that led here. Raises InputError when it is no such folder."""
         path = folder / "config.json"
+        before_reading(folder)
+        before_reading(path)
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -115,6 +118,7 @@ class ModelFolder:
         )
 
     def _shards(self, index: Path) -> list[str]:
+        before_reading(index)
         try:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,6 +142,7 @@ class OnnxFile:
         # Imported here: only builds that start from ONNX need it, and it takes 10 ms.
         from winml_dag.onnxmodel.inspect import inspect_model
 
+        before_reading(path)
         return cls(path, inspect_model(path))
 
     @property
@@ -167,6 +172,7 @@ def find_model_folder(name: str, base: Path, revision: str | None, *, download: 
         InputError: when it is neither here nor to be had.
     """
     path = resolve_path(base, name)
+    before_reading(path)
     if path.is_dir():
         return ModelFolder.at(path)
     if path.exists():
@@ -185,9 +191,19 @@ def find_processor_folder(name: str, base: Path, *, download: bool) -> ModelFold
         InputError: when it is neither here nor to be had.
     """
     path = resolve_path(base, name)
+    before_reading(path)
     if path.is_dir():
         return ModelFolder(path, {}, (path,))
     return find_model_folder(name, base, None, download=download)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """*folder* and all folders in it: their entries decide which files are data."""
+    before_reading(folder)
+    inside = sorted(entry for entry in folder.rglob("*") if entry.is_dir())
+    for entry in inside:
+        before_reading(entry)
+    return [folder, *inside]
 
 
 def calibration_source(path: Path, field: str = "quant.calibration_data") -> Source:
@@ -196,6 +212,7 @@ def calibration_source(path: Path, field: str = "quant.calibration_data") -> Sou
     Raises:
         InputError: when there is none.
     """
+    folders_in(path)  # before their entries are read for good
     files = tuple(_data_files(path))
     if not files:
         what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"

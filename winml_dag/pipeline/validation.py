@@ -12,8 +12,7 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages
 from winml_dag.pipeline.compilation import file_option_names, provider_options
-from winml_dag.pipeline.datasets import folders_in
-from winml_dag.pipeline.sources import calibration_source
+from winml_dag.pipeline.sources import calibration_source, folders_in
 from winml_dag.pipeline.variant import Skip, chosen
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from winml_dag.errors import InputError, RecipeError
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.document import Document, Position, unreadable
 
 RecipeFormat: TypeAlias = Literal["json", "yaml"]
@@ -202,6 +203,7 @@ def _format(path: Path) -> RecipeFormat:
 
 
 def _read(path: Path) -> str:
+    before_reading(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a recipe.", advice="Name the file in it.")
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like
 
 # By section, the fields that are paths, and those that may as well be ids on the hub.
@@ -39,6 +40,7 @@ class _There:
     def has(self, value: str, *, file: bool = False) -> bool:
         """Whether there is a *file*, or anything, that *value* may mean."""
         path = self.folder / value
+        before_reading(path)
         try:
             found = path.is_file() if file else path.exists()
         except (OSError, ValueError):

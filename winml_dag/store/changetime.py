@@ -54,7 +54,7 @@ if sys.platform == "win32":
     _kernel.GetFileInformationByHandleEx.restype = wintypes.BOOL
     _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
 
-    def change_time_ns(path: Path, status: os.stat_result) -> int:
+    def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:
         """Nanoseconds since 1970 of the file's last change; of its last write where the file system knows no more.
 
         Raises:
@@ -78,7 +78,7 @@ if sys.platform == "win32":
 
 else:
 
-    def change_time_ns(path: Path, status: os.stat_result) -> int:  # noqa: ARG001
+    def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:  # noqa: ARG001
         """Nanoseconds since 1970 of the file's last change, be it content, mode, name or a time that was set."""
         return status.st_ctime_ns
 

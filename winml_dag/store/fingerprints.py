@@ -3,55 +3,39 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
+from winml_dag.readlog import Signature, was_read
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.changetime import SETTLED_NS, change_time_ns
+from winml_dag.store.changetime import SETTLED_NS
 from winml_dag.store.digest import DigestFunction, digest_file, split_digest
 from winml_dag.store.rows import Rows
+from winml_dag.store.signature import signature_of
 
 _ATTEMPTS = 3
 # No file has changed then, so what is remembered with it is measured again.
 _NEVER_NS = -1
 
 
-@dataclass(frozen=True)
-class _Fingerprint:
-    """What tells that a file is as it was. The change time (see ``changetime``) notices an edit that keeps the rest.
+def _signature(path: Path) -> Signature:
+    found = signature_of(path)
+    if found is None:
+        raise InputError(f"{path} is not a file.")
+    return found
 
-    No device number: it differs from one mount to the next. The path is only where to look, so it is made absolute
-    but not resolved, which would cost a system call for each of its parts: the file it leads to has its inode here.
-    """
 
-    size: int
-    modified_ns: int
-    inode: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Fingerprint:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path} is not a file.")
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino, change_time_ns(path, status))
-
-    def row(self, digest: str) -> list[JsonValue]:
-        return [self.size, self.modified_ns, self.inode, self.changed_ns, digest]
-
-    def digest_in(self, row: JsonValue, function: DigestFunction) -> str | None:
-        """The digest that *row* remembers, if it is about a file just like this one."""
-        if isinstance(row, list) and len(row) == 5 and isinstance(row[4], str) and row == self.row(row[4]):
-            try:
-                return row[4] if split_digest(row[4])[0] == function else None
-            except StoreError:
-                return None
-        return None
+def _digest_in(row: JsonValue, found: Signature, function: DigestFunction) -> str | None:
+    """The digest that *row* remembers, if it is about a file just like the one that was *found*."""
+    if isinstance(row, list) and len(row) == 5 and isinstance(row[4], str) and row == [*found, row[4]]:
+        try:
+            return row[4] if split_digest(row[4])[0] == function else None
+        except StoreError:
+            return None
+    return None
 
 
 class Fingerprints:
@@ -92,26 +76,28 @@ class Fingerprints:
         fresh: dict[str, JsonValue] = {}
         for (path, name), row_name in zip(files, row_names, strict=True):
             try:
-                found = _Fingerprint.of(path)
-                digest = found.digest_in(known.get(row_name), function)
+                found = _signature(path)
+                digest = _digest_in(known.get(row_name), found, function)
                 if digest is None:
                     began_ns = time.time_ns()
                     found, digest = _measure(path, found, function)
-                    settled = found.changed_ns <= began_ns - SETTLED_NS
+                    *others, changed_ns = found
                     # One that may change again without showing it is measured each time; that such bytes were there
                     # is kept all the same, for who adopts a cache.
-                    fresh[row_name] = (found if settled else replace(found, changed_ns=_NEVER_NS)).row(digest)
+                    settled_ns = changed_ns if changed_ns <= began_ns - SETTLED_NS else _NEVER_NS
+                    fresh[row_name] = [*others, settled_ns, digest]
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-            entries.append(FileEntry(name, digest, found.size))
+            was_read(path, found)
+            entries.append(FileEntry(name, digest, found[0]))
         self._rows.write("fingerprint", fresh)
         return entries
 
 
-def _measure(path: Path, before: _Fingerprint, function: DigestFunction) -> tuple[_Fingerprint, str]:
+def _measure(path: Path, before: Signature, function: DigestFunction) -> tuple[Signature, str]:
     for _ in range(_ATTEMPTS):
         digest = digest_file(path, function)
-        after = _Fingerprint.of(path)
+        after = _signature(path)
         if after == before:
             return after, digest
         before = after

@@ -12,11 +12,13 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
+from winml_dag.engine.inputfolder import list_folder
 from winml_dag.engine.known import source_artifact
 from winml_dag.engine.run import Runner
 from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
+from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 
 
@@ -102,7 +104,9 @@ class Project:
         settings: dict[str, JsonValue] = {"run": run, "env": dict(environment or {})}
         if config is not None:
             settings["config"] = dict(config)
-        self._add(name, stage, settings, inputs or {}, outputs or {}, None)
+        module = run.partition(":")[0]
+        tools = {f"module {module}": self.folder / f"{module.replace('.', '/')}.py"}
+        self._add(name, stage, settings, inputs or {}, outputs or {}, None, tools)
 
     def build(self, *, jobs: int = 2, keep_going: bool = False, rebuild: bool = False, sandbox: bool = False) -> Built:
         """Run all stages that were declared so far."""
@@ -145,22 +149,31 @@ class Project:
         inputs: Mapping[str, str],
         outputs: Mapping[str, str],
         command: Command | None,
+        tools: Mapping[str, Path] | None = None,
     ) -> None:
         settings = {**config, "outputs": dict(outputs)}
         self.nodes.append(
-            Node(name, stage, settings, dict(inputs), command=command, folder=self.folder, paths=dict(outputs))
+            Node(
+                name,
+                stage,
+                settings,
+                dict(inputs),
+                toolchain={called: digest_file(path) for called, path in (tools or {}).items()},
+                tools=tools or {},
+                command=command,
+                folder=self.folder,
+                paths=dict(outputs),
+            )
         )
 
     def _sources(self) -> Iterable[Source]:
         made = {node.output(slot) for node in self.nodes for slot in node.stage.outputs}
         for name in sorted({name for node in self.nodes for name in node.inputs.values()} - made):
             path = self.folder / name
-            paths = sorted(path.rglob("*")) if name.endswith("/") else [path]
-            files = tuple(
-                SourceFile(
-                    file.relative_to(self.folder).as_posix() if file.is_relative_to(self.folder) else file.name, file
-                )
-                for file in paths
-                if not file.is_dir()
-            )
-            yield Source(name, "file", files)
+            if name.endswith("/"):
+                found = list_folder(path, name)
+                yield Source(name, "file", tuple(found.files), tuple(found.folders))
+            else:
+                inside = path.is_relative_to(self.folder)
+                called = path.relative_to(self.folder).as_posix() if inside else path.name
+                yield Source(name, "file", (SourceFile(called, path),))

@@ -116,25 +116,34 @@ def test_a_declared_folder_is_there_and_all_in_it_is_the_output(project: Project
 def test_only_a_minimum_of_the_environment_reaches_a_command(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "of the user")
     monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
+    for name in ("USER", "LOGNAME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, "/nowhere")
     project.command("env", "sh", "-c", "env > {outputs.o}", outputs={"o": "env.txt"}, environment={"WANTED": "yes"})
     assert project.build().ran == ["env"]
     told = dict(line.split("=", 1) for line in project.read("env.txt").splitlines())
     assert told.keys() <= {
         "PATH",
         "HOME",
-        "USER",
-        "LOGNAME",
-        "VIRTUAL_ENV",
         "LANG",
         "TZ",
         "PYTHONHASHSEED",
         "WANTED",
     } | {
         *("PYTHONDONTWRITEBYTECODE", "PYTHONIOENCODING", "TMPDIR", "TEMP", "TMP", "PWD", "OLDPWD", "SHLVL", "_"),
-        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
     }
     assert (told["WANTED"], told["LANG"], told["TZ"], told["PYTHONHASHSEED"]) == ("yes", "C.UTF-8", "UTC", "0")
     assert told["TMPDIR"].startswith(str(project.cache / "scratch"))
+
+
+def test_a_command_that_may_lack_a_library_path_is_told_how_to_have_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    project.command("lost", "sh", "-c", "no-such-program > {outputs.o}", outputs={"o": "o.txt"})
+    project.command("has", "sh", "-c", "exit 127", outputs={"o": "p.txt"}, environment={"LD_LIBRARY_PATH": "/lib"})
+    results = project.build(keep_going=True).results
+    assert "declare it under env" in results["lost"].advice
+    assert "declare it under env" not in results["has"].advice
 
 
 def test_standard_input_is_empty_and_what_is_printed_is_in_the_log(project: Project) -> None:

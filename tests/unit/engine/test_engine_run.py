@@ -1,14 +1,16 @@
-"""The runner's end: after ``stop`` nothing touches the scratch folder, whatever thread comes late."""
+"""A run on its own: what it is checked against, and its end, after which nothing touches the scratch folder."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.decide import Run, decide
+from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
 from winml_dag.engine.memory import MemoryExecutor
@@ -55,3 +57,36 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
     with pytest.raises(Interrupted):
         runner.run(NODE, decision, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_is_another_while_its_stage_runs_fails_it(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_text("one")
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        library.rename(tmp_path / "kept")
+        library.write_text("two")
+        (workspace.outputs["out"] / f"{node.id}.txt").write_text("done", encoding="utf-8")
+        (tmp_path / "kept").replace(library)
+        return {}
+
+    store = MemoryStore()
+    node = replace(NODE, toolchain={"library": store.fingerprints.digest(library)}, tools={"library": library})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    runner = Runner(
+        Graph.of([node]),
+        store,
+        MemoryExecutor(work),
+        store.fingerprints,
+        scratch=scratch,
+        failures=tmp_path / "failures",
+        made_by="tests",
+        rebuild=False,
+    )
+    decision = decide(store.latest("only"), ingredients_of(node, {}), store)
+    assert isinstance(decision, Run)
+    result = runner.run(node, decision, {})
+    assert isinstance(result, StageResult)
+    assert result.error == f"{library} changed while it was being used, so nothing was stored."
+    assert store.record(decision.key) is None

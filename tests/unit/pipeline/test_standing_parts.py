@@ -137,13 +137,17 @@ def edit_output() -> None:
     Path("build/other.txt").write_text("edited")
 
 
+def remove_output() -> None:
+    Path("build/other.txt").unlink()
+
+
 def install_package() -> None:
     Path("packages/some_package-1.0.dist-info").mkdir()
     toolchain._listed_here.cache_clear()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["planned anew", "recalled"])
-@pytest.mark.parametrize("edit", [edit_source, edit_output, install_package])
+@pytest.mark.parametrize("edit", [edit_source, edit_output, remove_output, install_package])
 def test_what_changes_at_the_end_of_a_long_build_is_not_vouched_for(
     monkeypatch: pytest.MonkeyPatch, edit: Callable[[], None], first: bool
 ) -> None:

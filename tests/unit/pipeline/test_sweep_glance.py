@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from winml_dag.cli import sweep
 from winml_dag.cli.main import run
 from winml_dag.store import changetime
 
@@ -129,9 +131,7 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), "model.onnx")
+    save_model("model.onnx")
     sweep = {
         "optim": None,
         "measure": ["perf"],
@@ -151,3 +151,34 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
     before = kept(1)
     assert kept(1) == before
     assert kept(2) != before
+
+
+def save_model(name: str) -> None:
+    x, y = (helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [1, 4]) for tensor in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), name)
+
+
+def test_a_sweep_that_is_another_one_by_its_end_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However old the file is that took the place of the one that was read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    save_model("one.onnx")
+    save_model("two.onnx")
+    for name, models in (("sweep.json", ["one.onnx"]), ("other.json", ["one.onnx", "two.onnx"])):
+        Path(name).write_text(json.dumps({"optim": None, "matrix": {"model": models}}), encoding="utf-8")
+    kept = sweep.keep_glance
+
+    def replace_and_keep(*arguments: Any, **options: Any) -> None:
+        Path("other.json").replace("sweep.json")
+        kept(*arguments, **options)
+
+    build = ["build", "-c", "sweep.json", "-o", "out", "--cache-dir", "cache", "--no-validate", "--no-analyze"]
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep, "keep_glance", replace_and_keep)
+        assert run(build) == 0
+    capsys.readouterr()
+    assert run(build) == 0
+    assert "2 cells" in capsys.readouterr().out

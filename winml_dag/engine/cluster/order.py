@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from winml_dag.canonical import JsonObject, JsonValue
@@ -62,7 +62,8 @@ class Order:
                 "id": self.id,
                 "topic": self.topic,
                 "stage": stage_json(self.node.stage),
-                "node": node_json(self.node),
+                # What its tools are there, the worker has told; here they lie elsewhere.
+                "node": node_json(replace(self.node, tools={})),
                 "inputs": {slot: artifact.to_json() for slot, artifact in self.inputs.items()},
                 "key": self.key,
                 "timeout_seconds": self.timeout_seconds,

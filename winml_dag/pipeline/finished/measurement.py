@@ -126,6 +126,7 @@ def measuring_node(
         config=config,
         inputs={slot: source.name for slot, source in inputs.items() if source is not None},
         toolchain=place.toolchain((*stage.packages, *packages)),
+        tools=place.libraries,
         interpreter=place.interpreter,
         pools=place.pools,
     )

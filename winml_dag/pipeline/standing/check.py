@@ -28,6 +28,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 ABSENT = "absent"
 _NAMES = "names:"
+_PROGRAM = "program:"
 _NEVER_SEEN = "unreadable"
 
 
@@ -113,10 +114,16 @@ def content_of(path: str, function: str = "xxh3-128") -> str:
 
     try:
         return digest_file(Path(path), "sha256" if function == "sha256" else "xxh3-128")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ABSENT
     except OSError:
         return _NEVER_SEEN
+
+
+def program_content(path: str, function: str = "xxh3-128") -> str:
+    """The same of a file that is a program, or may become one."""
+    may_run = os.path.isfile(path) and os.access(path, os.X_OK)
+    return _PROGRAM + (content_of(path, function) if may_run else ABSENT)
 
 
 def _is_as_noted(note: Note, place: int, seen: array[int]) -> bool:
@@ -125,8 +132,10 @@ def _is_as_noted(note: Note, place: int, seen: array[int]) -> bool:
     if place >= note.header.groups.hashed:
         return _is_sound_blob(now, note.seen[place * PER_PATH])
     digest = note.digests[place]
+    read = program_content if digest.startswith(_PROGRAM) else content_of
     # Looked at again: what was seen of the file must be true of the bytes that were read.
-    return digest != _NEVER_SEEN and content_of(path, digest.partition(":")[0]) == digest and look([path]) == now
+    function = digest.removeprefix(_PROGRAM).partition(":")[0]
+    return digest != _NEVER_SEEN and read(path, function) == digest and look([path]) == now
 
 
 def _is_sound_blob(now: array[int], size: int) -> bool:

@@ -10,33 +10,27 @@ import os
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from winml_dag.readlog import Signature
+from winml_dag.store.signature import INODE_MASK
 
 # Size, time of modification, inode, time of change: see ``changetime`` for what the last one is for.
 PER_PATH = 4
 _ABSENT = (0, 0, 0, 0)
 _CHANGED = 3
-# What array("q") can hold; inodes of some file systems use the whole 64 bits.
-_INODE_MASK = (1 << 63) - 1
 
 if sys.platform == "win32":
-    from pathlib import Path
-
-    from winml_dag.store.changetime import change_time_ns
-
-    def _change_time_ns(path: str, status: os.stat_result) -> int:
-        return change_time_ns(Path(path), status)
+    from winml_dag.store.signature import signature_from
 
     def look(paths: Iterable[str]) -> array[int]:
         """``PER_PATH`` numbers for each path: zeros for one that is not there."""
         found = array("q")
         for path in paths:
             try:
-                status = os.stat(path)
-                changed_ns = _change_time_ns(path, status)
+                found.extend(signature_from(path, os.stat(path)))
             except (OSError, ValueError):
                 found.extend(_ABSENT)
-            else:
-                found.extend((status.st_size, status.st_mtime_ns, status.st_ino & _INODE_MASK, changed_ns))
         return found
 
 else:
@@ -51,7 +45,7 @@ else:
             except (OSError, ValueError):
                 extend(_ABSENT)
             else:
-                extend((status.st_size, status.st_mtime_ns, status.st_ino & _INODE_MASK, status.st_ctime_ns))
+                extend((status.st_size, status.st_mtime_ns, status.st_ino & INODE_MASK, status.st_ctime_ns))
         return found
 
 
@@ -74,3 +68,35 @@ def changed_ns(seen: Sequence[int], place: int) -> int:
 def changed_after(seen: Sequence[int], moment_ns: int) -> list[int]:
     """The places of the paths that changed after *moment_ns*: a write that follows could get the very same time."""
     return [place for place, changed_ns in enumerate(seen[_CHANGED::PER_PATH]) if changed_ns > moment_ns]
+
+
+class FirstLooks:
+    """What was seen of each path before planning read it: a log of reads (see ``readlog``).
+
+    A look that is taken later may show another file under the same path, and would vouch for what nobody has read.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, Signature] = {}
+        self._changed: set[str] = set()
+
+    def __call__(self, path: str, signature: Signature | None) -> None:
+        # As ``text_of`` in ``recall`` has it. Nearly all are absolute, and to make a Path of each takes a while.
+        at = path if path.startswith("/") else str(Path(path).absolute())
+        if signature is None:
+            size, modified_ns, inode, changed_ns = look([at])
+            signature = size, modified_ns, inode, changed_ns
+        if self._first.setdefault(at, signature) != signature:
+            self._changed.add(at)
+
+    def of(self, paths: Iterable[str]) -> array[int] | None:
+        """What was first seen of *paths*, as ``look`` has it; None where that vouches for nothing: nobody told of a
+        path, or it changed between two reads.
+        """
+        found = array("q")
+        for path in paths:
+            first = self._first.get(path)
+            if first is None or path in self._changed:
+                return None
+            found.extend(first)
+        return found

@@ -23,7 +23,7 @@ import xxhash
 
 from winml_dag.canonical import JsonObject, JsonValue
 
-FORMAT = 1
+FORMAT = 2
 _SUFFIX = ".note"
 # Beside a note: the keys that it stands on, for who collects what nobody uses.
 KEYS_SUFFIX = ".keys"

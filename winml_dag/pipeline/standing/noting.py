@@ -1,25 +1,27 @@
 """Noting a plan, and then the build that was made of it, so that the next one can see at a glance that it still holds.
 
-Evidence that is gathered after the fact must not vouch for what the plan has not seen. So a plan is only noted when all
-that steered it had come to rest before planning began; of what stages only read, and of what they put out, the digests
-are known from the plan and the records, and what is too young to be told by its times is read again the next time.
+What vouches for a plan is what was seen of each path before planning read it. Content that is digested only when the
+plan is noted counts if the path is then still what it was at first. No clock decides that; a file that had changed
+shortly before it was read, so that a further write need not show in its times, is read again the next time.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.pipeline.buildgraph import BuildGraph, Origin
-from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of
-from winml_dag.pipeline.standing.evidence import PER_PATH, changed_after, changed_ns, differing, look
+from winml_dag.canonical import JsonValue
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of, program_content
+from winml_dag.pipeline.standing.evidence import PER_PATH, FirstLooks, changed_after, changed_ns, differing, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
 from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
+from winml_dag.readlog import Signature
 from winml_dag.store import changetime
 from winml_dag.store.files import write_whole
 
@@ -31,60 +33,86 @@ _DATA_KINDS = frozenset({"file"})
 
 
 @dataclass(frozen=True)
+class Planning:
+    """What a graph was planned from: the request word for word, the recipe's file, when planning began, what surrounded
+    it then, and what was seen of all that it read. Later surroundings would vouch for keys that were made in others.
+    """
+
+    words: str
+    recipe: Path | None
+    began_ns: int
+    surroundings: Mapping[str, JsonValue]
+    looks: FirstLooks
+
+
+@dataclass(frozen=True)
 class Finished:
     """A build that was carried out.
 
     ``made``: what each node gave, by id; ``outputs``: digest by path of every file that lies where its user finds it,
-    found right not before ``checked_ns``; ``summary``: how the next build will put it when there is nothing to do;
-    ``seconds``: how long the stages took when they ran.
+    found right not before ``checked_ns``; ``seen``: of those that were looked at when they were found right, or put
+    there, what was seen then; ``summary``: how the next build will put it when there is nothing to do; ``seconds``: how
+    long the stages took when they ran.
     """
 
     made: Mapping[str, Made]
     outputs: Mapping[str, str]
+    seen: Mapping[str, Signature]
     checked_ns: int
     summary: str
     seconds: float
 
 
-def note(planned: BuildGraph, store: LocalStore, finished: Finished | None = None) -> None:
-    """Keep *planned* as what was asked leads to, if what it was made from had come to rest; with *finished*, also that
-    it was carried out. A cache that cannot be written keeps nothing, and that is no error.
+def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing | None:
+    """Keep *planned* as what was asked leads to, and return what stands of it; None when that cannot be vouched for. A
+    cache that cannot be written keeps nothing, and that is no error.
     """
-    origin = planned.origin
-    assert origin is not None
-    looked_at = [path.absolute() for path in (*([origin.recipe] if origin.recipe else ()), *planned.looked_at)]
-    if not all(changetime.has_settled(path, origin.began_ns) for path in looked_at):
-        return
-    # What was absent when planning began and is now has steered nothing, however young the folder around it may be: it
-    # is where outputs have just been put.
-    absent = [str(path.absolute()) for path in planned.absent]
-    if any(map(os.path.lexists, absent)):
-        return
-    content = _Content()
-    content.steering.update(dict.fromkeys(absent, ABSENT))
-    for path in looked_at:
-        content.steering.setdefault(str(path), "")
+    looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
+    if not all(changetime.has_settled(path, planning.began_ns) for path in looked_at):
+        return None
+    # What was absent when planning began and is now has steered nothing.
+    absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
+    nothing = look(absent)
+    if any(nothing):
+        return None
     # The store has looked at it when it was opened, so it may be young.
-    content.steering[text_of(store.folder / "FORMAT")] = content_of(str(store.folder / "FORMAT"))
+    form = text_of(store.folder / "FORMAT")
+    planning.looks(form, None)
+    steering = {**dict.fromkeys(absent, ABSENT), **dict.fromkeys([*map(str, looked_at), form], "")}
+    programs = [str(path.absolute()) for path in planned.programs]
+    steering |= {path: program_content(path) for path in programs}
+    data: dict[str, str] = {}
     for source in planned.graph.sources.values():
-        group = content.data if source.kind in _DATA_KINDS else content.steering
+        group = data if source.kind in _DATA_KINDS else steering
         digests = {file.name: file.digest for file in planned.sources[source.name].files}
         group.update((text_of(file.path), digests[file.name]) for file in source.files)
-    _digest_steering(content.steering, store)
-    if finished is not None:
-        content.outputs.update(finished.outputs)
-        content.blobs.extend(_blobs(finished.made.values(), store))
-    _write(planned, origin, content, finished, store)
+    _digest_steering(steering, store)
+    hashed = {**steering, **{path: digest for path, digest in data.items() if path not in steering}}
+    # Those that were absent come first, and were just seen to be so still.
+    there = [*hashed][len(absent) :]
+    first = planning.looks.of(there)
+    # What is there now may be something else than planning has read.
+    if first is None or look(there) != first:
+        return None
+    found = _note_of(planned, planning, hashed, len(steering), nothing + first)
+    _keep(found, store, ())
+    return Standing(found, (), found.seen, planning.began_ns)
 
 
-@dataclass
-class _Content:
-    """Digests by path, group by group; no path is in two groups."""
-
-    steering: dict[str, str] = field(default_factory=dict)
-    data: dict[str, str] = field(default_factory=dict)
-    outputs: dict[str, str] = field(default_factory=dict)
-    blobs: list[str] = field(default_factory=list)
+def _note_of(
+    planned: BuildGraph, planning: Planning, hashed: Mapping[str, str], steering: int, seen: array[int]
+) -> Note:
+    folders = {os.path.dirname(path) for path in [*hashed][:steering]} | {str(planned.summary.output_dir.absolute())}
+    header = Header(
+        asked=planning.words,
+        surroundings=planning.surroundings,
+        places=places_of(sorted(folders)),
+        groups=Groups(steering, len(hashed) - steering),
+        unsettled=changed_after(seen, planning.began_ns - changetime.SETTLED_NS),
+        stages=len(planned.graph.nodes),
+    )
+    text = plan_text(planned, {path: place for place, path in enumerate(hashed)}, {})
+    return Note.of(header, hashed, seen, hashed.values(), text)
 
 
 def _digest_steering(steering: dict[str, str], store: LocalStore) -> None:
@@ -103,40 +131,10 @@ def _blobs(made: Iterable[Made], store: LocalStore) -> list[str]:
     return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
 
 
-def _write(
-    planned: BuildGraph, origin: Origin, content: _Content, finished: Finished | None, store: LocalStore
-) -> None:
-    data = {path: digest for path, digest in content.data.items() if path not in content.steering}
-    known = content.steering | data
-    outputs = {path: digest for path, digest in content.outputs.items() if path not in known}
-    hashed = known | outputs
-    paths = [*hashed, *content.blobs]
-    seen = look(paths)
-    young = changed_after(seen[: len(known) * PER_PATH], origin.began_ns - changetime.SETTLED_NS)
-    if finished is not None:
-        put = changed_after(seen[len(known) * PER_PATH :], finished.checked_ns - changetime.SETTLED_NS)
-        young += [len(known) + place for place in put if place < len(outputs)]
-    folders = {os.path.dirname(path) for path in content.steering} | {str(planned.summary.output_dir.absolute())}
-    header = Header(
-        asked=origin.words,
-        surroundings=origin.surroundings,
-        places=places_of(sorted(folders)),
-        groups=Groups(len(content.steering), len(data), len(outputs), len(content.blobs)),
-        unsettled=young,
-        complete=finished is not None,
-        summary="" if finished is None else finished.summary,
-        stages=len(planned.graph.nodes) if finished is None else _records(finished),
-        seconds=0.0 if finished is None else round(finished.seconds, 3),
-    )
-    made = {} if finished is None else finished.made
-    text = plan_text(planned, {path: place for place, path in enumerate(paths)}, made)
-    _keep(Note.of(header, paths, seen, hashed.values(), text), store, [one.cache_key for one in made.values()])
-
-
 def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> None:
-    """Bring the note that *planned* was recalled from up to date after a build of it, or of a part of it.
+    """Bring the note that *planned* was recalled from, or noted in, up to date after a build of it, or of a part of it.
 
-    What steers the plan was found unchanged when it was recalled, and only that look vouches for it.
+    What was seen of all that steers the plan when it was read, or found unchanged, alone vouches for it.
     """
     assert planned.standing is not None
     note = planned.standing.note
@@ -157,7 +155,7 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
     if planned.others:
         blobs = list(dict.fromkeys([*note.paths[groups.hashed :], *blobs]))
     paths = [*hashed, *blobs]
-    seen = _seen_again(planned.standing, paths, finished.outputs.keys())
+    seen = _seen_again(planned.standing, paths, finished)
     header = replace(
         note.header,
         groups=replace(groups, outputs=len(hashed) - read, blobs=len(blobs)),
@@ -181,10 +179,11 @@ def _records(finished: Finished) -> int:
 
 
 def _unsettled(planned: BuildGraph, finished: Finished, hashed: Sequence[str], seen: Sequence[int]) -> list[int]:
-    """Places of files whose content was established so shortly after they changed that a later change need not show.
+    """Places of files to read again: that were not looked at when their content was established, or had changed so
+    shortly before that a later change need not show.
 
-    Outputs were found right at the end of the build, all else when the plan was recalled. Only what was read or put
-    since the old note can be such a file.
+    Outputs were found right at the end of the build, all else when the plan was made or recalled. Only what was read or
+    put since the old note can be such a file.
     """
     standing = planned.standing
     assert standing is not None
@@ -194,22 +193,30 @@ def _unsettled(planned: BuildGraph, finished: Finished, hashed: Sequence[str], s
     found = []
     for place, path in enumerate(hashed):
         if path in suspects:
-            moment_ns = finished.checked_ns if path in finished.outputs else standing.at_ns
-            if changed_ns(seen, place) > moment_ns - changetime.SETTLED_NS:
+            is_output = path in finished.outputs
+            moment_ns = finished.checked_ns if is_output else standing.at_ns
+            young = changed_ns(seen, place) > moment_ns - changetime.SETTLED_NS
+            if young or (is_output and path not in finished.seen):
                 found.append(place)
     return found
 
 
-def _seen_again(standing: Standing, paths: Sequence[str], touched: Set[str]) -> array[int]:
-    """What was seen of *paths* when the plan was recalled, and of those that were *touched* since, or are new, now.
+def _seen_again(standing: Standing, paths: Sequence[str], finished: Finished) -> array[int]:
+    """What was seen of *paths* when the plan was made or recalled, of outputs when they were found right, and of those
+    that nobody has looked at then, or are new, now.
 
     Of sources never what is seen now: one that was edited after it was read would look like what was read.
     """
     place_of = {path: place for place, path in enumerate(standing.note.paths)}
     seen = array("q")
     for path in paths:
-        place = None if path in touched else place_of.get(path)
-        seen.extend(look([path]) if place is None else standing.seen[place * PER_PATH : (place + 1) * PER_PATH])
+        place = None if path in finished.outputs else place_of.get(path)
+        if place is not None:
+            seen.extend(standing.seen[place * PER_PATH : (place + 1) * PER_PATH])
+        elif path in finished.seen:
+            seen.extend(finished.seen[path])
+        else:
+            seen.extend(look([path]))
     return seen
 
 

@@ -77,7 +77,12 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
         "steps": [[step.id, step.stage, step.skipped] for step in planned.steps],
         "stages": stages.declarations,
         "sources": [
-            [source.name, source.kind, [[file.name, place_of[text_of(file.path)]] for file in source.files]]
+            [
+                source.name,
+                source.kind,
+                [[file.name, place_of[text_of(file.path)]] for file in source.files],
+                [str(path) for path in source.folders],
+            ]
             for source in sources
         ],
         "ids": [node.id for node in nodes],
@@ -135,7 +140,7 @@ class StandingPlan:
     def _reached(self, changed: set[int]) -> set[int]:
         head = self._head
         sources = {
-            place for place, (_, _, files) in enumerate(head["sources"]) if any(file in changed for _, file in files)
+            place for place, (_, _, files, _) in enumerate(head["sources"]) if any(file in changed for _, file in files)
         }
         readers: dict[int, list[int]] = {}
         for reader, makers in enumerate(head["reads"]):
@@ -176,10 +181,11 @@ class StandingPlan:
         )
 
     def _source(self, place: int) -> tuple[Source, Artifact]:
-        name, kind, files = self._head["sources"][place]
+        name, kind, files, folders = self._head["sources"][place]
         note = self._note
         entries = [self._entry(file, at) for file, at in files]
-        source = Source(name, kind, tuple(SourceFile(file, Path(note.paths[at])) for file, at in files))
+        read = tuple(SourceFile(file, Path(note.paths[at])) for file, at in files)
+        source = Source(name, kind, read, tuple(map(Path, folders)))
         return source, Artifact.of(entries)
 
     def _entry(self, name: str, place: int) -> FileEntry:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import canonical_json
 from winml_dag.pipeline.standing.check import MALFORMED, check, content_of, note_use, places_of
-from winml_dag.pipeline.standing.evidence import changed_after, look
+from winml_dag.pipeline.standing.evidence import FirstLooks, changed_after, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of, keys_of
 from winml_dag.pipeline.standing.surroundings import look_around
 from winml_dag.pipeline.sweep.result import SWEEP
@@ -84,17 +84,23 @@ def keep_glance(
     builds: Sequence[str],
     began_ns: int,
     around: Surroundings,
+    looks: FirstLooks,
 ) -> None:
     """Keep that *words* led to *found*, which stands on the requests *builds*, read from *files* not before *began_ns*
-    in the surroundings *around*. A cache that cannot be written keeps nothing, and that is no error.
+    in the surroundings *around*, when *looks* were taken. A cache that cannot be written keeps nothing, and that is no
+    error.
     """
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
     if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
         return  # nothing would tell what was edited while it was read
     result = str(Path(found.folder).absolute() / SWEEP)
+    put = look([result])
     digests = [content_of(path) for path in (*paths, result)]
-    seen = look([*paths, result])
+    seen = look(paths)
+    if seen != looks.of(paths):
+        return
+    seen += put
     header = Header(
         asked=words,
         surroundings=around,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
+from winml_dag.engine.inputfolder import list_folder
 from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.userstages.declared import Declared
 from winml_dag.pipeline.userstages.paths import OutputPaths, inside
@@ -24,7 +25,7 @@ class UserFiles:
     Attributes:
         sources: by name in the graph.
         folders: looked into, so that a file that comes or goes is noticed.
-        absent: where files that words of commands may name are not.
+        absent: where files that words of commands may name are not, and links in folders that lead to nothing.
     """
 
     def __init__(self, declared: Declared, outputs: OutputPaths, findings: Findings) -> None:
@@ -63,7 +64,7 @@ class UserFiles:
         path = f"{self._folder}{os.sep}{name}"
         try:
             return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - of thousands of words
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self.absent.add(path)
         except (OSError, ValueError):
             pass  # no name of a file
@@ -98,20 +99,16 @@ class UserFiles:
             return f"{text} is outside of the recipe's folder; only single files may be"
         if self._outputs.lies_around(name):
             return f"{text} has outputs of stages in it; read those by name, and keep sources beside them"
-        files = tuple(self._files_below(path, "" if name == "." else f"{name}/"))
-        if not files:
+        try:
+            found = list_folder(path, "" if name == "." else f"{name}/")
+        except InputError as error:
+            return str(error)
+        self.folders.update(found.folders)
+        self.absent.update(map(str, found.dangling))
+        if not found.files:
             return f"{text} has no files in it"
-        unsafe = next(filter(None, (self._unsafe(file.name) for file in files)), None)
-        return unsafe or Source(f"{name}/", KIND, files)
-
-    def _files_below(self, folder: Path, prefix: str) -> Iterator[SourceFile]:
-        self.folders.add(folder)
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    yield from self._files_below(folder / entry.name, f"{prefix}{entry.name}/")
-                elif entry.is_file():
-                    yield SourceFile(f"{prefix}{entry.name}", folder / entry.name)
+        unsafe = next(filter(None, (self._unsafe(file.name) for file in found.files)), None)
+        return unsafe or Source(f"{name}/", KIND, tuple(found.files), tuple(found.folders))
 
     def _unsafe(self, name: str) -> str | None:
         unsafe = next((part for part in name.split("/") if not is_safe_part(part)), None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.engine.command import config_texts, fill
 from winml_dag.engine.function import CALL
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
 from winml_dag.engine.toolchain import versions
@@ -18,7 +19,7 @@ from winml_dag.pipeline.userstages.files import KIND, UserFiles
 from winml_dag.pipeline.userstages.links import Links, taken_files
 from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
-from winml_dag.pipeline.userstages.tools import Functions, Programs
+from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
 from winml_dag.pipeline.userstages.words import placeholders, plain_words
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
@@ -39,6 +40,7 @@ class UserPlan:
         rewired: artifact by stage of ours and slot: where it reads from instead.
         looked_at: files and folders that had a say in this plan, besides the sources.
         absent: where files that commands seem to name, or programs of the same names, are not.
+        programs: files that are programs in use, or are none yet, be they found before those.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -46,6 +48,7 @@ class UserPlan:
     rewired: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     looked_at: tuple[Path, ...] = ()
     absent: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
 
 
 def plan_stages(
@@ -103,6 +106,7 @@ class _Planner:
             absent=tuple(
                 map(Path, sorted({*self._files.absent, *self._programs.passed_over, *self._functions.passed_over}))
             ),
+            programs=tuple(map(Path, sorted(self._programs.programs))),
         )
 
     def _check_name(self, name: str, entry: StageEntry) -> None:
@@ -135,9 +139,12 @@ class _Planner:
             self._findings.add(at, "needs a program to run")
             return None
         self._check_placeholders(at, entry, arguments)
-        literals = tuple(self._literals(name, at, arguments))
+        # What a setting stands for is a word of the command like any other, be it a file or the program.
+        settings = {"inputs": {}, "outputs": {}, "config": config_texts({"config": _json(entry.config or {})})}
+        words = tuple(fill(argument, settings) for argument in arguments)
+        literals = tuple(self._literals(name, at, words))
         config = {"command": [*arguments], **self._texts(name, entry)}
-        tools = self._program((*at, 0), arguments[0], entry.env)
+        tools = self._program((*at, 0), words[0], entry.env)
         return _Draft(
             self._stage(_COMMAND, name, entry, literals), config, tools, Command(arguments, entry.env), literals
         )
@@ -238,7 +245,7 @@ class _Planner:
 
     def _program(self, at: Location, program: str, environment: Mapping[str, str]) -> Tools:
         if any(placeholders(program)):
-            return Tools()  # an input, or what a setting names: the key has it
+            return Tools()  # an input: the key has it
         if "/" in program and not Path(program).is_absolute():
             if self._files.literal(program) is None:
                 self._findings.add(at, f"there is no program {program} in the recipe's folder")
@@ -270,10 +277,21 @@ class _Planner:
             inputs={**self._links.inputs[name], **{literal: literal for literal in draft.literals}},
             kinds={},
             toolchain={**draft.tools.versions, **{key: digests[str(path)] for key, path in draft.tools.files.items()}},
+            tools=draft.tools.files,
             command=draft.command,
             folder=self._declared.folder,
             paths=self._outputs.paths[name],
+            surroundings=_modules(draft.tools, self._declared.folder),
         )
+
+
+def _modules(tools: Tools, folder: Path) -> dict[str, str]:
+    """The file of each module among *tools*, for the process that imports it, which may see *folder* elsewhere."""
+    return {
+        name.removeprefix(MODULE): str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+        for name, path in tools.files.items()
+        if name.startswith(MODULE)
+    }
 
 
 def _json(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

@@ -10,14 +10,19 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from winml_dag.engine.toolchain import distribution_version
 from winml_dag.pipeline.userstages.declared import Tools
+from winml_dag.readlog import before_reading
 from winml_dag.recipe.spelling import did_you_mean
 
 _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
+
+
+# What modules are called in a toolchain, before their names.
+MODULE = "module "
 
 
 class Programs:
@@ -25,42 +30,45 @@ class Programs:
 
     Attributes:
         passed_over: where a program was looked for, and was not, before it was found.
+        programs: those that were found, and files of their names before them that are no programs.
     """
 
     def __init__(self) -> None:
         self.passed_over: set[str] = set()
+        self.programs: set[str] = set()
         self._found: dict[tuple[str, str], Path | None] = {}
 
     def find(self, program: str, environment: Mapping[str, str]) -> Path | None:
         """Where *program* (an absolute path or a name on PATH) is; None when it is nowhere."""
         search = environment.get("PATH", os.environ.get("PATH", os.defpath))
         if (program, search) not in self._found:
+            candidates = [os.path.join(folder, program) for folder in search.split(os.pathsep) if folder]  # noqa: PTH118
+            for candidate in candidates:
+                before_reading(candidate)
             found = shutil.which(program, path=search)
             self._found[program, search] = None if found is None else Path(found)
-            self.passed_over.update(_passed_over(program, search, found))
+            if found is not None:
+                self.programs.add(found)
+            if found in candidates:
+                before = set(candidates[: candidates.index(found)])
+                there = set(filter(os.path.exists, before))
+                self.programs |= there
+                self.passed_over |= before - there
         return self._found[program, search]
-
-
-def _passed_over(program: str, search: str, found: str | None) -> Iterator[str]:
-    for folder in search.split(os.pathsep):
-        candidate = os.path.join(folder, program)  # noqa: PTH118 - compared with a text
-        if found is None or candidate == found or found == program:
-            return
-        if folder and not os.path.lexists(candidate):
-            yield candidate
 
 
 class Functions:
     """Modules by name, looked up once each: in the recipe's folder first, then where Python looks.
 
     Attributes:
-        passed_over: where a module was not, in the recipe's folder.
+        passed_over: where a module was not, before it was found.
     """
 
     def __init__(self, folder: Path) -> None:
         self.passed_over: set[str] = set()
+        self._search = [str(folder), *filter(None, sys.path)]
         self._folder = folder
-        self._found: dict[str, Path | None] = {}
+        self._found: dict[str, Mapping[str, Path] | None] = {}
 
     def find(self, target: str) -> Tools | str:
         """What the key of a stage that runs *target* (``package.module:function``) is made from, or what is wrong."""
@@ -68,43 +76,56 @@ class Functions:
         if match is None:
             return f"{target!r} is not of the form package.module:function"
         module, function = match[1], match[2]
-        path = self._module(module)
-        if path is None:
+        if module not in self._found:
+            self._found[module] = self._files(module)
+        files = self._found[module]
+        if files is None:
             return f"there is no module {module} beside the recipe or among what is installed"
+        path = files[module]
         if path.suffix == ".py" and (problem := _lacks(path, function)):
             return problem
         versions = {"python": platform.python_version()}
         distribution = module.split(".", 1)[0]
         if not path.is_relative_to(self._folder) and (version := distribution_version(distribution)):
             versions[distribution] = version
-        return Tools(versions, {f"module {module}": path})
+        return Tools(versions, {f"{MODULE}{name}": file for name, file in files.items()})
 
-    def _module(self, module: str) -> Path | None:
-        if module not in self._found:
-            own = list(_candidates(module, str(self._folder)))
-            at = next((place for place, candidate in enumerate(own) if os.path.isfile(candidate)), len(own))  # noqa: PTH113
-            # Also those before the one that was found: a package comes before a module of the same name.
-            self.passed_over.update(own[:at])
-            searched = list(filter(None, sys.path))
-            self._found[module] = Path(own[at]) if at < len(own) else _module_file(module, searched)
-        return self._found[module]
+    def _files(self, module: str) -> Mapping[str, Path] | None:
+        """The files that Python runs when it imports *module*, by module: of it and of the packages around it."""
+        files: dict[str, Path] = {}
+        search: list[str] | None = self._search
+        parts = module.split(".")
+        for depth, part in enumerate(parts, 1):
+            file, search = self._find(part, search or [])
+            if file is not None:
+                files[".".join(parts[:depth])] = Path(file)
+        return files if module in files else None
 
+    def _find(self, part: str, search: list[str]) -> tuple[str | None, list[str] | None]:
+        """The file of the module *part* in one of the folders *search*, and where what is in it is looked for.
 
-def _module_file(module: str, search: list[str]) -> Path | None:
-    candidates = (candidate for folder in search for candidate in _candidates(module, folder))
-    found = next(filter(os.path.isfile, candidates), None)
-    return None if found is None else Path(found)
+        As Python does it: in each folder a package comes before a module, compiled code before source, and a folder
+        without code counts only when no other folder has anything of that name.
+        """
+        from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 
-
-def _candidates(module: str, folder: str) -> Iterator[str]:
-    from importlib.machinery import EXTENSION_SUFFIXES
-
-    package = os.path.join(folder, module.replace(".", os.sep))  # noqa: PTH118
-    yield from (package + ending for ending in (f"{os.sep}__init__.py", ".py", *EXTENSION_SUFFIXES))
+        suffixes = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
+        spaces: list[str] = []
+        for folder in search:
+            name = f"{folder}{os.sep}{part}"
+            package = f"{name}{os.sep}__init__"
+            for candidate in (*(package + ending for ending in suffixes), *(name + ending for ending in suffixes)):
+                if os.path.isfile(candidate):  # noqa: PTH113
+                    return candidate, [name] if candidate.startswith(package) else None
+                self.passed_over.add(candidate)
+            if os.path.isdir(name):  # noqa: PTH112
+                spaces.append(name)
+        return None, spaces or None
 
 
 def _lacks(path: Path, function: str) -> str | None:
     """What is wrong when the module cannot have *function*: its text does not even mention it."""
+    before_reading(path)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

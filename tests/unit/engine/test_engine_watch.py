@@ -1,0 +1,125 @@
+"""What a stage reads where it lies is the same all the time that it runs, or nothing of it is stored."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from projects import Project
+
+from winml_dag.store.local import LocalStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = Project(tmp_path)
+    for version in ("one", "two"):
+        project.write(f"{version}/text.txt", version)
+        project.write(f"{version}/sub/text.txt", version)
+    (project.folder / "cur").symlink_to("one", target_is_directory=True)
+    return project
+
+
+PUT_BACK = {
+    "edited, with its times": (
+        "one/text.txt",
+        "cp -p one/text.txt kept; echo other > one/text.txt; cat one/text.txt > {outputs.o}; cp -p kept one/text.txt",
+    ),
+    "replaced by rename": (
+        "one/text.txt",
+        "mv one/text.txt kept; cp two/text.txt one/text.txt; cat one/text.txt > {outputs.o}; mv kept one/text.txt",
+    ),
+    "its folder a link to another": (
+        "cur/text.txt",
+        "ln -sfn two cur; cat cur/text.txt > {outputs.o}; ln -sfn one cur",
+    ),
+    "its folder renamed": (
+        "one/text.txt",
+        "mv one kept; mv two one; cat one/text.txt > {outputs.o}; mv one two; mv kept one",
+    ),
+    "a folder around its folder renamed": (
+        "one/sub/text.txt",
+        "mv one kept; mv two one; cat one/sub/text.txt > {outputs.o}; mv one two; mv kept one",
+    ),
+    "a file in its folder": (
+        "one/",
+        "cp -p one/sub/text.txt kept; echo other > one/sub/text.txt; cat one/sub/* > {outputs.o};"
+        " cp -p kept one/sub/text.txt",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", PUT_BACK)
+def test_an_input_that_is_another_one_for_a_while_fails_the_stage(project: Project, how: str) -> None:
+    read, script = PUT_BACK[how]
+    project.command("stage", "sh", "-c", script, inputs={"text": read}, outputs={"o": "o.txt"})
+    assert "changed while it was being used, so nothing was stored" in project.build().error("stage")
+    assert LocalStore(project.cache).records.keys() == []
+
+
+def test_what_another_stage_has_made_is_the_same_all_the_time_too(project: Project) -> None:
+    project.command("make", "sh", "-c", "echo made > {outputs.o}", outputs={"o": "made.txt"})
+    script = "cp -p made.txt kept; echo other > made.txt; cat made.txt > {outputs.o}; cp -p kept made.txt"
+    project.command("stage", "sh", "-c", script, inputs={"text": "make.o"}, outputs={"o": "o.txt"})
+    assert "made.txt changed while it was being used" in project.build(keep_going=True, jobs=1).error("stage")
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        pytest.param("echo new > one/new.txt", id="a file"),
+        pytest.param("echo new > one/sub/new.txt", id="a file in a folder in it"),
+        pytest.param("mkdir one/new; echo new > one/new/new.txt", id="a folder"),
+        pytest.param("ln -s ../../two/text.txt one/sub/new.txt", id="a link"),
+        pytest.param("echo new > one/new.txt; cat one/* > {outputs.o}; rm one/new.txt", id="a file that goes again"),
+    ],
+)
+def test_what_comes_into_an_input_folder_fails_the_stage(project: Project, drop: str) -> None:
+    script = f"{drop}; cat one/*.txt > {{outputs.o}}"
+    project.command("stage", "sh", "-c", script, inputs={"data": "one/"}, outputs={"o": "o.txt"})
+    assert "changed while it was being used, so nothing was stored" in project.build().error("stage")
+
+
+def test_what_came_into_an_input_folder_before_its_stage_ran_fails_it(project: Project) -> None:
+    project.command("first", "sh", "-c", "echo new > one/new.txt; echo > {outputs.o}", outputs={"o": "first.txt"})
+    inputs = {"data": "one/", "after": "first.o"}
+    project.command("stage", "sh", "-c", "cat one/*.txt > {outputs.o}", inputs=inputs, outputs={"o": "o.txt"})
+    assert "one changed while it was being used" in project.build(keep_going=True, jobs=1).error("stage")
+
+
+def test_what_comes_and_goes_beside_an_input_is_no_change_of_it(project: Project) -> None:
+    script = "echo > one/new.txt; cat one/text.txt cur/sub/text.txt > {outputs.o}; rm one/new.txt; echo > new.txt"
+    inputs = {"text": "one/text.txt", "linked": "cur/sub/text.txt"}
+    project.command("stage", "sh", "-c", script, inputs=inputs, outputs={"o": "o.txt"})
+    assert project.build().ran == ["stage"]
+
+
+def test_a_copy_of_its_own_may_lie_in_a_folder_in_which_files_come_and_go(project: Project) -> None:
+    script = "cat one/*.txt > {outputs.o}"
+    project.command("stage", "sh", "-c", script, inputs={"data": "one/"}, outputs={"o": "o.txt"})
+    assert project.build(sandbox=True).ran == ["stage"]
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_module_that_is_edited_while_it_runs_fails_its_stage(project: Project, put_back: bool) -> None:
+    code = (
+        "from pathlib import Path\n"
+        "def work(inputs, outputs):\n"
+        "    code = Path('tool.py').read_text()\n"
+        "    Path('tool.py').write_text(code + '# edited')\n"
+        "    Path(outputs['o']).write_text('done')\n"
+    )
+    project.write("tool.py", code + ("    Path('tool.py').write_text(code)\n" if put_back else ""))
+    project.function("stage", "tool:work", outputs={"o": "o.txt"})
+    assert "tool.py changed while it was being used" in project.build().error("stage")
+
+
+def test_a_module_that_was_edited_while_its_stage_waited_fails_it(project: Project) -> None:
+    project.write("tool.py", "def work(inputs, outputs): open(outputs['o'], 'w').write('old')\n")
+    script = "sed s/old/new/ tool.py > kept; mv kept tool.py; echo > {outputs.o}"
+    project.command("edit", "sh", "-c", script, outputs={"o": "first.txt"})
+    project.function("stage", "tool:work", inputs={"after": "edit.o"}, outputs={"o": "o.txt"})
+    assert "tool.py changed while it was being used" in project.build(keep_going=True, jobs=1).error("stage")

@@ -1,0 +1,224 @@
+"""What a path leads to may change while a build goes on and leave no young file behind: a link that is set to another
+folder, a folder that is renamed, an edit on a file system whose clock is behind. None of it may be remembered as built.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper
+
+from winml_dag.cli.main import run
+from winml_dag.pipeline import build as pipeline_build
+from winml_dag.pipeline import plan as pipeline_plan
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.standing import noting
+from winml_dag.pipeline.standing.check import check
+from winml_dag.store import changetime
+from winml_dag.store.local import LocalStore
+
+COPY = "import sys; from pathlib import Path; there = Path(sys.argv[1]); " + (
+    "files = sorted(there.rglob('*.txt')) if there.is_dir() else [there]; "
+    "Path(sys.argv[2]).write_text(''.join(file.read_text() for file in files))"
+)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions of everything, and ``cur``, a link to the first. All counts as old, however new it is: so it looks
+    where the clock of a file system is behind.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    for version in ("one", "two"):
+        made = Path(version)
+        (made / "sub").mkdir(parents=True)
+        (made / "text.txt").write_text(version)
+        (made / "sub" / "text.txt").write_text(version)
+        tool = made / "tool"
+        tool.write_text(f"#!/bin/sh\nprintf {version} > $2\n")
+        tool.chmod(0o755)
+        (made / "recipe.yaml").write_text(recipe("./note.txt", ["sh", "-c", f"printf {version} > $2", "sh"]))
+    Path("note.txt").write_text("note")
+    try:
+        Path("cur").symlink_to("one", target_is_directory=True)
+    except OSError:
+        pytest.skip("links need a permission here")
+
+
+def recipe(read: str, program: list[str]) -> str:
+    command = [*program, "{inputs.read}", "{outputs.made}"]
+    return yaml.safe_dump(
+        {"stages": {"copy": {"command": command, "inputs": {"read": read}, "outputs": {"made": "made.txt"}}}}
+    )
+
+
+def switch_link() -> None:
+    Path("new").symlink_to("two", target_is_directory=True)
+    Path("new").replace("cur")
+
+
+def rename_folder() -> None:
+    Path("one").rename("away")
+    Path("two").rename("one")
+
+
+def rename_nested_folder() -> None:
+    Path("one/sub").rename("away")
+    Path("two/sub").rename("one/sub")
+
+
+def edit() -> None:
+    for path in Path("one").rglob("*.txt"):
+        path.write_text("two")
+
+
+def link_recipe() -> None:
+    Path("recipe.yaml").unlink()
+    Path("recipe.yaml").symlink_to("two/recipe.yaml")
+
+
+PYTHON = [sys.executable, "-c", COPY]
+CASES = [
+    pytest.param("cur/text.txt", PYTHON, switch_link, "two", id="a file behind a link"),
+    pytest.param("one/text.txt", PYTHON, rename_folder, "two", id="a file in a folder that is renamed"),
+    pytest.param("one/text.txt", PYTHON, edit, "two", id="an edited file"),
+    pytest.param("one/", PYTHON, rename_folder, "twotwo", id="a folder that is renamed"),
+    pytest.param("one/", PYTHON, rename_nested_folder, "twoone", id="a folder in an input folder"),
+    pytest.param("cur/", PYTHON, switch_link, "twotwo", id="an input folder that is a link"),
+    pytest.param("./note.txt", ["cur/tool"], switch_link, "two", id="a tool of the project behind a link"),
+    pytest.param("./note.txt", ["TMP/cur/tool"], switch_link, "two", id="a tool behind a link"),
+    pytest.param("", [], link_recipe, "two", id="a recipe that is a link"),
+]
+# Where the change comes: before what planning does next.
+MOMENTS = [
+    pytest.param(pipeline_plan, "plan_build", id="while it is planned"),
+    pytest.param(noting, "note", id="when it was planned"),
+    pytest.param(pipeline_build, "note_finished", id="at its end"),
+]
+
+
+@contextmanager
+def changed_before(module: Any, name: str, change: Callable[[], None]) -> Iterator[None]:
+    """Make the *change* once, before the function *name* is called the first time."""
+    called, changes = getattr(module, name), [change]
+
+    def change_and_call(*arguments: Any, **options: Any) -> Any:
+        if changes:
+            changes.pop()()
+        return called(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, name, change_and_call)
+        yield
+    assert not changes
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="tools are shell scripts")
+@pytest.mark.parametrize(("read", "program", "change", "expected"), CASES)
+@pytest.mark.parametrize(("module", "name"), MOMENTS)
+def test_what_changed_during_a_build_is_built_by_the_next(
+    read: str,
+    program: list[str],
+    change: Callable[[], None],
+    expected: str,
+    module: Any,
+    name: str,
+) -> None:
+    if read:
+        program = [word.replace("TMP", str(Path.cwd())) for word in program]
+        Path("recipe.yaml").write_text(recipe(read, program))
+    else:
+        Path("recipe.yaml").symlink_to("one/recipe.yaml")
+    with changed_before(module, name, change):
+        run(["build", "-c", "recipe.yaml"])
+    assert run(["build", "-c", "recipe.yaml"]) == 0
+    assert Path("made.txt").read_text() == expected
+
+
+MODEL_RECIPE = """
+model: here/model
+loader: {task: text-classification, user_script: here/script.py}
+ep: cpu
+precision: w8a8
+quant: {calibration_data: here/data}
+"""
+
+
+def model_project() -> None:
+    """A model folder, data and a script below ``here``, a link to ``v1``; in ``v2`` all is other, and as old."""
+    for version, label in (("v1", "BertModel"), ("v2", "BertForMaskedLM")):
+        model, data = Path(version, "model"), Path(version, "data", "more")
+        model.mkdir(parents=True)
+        data.mkdir(parents=True)
+        (model / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [label]}))
+        (model / "model.safetensors").write_bytes(version.encode())
+        for name in ("a", "b")[: 1 + (version == "v2")]:
+            np.savez(data / f"{name}.npz", input_ids=np.full((1, 8), len(name + label), np.int32))
+        Path(version, "script.py").write_text(f"# {version}")
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], version, [x], [y])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), Path(version, "m.onnx"))
+        Path(version, "sweep.yaml").write_text(
+            yaml.safe_dump({"model": "m.onnx", "matrix": {"precision": ["fp32"]}, "task": version})
+        )
+    Path("here").symlink_to("v1", target_is_directory=True)
+    Path("recipe.yaml").write_text(MODEL_RECIPE)
+
+
+def switch_here() -> None:
+    Path("new").symlink_to("v2", target_is_directory=True)
+    Path("new").replace("here")
+
+
+def rename_v1() -> None:
+    Path("v1").rename("away")
+    Path("v2").rename("v1")
+
+
+def rename_data() -> None:
+    Path("v1/data").rename("away")
+    Path("v2/data").rename("v1/data")
+
+
+REQUESTS = [
+    pytest.param(Request(Path("recipe.yaml"), Overrides(), Path("out")), id="a model folder"),
+    pytest.param(
+        Request(None, Overrides(onnx=Path("here/m.onnx"), precision="fp32", ep="cpu"), Path("out")), id="--onnx"
+    ),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+@pytest.mark.parametrize("change", [switch_here, rename_v1])
+@pytest.mark.parametrize(("module", "name"), MOMENTS[:2])
+def test_a_model_or_its_data_in_another_folder_by_now_is_planned_anew(
+    request_: Request, change: Callable[[], None], module: Any, name: str
+) -> None:
+    model_project()
+    store = LocalStore(Path("cache"))
+    with changed_before(module, name, change):
+        plan_request(request_, store, download=False)
+    assert check(str(store.folder), str(request_.words)) is None
+    plan_request(request_, store, download=False)
+    assert check(str(store.folder), str(request_.words)) is not None
+
+
+@pytest.mark.parametrize(("module", "name"), MOMENTS[:2])
+def test_calibration_data_whose_folder_was_renamed_is_planned_anew(module: Any, name: str) -> None:
+    model_project()
+    store, request = LocalStore(Path("cache")), Request(Path("recipe.yaml"), Overrides(), Path("out"))
+    with changed_before(module, name, rename_data):
+        plan_request(request, store, download=False)
+    assert check(str(store.folder), str(request.words)) is None

@@ -1,0 +1,221 @@
+"""What does the work of a recipe's own stages is what their keys know: programs, modules, and what lies in folders."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import py_compile
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from winml_dag.cli.main import run
+from winml_dag.store import changetime
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="programs are shell scripts")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two folders on PATH, ``late`` behind ``early``. All counts as old, so that nothing is read but what differs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(changetime, "SETTLED_NS", -(10**18))
+    for name in ("early", "late"):
+        Path(name).mkdir()
+    search = [str(tmp_path / "early"), str(tmp_path / "late"), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(search))
+
+
+def program(path: str, says: str, *, first: str = "") -> None:
+    Path(path).write_text(f"#!/bin/sh\n{first}\nprintf {says} > $1\n")
+    Path(path).chmod(0o755)
+
+
+def stage(command: list[str], **more: Any) -> dict[str, Any]:
+    return {"command": [*command, "{outputs.made}"], "outputs": {"made": "made.txt"}, **more}
+
+
+def build(stages: dict[str, Any], *, code: int = 0) -> str:
+    """What the stage has made."""
+    text = yaml.safe_dump({"stages": stages})
+    if not Path("recipe.yaml").exists() or Path("recipe.yaml").read_text() != text:
+        Path("recipe.yaml").write_text(text)
+    assert run(["build", "-c", "recipe.yaml"]) == code
+    return Path("made.txt").read_text() if code == 0 else ""
+
+
+def test_a_program_that_appears_earlier_on_the_path_meanwhile_is_for_the_next_build() -> None:
+    program("late/tool", "late")
+    drop = "cd early; printf '#!/bin/sh\\nprintf early > $1\\n' > tool; chmod +x tool; echo > $0"
+    first = {"command": ["sh", "-c", drop, "{outputs.o}"], "outputs": {"o": "first.txt"}}
+    stages = {"first": first, "tool": stage(["tool"], inputs={"after": "first.o"})}
+    assert build(stages) == "late"
+    assert build(stages) == "early"
+
+
+def function(module: str) -> dict[str, Any]:
+    return {"stage": {"run": f"{module}:work", "outputs": {"made": "made.txt"}}}
+
+
+def code(path: str, says: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(f"def work(inputs, outputs): open(outputs['made'], 'w').write('{says}')\n")
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``early`` and ``late`` are where Python looks for modules, here and in workers."""
+    folders = [str(Path(name).absolute()) for name in ("early", "late")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    monkeypatch.setattr(sys, "path", [*folders, *sys.path])
+
+
+@pytest.mark.usefixtures("search")
+def test_a_package_without_code_gives_way_to_one_that_has_some() -> None:
+    code("early/tools/work.py", "space")
+    code("late/tools/work.py", "package")
+    Path("late/tools/__init__.py").write_text("")
+    assert build(function("tools.work")) == "package"
+    code("late/tools/work.py", "edited")
+    assert build(function("tools.work")) == "edited"
+    Path("early/tools/__init__.py").write_text("")
+    assert build(function("tools.work")) == "space"
+
+
+@pytest.mark.usefixtures("search")
+def test_the_code_of_the_package_around_a_module_is_in_the_key() -> None:
+    code("pack/work.py", "one")
+    Path("pack/__init__.py").write_text("SAYS = 'one'")
+    Path("pack/work.py").write_text(
+        "from pack import SAYS\ndef work(inputs, outputs): open(outputs['made'], 'w').write(SAYS)\n"
+    )
+    assert build(function("pack.work")) == "one"
+    Path("pack/__init__.py").write_text("SAYS = 'two'")
+    assert build(function("pack.work")) == "two"
+
+
+@pytest.mark.usefixtures("search")
+def test_compiled_code_comes_before_source_of_the_same_name() -> None:
+    code("fast.py", "source")
+    py_compile.compile("fast.py", "late/other.pyc")
+    code("fast.py", "edited")
+    assert build(function("other")) == "source"
+    extension = Path(f"fast{importlib.machinery.EXTENSION_SUFFIXES[0]}")
+    extension.write_bytes(b"no library")
+    build(function("fast"), code=1)  # which is what Python would load
+
+
+@pytest.mark.usefixtures("search")
+def test_a_module_that_appears_earlier_in_the_search_path_meanwhile_fails_its_stage() -> None:
+    code("late/mine.py", "late")
+    code("early/kept", "early")
+    first = {"command": ["sh", "-c", "cd early; mv kept mine.py; echo > $0", "{outputs.o}"], "outputs": {"o": "o.txt"}}
+    stages = {"first": first, **function("mine")}
+    stages["stage"]["inputs"] = {"after": "first.o"}
+    build(stages, code=1)
+    assert build(stages) == "early"
+
+
+@pytest.mark.usefixtures("search")
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_a_module_is_imported_from_the_file_that_is_in_the_key(sandbox: bool) -> None:
+    code("pack/real.py", "real")
+    code("pack/work.py", "planned")
+    Path("pack/__init__.py").write_text("import sys\nfrom pack import real\nsys.modules['pack.work'] = real\n")
+    Path("recipe.yaml").write_text(yaml.safe_dump({"stages": function("pack.work")}))
+    assert run(["build", "-c", "recipe.yaml", *(["--sandbox"] if sandbox else [])]) == 1
+
+
+READ_ALL = ["sh", "-c", "cat data/*/*.txt > $0"]
+
+
+def test_what_a_link_in_an_input_folder_leads_to_is_in_the_key() -> None:
+    for name in ("data/own", "elsewhere"):
+        Path(name).mkdir(parents=True)
+        Path(name, "text.txt").write_text(name[-1])
+    Path("data/linked").symlink_to("../elsewhere", target_is_directory=True)
+    stages = {"stage": stage(READ_ALL, inputs={"data": "data/"})}
+    assert build(stages) == "en"
+    Path("elsewhere/text.txt").write_text("edited")
+    assert build(stages) == "editedn"
+    Path("elsewhere/two.txt").write_text("new")
+    assert build(stages) == "editednewn"
+
+
+def test_a_link_that_leads_to_something_by_now_is_seen() -> None:
+    Path("data/own").mkdir(parents=True)
+    Path("data/own/text.txt").write_text("own")
+    Path("data/own/later.txt").symlink_to("../../later.txt")
+    stages = {"stage": stage(["sh", "-c", "cat data/own/*.txt > $0 || true"], inputs={"data": "data/"})}
+    assert build(stages) == "own"
+    assert build(stages) == "own"
+    Path("later.txt").write_text("later")
+    assert build(stages) == "laterown"
+
+
+def test_a_link_to_a_folder_around_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data/own").mkdir(parents=True)
+    Path("data/own/text.txt").write_text("own")
+    Path("data/own/up").symlink_to("..", target_is_directory=True)
+    Path("recipe.yaml").write_text(yaml.safe_dump({"stages": {"stage": stage(READ_ALL, inputs={"data": "data/"})}}))
+    assert run(["build", "-c", "recipe.yaml"]) == 2
+    assert "link to a folder that it lies in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["tool", "ABSOLUTE", "bin/tool"])
+def test_a_program_that_a_setting_names_is_in_the_key(named: str) -> None:
+    Path("bin").mkdir()
+    path = "late/tool" if named == "tool" else "bin/tool"
+    program(path, "one")
+    tool = str(Path("bin/tool").absolute()) if named == "ABSOLUTE" else named
+    stages = {"stage": stage(["{config.tool}"], config={"tool": tool})}
+    assert build(stages) == "one"
+    program(path, "two")
+    assert build(stages) == "two"
+
+
+def test_a_file_that_a_setting_names_is_an_input() -> None:
+    Path("settings.txt").write_text("one")
+    stages = {"stage": stage(["cp", "{config.file}"], config={"file": "settings.txt"})}
+    assert build(stages) == "one"
+    Path("settings.txt").write_text("two")
+    assert build(stages) == "two"
+
+
+def test_a_program_that_may_be_run_by_now_comes_first() -> None:
+    program("late/tool", "late")
+    program("early/tool", "early")
+    Path("early/tool").chmod(0o644)
+    assert build({"stage": stage(["tool"])}) == "late"
+    Path("early/tool").chmod(0o755)
+    assert build({"stage": stage(["tool"])}) == "early"
+
+
+def test_a_program_that_may_not_be_run_any_more_gives_way() -> None:
+    program("late/tool", "late")
+    program("early/tool", "early")
+    assert build({"stage": stage(["tool"])}) == "early"
+    Path("early/tool").chmod(0o644)
+    assert build({"stage": stage(["tool"])}) == "late"
+
+
+def test_a_link_on_the_path_that_leads_to_a_program_by_now_comes_first() -> None:
+    program("late/tool", "late")
+    Path("early/tool").symlink_to("../coming")
+    assert build({"stage": stage(["tool"])}) == "late"
+    program("coming", "early")
+    assert build({"stage": stage(["tool"])}) == "early"
+
+
+def test_a_word_that_is_a_file_by_now_is_an_input() -> None:
+    Path("more").write_text("file")
+    stages = {"stage": stage(["sh", "-c", "cat more/text.txt > $0 2>/dev/null || printf none > $0"])}
+    assert build(stages) == "none"
+    Path("more").unlink()
+    Path("more").mkdir()
+    Path("more/text.txt").write_text("text")
+    assert build(stages) == "text"
