@@ -158,7 +158,7 @@ def opened_store(folder: Path) -> Iterator[LocalStore]:
 
 def link(store: LocalStore, artifact: Artifact, target: Path) -> None:
     """The whole change of an output folder, as a build makes it."""
-    done = OutputFolder(target, (), store, store.fingerprints).materialise(artifact.files, {}, link=True)
+    done = OutputFolder(target, (), store, store.fingerprints, store.changes).materialise(artifact.files, {}, link=True)
     assert not done.not_linked
 
 

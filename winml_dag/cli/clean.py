@@ -35,7 +35,7 @@ def command(
 
     cache = cache_dir or default_cache_dir()
     folder = _folder(recipe, output_dir, cache)
-    done = clean(folder, LocalStore(cache), dry_run=dry_run)
+    done = clean(folder, LocalStore(cache), recipe=recipe, dry_run=dry_run)
     if format_ == "json":
         _print_json(folder, done, dry_run)
     else:

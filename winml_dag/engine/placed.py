@@ -13,6 +13,9 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
 from winml_dag.store.artifact import Artifact, FileEntry
 
+# In a recipe's folder: manifests of builds without an output folder, and files on their way to their places.
+KEPT = ".winml-dag"
+
 
 def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
     """What of *outputs*, by slot, lies in the folder of *node*, under the names that it has there.

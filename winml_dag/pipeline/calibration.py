@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.engine.placed import KEPT
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.engine.toolchain import distribution_version
 from winml_dag.errors import InputError, RecipeError, UsageError
@@ -16,7 +17,6 @@ from winml_dag.names import is_safe_part
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.datasets import find_dataset
 from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
-from winml_dag.pipeline.userstages.paths import KEPT
 from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant

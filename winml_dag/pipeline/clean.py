@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.engine.keys import config_hash
-from winml_dag.pipeline.commit import finish_change
+from winml_dag.engine.placed import KEPT
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.commit import finish_change, folder_key
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
-from winml_dag.pipeline.outputs import folder_key
-from winml_dag.pipeline.userstages.paths import KEPT
+from winml_dag.pipeline.userstages.paths import parents
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.files import in_words, remove_file
+from winml_dag.store.below import Below
+from winml_dag.store.files import in_words
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 
@@ -40,69 +42,71 @@ class Cleaned:
     found: bool = True
 
 
-def clean(folder: Path, store: LocalStore, *, dry_run: bool = False) -> Cleaned:
-    """Remove what the last build left in *folder*, and what its recipe's own stages put into the recipe's folder.
+def clean(folder: Path, store: LocalStore, *, recipe: Path | None = None, dry_run: bool = False) -> Cleaned:
+    """Remove what the last build left in *folder*, and what the own stages of *recipe* put into its folder.
 
     Waits for a build that is writing there. The cache stays as it is.
 
     Raises:
+        UsageError: when stages of a recipe put files elsewhere, and it is not given.
         StoreError: when a file cannot be removed; the manifest is still there then.
     """
     if dry_run:
-        return _clean(folder, store, dry_run=True)
+        return _clean(folder, store, recipe, dry_run=True)
     if not folder.is_dir():
         return Cleaned(found=False)
     with store.claim(folder_key(folder)):
         # A killed build may have put some files, and no manifest yet.
-        finish_change(folder)
-        return _clean(folder, store, dry_run=False)
+        finish_change(folder, store.changes)
+        return _clean(folder, store, recipe, dry_run=False)
 
 
-def _clean(folder: Path, store: LocalStore, *, dry_run: bool) -> Cleaned:
+def _clean(folder: Path, store: LocalStore, recipe: Path | None, *, dry_run: bool) -> Cleaned:
     manifest = read_manifest(folder)
     if manifest is None:
         return Cleaned(found=False)
-    recipe_folder = _recipe_folder(folder, manifest)
-    ours: list[Path] = []
+    below = Below(folder)
+    ours: list[tuple[Below, str]] = []
     edited: list[Path] = []
-    for path, is_ours in _judged(folder, recipe_folder, manifest, store.fingerprints):
-        (ours if is_ours else edited).append(path)
-    removed = (*ours, folder / MANIFEST)
-    if not dry_run:
-        for path in removed:
-            with in_words(f"Cannot remove {path}"), suppress(FileNotFoundError):
-                remove_file(path)
-        top = folder.parent.parent if folder.parent.name == KEPT else folder.parent
-        _remove_empty_folders(removed, {top, recipe_folder, Path.cwd()})
-    return Cleaned(removed, tuple(edited))
-
-
-def _judged(
-    folder: Path, recipe_folder: Path | None, manifest: Manifest, fingerprints: Fingerprints
-) -> Iterator[tuple[Path, bool]]:
-    """Every file of ours that is there, and whether it is as we left it."""
-    places = [(folder, entry) for entry in manifest.files]
-    if recipe_folder is not None:
-        places += [(recipe_folder, entry) for entries in manifest.placed.values() for entry in entries]
-    for root, entry in places:
-        path = root / entry.name
-        if path.is_symlink() or path.exists():
-            yield path, _is_inside(path, root) and _has_bytes(path, entry, fingerprints)
+    for at, entry in _listed(below, manifest, recipe):
+        path = at.folder / entry.name
+        if at.is_file(entry.name) and _has_bytes(path, entry, store.fingerprints):
+            ours.append((at, entry.name))
+        elif os.path.lexists(path):
+            edited.append(path)
     # The settings are written together with the manifest, which has their hash in place of an entry.
     settings = folder / BUILD_CONFIG
-    if settings.is_symlink() or settings.exists():
-        yield settings, _is_inside(settings, folder) and _is_settings_of(settings, manifest)
+    if below.is_file(BUILD_CONFIG) and _is_settings_of(settings, manifest):
+        ours.append((below, BUILD_CONFIG))
+    elif os.path.lexists(settings):
+        edited.append(settings)
+    ours.append((below, MANIFEST))
+    if not dry_run:
+        for at, name in ours:
+            with in_words(f"Cannot remove {at.folder / name}"), suppress(FileNotFoundError):
+                at.remove(name)
+        _remove_empty_folders(ours)
+        _remove_if_empty(folder)
+        if folder.parent.name == KEPT:
+            _remove_if_empty(folder.parent)
+    return Cleaned(tuple(at.folder / name for at, name in ours), tuple(edited))
 
 
-def _recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
-    """The folder of the recipe, as its manifest has it: seen from its own."""
-    text = manifest.value.get("folder")
-    return Path(os.path.normpath(folder / text)) if isinstance(text, str) else None
-
-
-def _is_inside(path: Path, root: Path) -> bool:
-    """Whether *path* is a file of its own right where it seems to be: we write no links, and follow none to remove."""
-    return path.is_file() and not path.is_symlink() and path.parent.resolve().is_relative_to(root.resolve())
+def _listed(below: Below, manifest: Manifest, recipe: Path | None) -> Iterator[tuple[Below, FileEntry]]:
+    """What *manifest* says a build has put, each with the folder that it lies in."""
+    yield from ((below, entry) for entry in manifest.files)
+    if not manifest.placed:
+        return
+    if recipe is None:
+        # The manifest may come from others: it names no folder for us to remove files from.
+        raise UsageError(
+            f"Stages of a recipe's own have put files into its folder, and {below.folder / MANIFEST} alone is not "
+            "believed where that is.",
+            advice="Give the recipe with -c.",
+        )
+    beside = Below(recipe.parent.resolve())
+    for entries in manifest.placed_in(beside.folder, below.folder).values():
+        yield from ((beside, entry) for entry in entries)
 
 
 def _has_bytes(path: Path, entry: FileEntry, fingerprints: Fingerprints) -> bool:
@@ -116,13 +120,17 @@ def _is_settings_of(path: Path, manifest: Manifest) -> bool:
         return False
 
 
-def _remove_empty_folders(removed: Iterable[Path], stays: set[Path | None]) -> None:
-    """Remove the folders that *removed* have left empty, up to those that are in *stays*."""
-    for path in removed:
-        for parent in path.parents:
-            if parent in stays:
-                break
+def _remove_empty_folders(removed: Iterable[tuple[Below, str]]) -> None:
+    """Remove the folders that *removed* have left empty."""
+    for at, name in removed:
+        for parent in parents(name):
             try:
-                parent.rmdir()
+                at.remove_empty_folder(parent)
             except OSError:  # not empty
                 break
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.absolute() != Path.cwd():
+        with suppress(OSError):
+            folder.rmdir()

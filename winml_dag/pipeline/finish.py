@@ -10,11 +10,11 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.placed import placed_files
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.commit import finish_change, is_changing
+from winml_dag.pipeline.commit import finish_change, folder_key, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, reserved
-from winml_dag.pipeline.manifest import Manifest, folder_in, make_manifest, manifest_text, read_manifest, with_part
+from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputfile import OutputFile
-from winml_dag.pipeline.outputs import Materialised, OutputFolder, folder_key
+from winml_dag.pipeline.outputs import Materialised, OutputFolder
 from winml_dag.pipeline.userstages.folder import UserFolder
 from winml_dag.pipeline.visible import outdated_reports, visible_files, wanted_reports
 from winml_dag.store.artifact import FileEntry
@@ -70,7 +70,7 @@ def materialise(
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only looked at.
     with store.claim(folder_key(build.output_dir)):
         # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
-        finish_change(build.output_dir)
+        finish_change(build.output_dir, store.changes)
         # Whose they are may also have changed while we waited for a build that began together with this one.
         return placed.and_then(output_folder(planned, store).materialise(files, texts, link=link))
 
@@ -90,10 +90,10 @@ def _materialise_part(
     """
     folder = planned.summary.output_dir
     with store.claim(folder_key(folder)):
-        finish_change(folder)
+        finish_change(folder, store.changes)
         part = make_manifest(planned, results, (), elapsed_seconds)
         text = with_part((folder / MANIFEST).read_bytes(), part)
-        output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints)
+        output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints, store.changes)
         return output.materialise((), {MANIFEST: text})
 
 
@@ -110,9 +110,7 @@ def _placed(planned: BuildGraph, folder: Path) -> Mapping[str, Sequence[FileEntr
     if planned.others:
         return planned.placed
     previous = read_manifest(planned.summary.output_dir)
-    if previous is None or previous.value.get("folder") != folder_in(folder, planned.summary.output_dir):
-        return {}  # of another recipe, or moved: its files are not here
-    return previous.placed
+    return {} if previous is None else previous.placed_in(folder, planned.summary.output_dir)
 
 
 def _settings(planned: BuildGraph) -> dict[str, bytes]:
@@ -128,7 +126,7 @@ def output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
     owned = () if previous is None else _owned(previous, planned)
-    return OutputFolder(folder, owned, store, store.fingerprints)
+    return OutputFolder(folder, owned, store, store.fingerprints, store.changes)
 
 
 def _output_file(planned: BuildGraph, name: str, store: LocalStore, *, overwrite: bool) -> OutputFile:

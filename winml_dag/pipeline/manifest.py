@@ -72,6 +72,13 @@ class Manifest:
     placed: Mapping[str, tuple[FileEntry, ...]]
     value: JsonObject
 
+    def placed_in(self, folder: Path, output_dir: Path) -> Mapping[str, tuple[FileEntry, ...]]:
+        """``placed``, if *folder*, that of the recipe, is where the manifest in *output_dir* says that these files are.
+        Which folder that is, a manifest is not believed: it may come from others.
+        """
+        # Of another recipe, or moved: its files are not here.
+        return self.placed if self.value.get("folder") == folder_in(folder, output_dir) else {}
+
     def says_the_same_as(self, other: JsonObject) -> bool:
         return _lasting(self.value) == _lasting(other)
 

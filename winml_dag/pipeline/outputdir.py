@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.placed import KEPT
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.userstages.paths import KEPT
 from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.relocated import relocated

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.commit import change_folder, finish_change, is_changing
+from winml_dag.pipeline.commit import change_folder, finish_change, folder_key, is_changing
 from winml_dag.pipeline.knownfiles import KnownFiles
-from winml_dag.pipeline.outputs import Materialised, folder_key
+from winml_dag.pipeline.outputs import Materialised
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.below import Below
 from winml_dag.store.local import LocalStore
 
 
@@ -56,7 +57,7 @@ class OutputFile:
         if not is_changing(self._folder) and not self._stale(wanted) and not self._ours(outdated):
             return Materialised()
         with self._store.claim(folder_key(self._folder)):
-            finish_change(self._folder)
+            finish_change(self._folder, self._store.changes)
             stale, gone = self._stale(wanted), self._ours(outdated)
             if not (stale or gone):
                 return Materialised()
@@ -70,7 +71,7 @@ class OutputFile:
             removed = sorted((self._left_over() | gone) - {entry.name for entry in wanted})
             # Before it is a matter of this folder, as OutputFolder does.
             self._store.bring(stale)
-            change = change_folder(self._folder, prepare, removed)
+            change = change_folder(self._folder, self._store.changes, prepare, removed)
         return Materialised(written=change.put, removed=change.remove)
 
     def _stale(self, wanted: Sequence[FileEntry]) -> list[FileEntry]:
@@ -104,5 +105,5 @@ class OutputFile:
         )
 
     def _ours(self, names: Iterable[str]) -> set[str]:
-        paths = {name: self._folder / name for name in names}
-        return {name for name, path in paths.items() if path.exists() and self._known.may_replace(path)}
+        below = Below(self._folder)
+        return {name for name in names if below.is_file(name) and self._known.may_replace(self._folder / name)}

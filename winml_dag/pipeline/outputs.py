@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.commit import change_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.store import Store
 
@@ -43,11 +43,14 @@ class Materialised:
 
 class OutputFolder:
     """A folder that builds write to. *owned* are the files that the last build of ours put there, as its manifest has
-    them.
+    them; *changes*: where the cache keeps journals.
     """
 
-    def __init__(self, folder: Path, owned: Iterable[FileEntry], store: Store, fingerprints: Fingerprints) -> None:
+    def __init__(
+        self, folder: Path, owned: Iterable[FileEntry], store: Store, fingerprints: Fingerprints, changes: Path
+    ) -> None:
         self._folder = folder
+        self._changes = changes
         self._owned = {entry.name: entry for entry in owned}
         self._store = store
         self._fingerprints = fingerprints
@@ -69,7 +72,7 @@ class OutputFolder:
         there are read-only hard links into the store where such can be made.
 
         Files that are as they should be are not touched, be they copies or links. One of ours that is no longer wanted
-        goes, unless somebody has edited it.
+        goes, unless somebody has edited it, or it is behind a link.
 
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
@@ -97,7 +100,7 @@ class OutputFolder:
 
         # Before it is a matter of this folder: where the cache is full, another output folder is no help.
         self._store.bring(stale)
-        change = change_folder(self._folder, prepare, removed)
+        change = change_folder(self._folder, self._changes, prepare, removed)
         written = tuple(name for name in change.put if name not in restored)
         return Materialised(written, restored, tuple(removed), not_linked)
 
@@ -112,7 +115,9 @@ class OutputFolder:
         stale = [entry for entry in wanted if not self._is(entry)]
         changed_texts = {name: data for name, data in texts.items() if not _holds(self._folder / name, data)}
         kept = {entry.name for entry in wanted} | texts.keys()
-        removed = [entry.name for name, entry in self._owned.items() if name not in kept and self._is(entry)]
+        below = Below(self._folder)
+        left = (entry for name, entry in self._owned.items() if name not in kept and below.is_file(name))
+        removed = [entry.name for entry in left if self._is(entry)]
         return stale, changed_texts, removed
 
     def _is(self, entry: FileEntry) -> bool:
@@ -130,11 +135,6 @@ class OutputFolder:
             return (self._folder / entry.name).lstat().st_nlink > 1
         except FileNotFoundError:
             return False
-
-
-def folder_key(folder: Path) -> str:
-    """What all who write to one output folder hold against each other while they do."""
-    return hashlib.sha256(f"output folder\n{folder.resolve()}".encode()).hexdigest()
 
 
 def _holds(path: Path, data: bytes) -> bool:

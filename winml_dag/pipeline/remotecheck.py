@@ -161,7 +161,7 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
 def _missing_folder(url: str) -> Path | None:
     if not url.startswith("file:"):
         return None
-    from winml_dag.store.remote.objects import folder_of
+    from winml_dag.store.remote.places import folder_of
 
     folder = folder_of(urlsplit(url))
     return None if folder.is_dir() else folder

@@ -34,7 +34,7 @@ from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.store.remote.keys import signing_keys
-from winml_dag.store.remote.places import shown
+from winml_dag.store.remote.places import FOLDERS, folder_of, shown
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
 F = TypeVar("F", bound=Section)
@@ -121,6 +121,8 @@ def remote_settings(options: RemoteOptions) -> RemoteSettings | None:
         )
         for level in levels
     ]
+    if options.project_file is not None and named_by(options) == str(options.project_file):
+        _refuse_writing_outside(levels, user, options.project_file)
     return _signed(levels, user)
 
 
@@ -170,6 +172,33 @@ def _levels(options: RemoteOptions, user: UserFile) -> list[LevelSettings]:
             for level in project.remote
         ]
     return [_settled(level) for level in user.remote]
+
+
+def _refuse_writing_outside(levels: Sequence[LevelSettings], user: UserFile, project_file: Path) -> None:
+    """Raise UsageError where a remote that may be written is a folder outside of the project, links followed, that no
+    file of the user's names: whoever wrote the project would say where its users' files go.
+    """
+    by_user = {folder.resolve() for level in user.remote if (folder := _folder_of(level.url)) is not None}
+    project = project_file.parent.resolve()
+    for level in levels:
+        folder = _folder_of(level.url)
+        if level.mode is not Mode.READ_WRITE or folder is None or folder.resolve() in by_user:
+            continue
+        inside = folder / level.namespace
+        if not all(path.resolve().is_relative_to(project) for path in (inside, *(inside / name for name in FOLDERS))):
+            raise UsageError(
+                f"{project_file} names {shown(level.url)} as a remote to write to, which lies outside of the project.",
+                advice=f"If you want that, name it in {config_file()} too, or with --remote; else --remote-mode read.",
+            )
+
+
+def _folder_of(url: str) -> Path | None:
+    """The folder that *url* is; None for a remote of another kind, and for what is no URL."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which is said when it is opened
+        return None
+    return folder_of(parts) if parts.scheme == "file" else None
 
 
 def _urls_of_environment() -> tuple[str, ...]:

@@ -111,10 +111,12 @@ def _write_new(path: str, data: bytes) -> None:
         os.close(opened)
 
 
-def create(path: str) -> int:
-    """The descriptor of a new file; its mode comes from the umask. No link that somebody left there is followed."""
+def create(path: str, folder: int | None = None) -> int:
+    """The descriptor of a new file; its mode comes from the umask. No link that somebody left there is followed. A
+    *path* that is relative is so to *folder*, where this is open.
+    """
     # Here and below not a file object: making one asks the system four things that are known, and costs 8 us.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666, dir_fd=folder)
 
 
 def open_to_read(path: Path | str) -> int:

@@ -37,6 +37,7 @@ class LocalStore(NothingBehind):
     Attributes:
         folder: absolute.
         failures: where runs leave the logs of stages that failed.
+        changes: where builds keep the journals of changes of output folders.
         fingerprints: digests of the user's files.
         scratch: where runs get a folder for their work.
         incoming: where blobs lie that are on their way here from a remote.
@@ -54,6 +55,7 @@ class LocalStore(NothingBehind):
         self.function = function
         self.quarantine = self.folder / "quarantine"
         self.failures = self.folder / "failures"
+        self.changes = self.folder / "changes"
         self.locks = Locks(self.folder / "locks")
         self.index = Index(self.folder / "index", self.quarantine, self.locks)
         self.records = Records(self.folder / "records", self.index)

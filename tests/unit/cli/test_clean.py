@@ -23,6 +23,7 @@ from winml_dag.pipeline.clean import clean
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.store.below import Below
 from winml_dag.store.local import LocalStore
 
 
@@ -146,19 +147,17 @@ def test_the_current_folder_stays_when_it_is_the_output_folder(says, monkeypatch
 
 def test_cleaning_that_was_stopped_half_way_goes_on_where_it_was(monkeypatch) -> None:
     builds()
-    from winml_dag.pipeline import clean as module
+    remove, gone = Below.remove, []
 
-    remove, gone = module.remove_file, []
-
-    def stopped(path: Path) -> None:
+    def stopped(below: Below, name: str) -> None:
         if len(gone) == 2:
             raise KeyboardInterrupt
-        gone.append(path)
-        remove(path)
+        gone.append(name)
+        remove(below, name)
 
     store = LocalStore(Path("cache"))
     with monkeypatch.context() as patched:
-        patched.setattr(module, "remove_file", stopped)
+        patched.setattr(Below, "remove", stopped)
         with pytest.raises(KeyboardInterrupt):
             clean(Path("out"), store)
     assert len(names()) == 2

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.commit import change_folder, finish_change, is_changing
+from winml_dag.pipeline import commit
+from winml_dag.pipeline.commit import is_changing
 
 OURS = {"gone.txt": b"old", "kept.json": b"kept", "model.onnx": b"old model"}
 USERS = {"notes.txt": b"mine", "pictures/cat.png": b"cat"}
 PUT = {"data/added.bin": b"added", "manifest.json": b"{}", "model.onnx": b"new model"}
 BEFORE = {**OURS, **USERS}
 AFTER = {**USERS, **PUT, "kept.json": b"kept"}
+
+PUT_IN_PLACE = {"model.onnx": b"new model"}
+HIDDEN = ".winml-dag-new"
 
 KILLED = 9
 REFUSED = 7
@@ -39,6 +46,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def journals(folder: Path) -> Path:
+    return folder.parent / "journals"
+
+
+def change_folder(folder: Path, prepare: Callable[[Path], Iterable[str]], remove: Iterable[str] = ()) -> None:
+    commit.change_folder(folder, journals(folder), prepare, remove)
+
+
+def finish_change(folder: Path) -> None:
+    commit.finish_change(folder, journals(folder))
+
+
 def change(folder: Path) -> None:
     change_folder(folder, lambda prepared: fill(prepared, PUT), ["gone.txt"])
 
@@ -58,6 +77,10 @@ def folder(new_folder: Callable[[], Path]) -> Path:
     return new_folder()
 
 
+def writes_below(folder: Path, path: object, _mode: object, flags: object) -> bool:
+    return str(path).startswith(str(folder)) and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
 def in_child(
     work: Callable[[Path], None], folder: Path, *, kill_at: int | None = None, fail_at: int | None = None
 ) -> int:
@@ -68,7 +91,7 @@ def in_child(
 
     def at_step(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal steps
-        if event not in STEPS or (event == "open" and not str(arguments[0]).startswith(str(folder))):
+        if event not in STEPS or (event == "open" and not writes_below(folder, *arguments)):
             return
         steps += 1
         if steps - 1 == kill_at:
@@ -157,7 +180,7 @@ def test_killed_at_any_step_the_change_is_finished_or_has_not_happened(new_folde
 
 @needs_fork
 def test_finishing_may_be_killed_as_well(new_folder: Callable[[], Path]) -> None:
-    for first in range(14, 30):
+    for first in range(11, 27):
         second = 0
         while True:
             folder = new_folder()
@@ -192,7 +215,7 @@ def test_a_step_that_is_denied_leaves_everything_as_it_was_or_is_not_missed(new_
 @needs_fork
 @pytest.mark.slow
 def test_putting_back_may_be_killed_at_any_step(new_folder: Callable[[], Path]) -> None:
-    for denied in range(12, steps_of_a_change(new_folder)):
+    for denied in range(11, steps_of_a_change(new_folder)):
         killed = denied + 1
         while True:
             folder = new_folder()
@@ -216,12 +239,85 @@ def test_a_change_that_was_killed_is_finished_by_the_next_change(new_folder: Cal
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"put": ["../../evil"], "remove": []}', '{"put": [], "remove": ["/etc/x"]}']
+    "text", ["", "{}", '{"token": "0", "put": 1, "remove": []}', '{"token": "0", "put": [], "remove": null}']
 )
-def test_a_journal_that_is_not_ours_is_refused_with_advice(folder: Path, text: str) -> None:
-    hidden = folder / ".winml-dag-new"
-    hidden.mkdir()
-    (hidden / "journal.json").write_text(text)
-    with pytest.raises(StoreError):
+def test_a_journal_that_cannot_be_read_is_named_with_advice(folder: Path, text: str) -> None:
+    (folder / HIDDEN).mkdir()
+    journal = journals(folder) / f"{commit.folder_key(folder)}.json"
+    fill(journals(folder), {journal.name: text.encode()})
+    with pytest.raises(StoreError) as raised:
         finish_change(folder)
+    assert str(journal) in raised.value.message
     assert contents(folder).items() >= BEFORE.items()
+
+
+class TestWhatOthersHaveLeftThere:
+    """A folder comes from an archive, with all that can be in one."""
+
+    @pytest.mark.parametrize("name", ["journal.json", "taking-back.json"])
+    def test_tells_nothing_to_do(self, folder: Path, name: str) -> None:
+        journal = json.dumps({"token": "0", "put": ["notes.txt"], "remove": ["pictures/cat.png"]}).encode()
+        places = ["", "0/"]
+        fill(folder / HIDDEN, {f"{place}{name}": journal for place in places})
+        fill(folder / HIDDEN, {f"{place}new/notes.txt": b"theirs" for place in places})
+        finish_change(folder)
+        assert contents(folder) == BEFORE
+        assert not is_changing(folder)
+
+    @needs_fork
+    def test_is_not_taken_for_what_a_build_had_begun_in_the_folder_that_was_there_before(
+        self, new_folder: Callable[[], Path]
+    ) -> None:
+        step, folder = 0, new_folder()
+        while not any(journals(folder).glob("*.json")):
+            folder = new_folder()
+            in_child(change, folder, kill_at=(step := step + 1))
+        shutil.rmtree(folder)
+        fill(folder, BEFORE)
+        fill(folder / HIDDEN, {"0/new/notes.txt": b"theirs", "new/notes.txt": b"theirs"})
+        finish_change(folder)
+        assert contents(folder) == BEFORE
+
+    @pytest.mark.parametrize("to", ["elsewhere", "elsewhere/file", "nowhere"])
+    def test_is_removed_and_not_followed(self, folder: Path, tmp_path: Path, to: str) -> None:
+        fill(tmp_path / "elsewhere", {"file": b"precious", "new/model.onnx": b"precious"})
+        (folder / HIDDEN).symlink_to(tmp_path / to)
+        change(folder)
+        assert contents(folder) == AFTER
+        assert contents(tmp_path / "elsewhere") == {"file": b"precious", "new/model.onnx": b"precious"}
+
+    @pytest.mark.parametrize("put", [["data/added.bin"], ["data/deep/added.bin"]])
+    @pytest.mark.parametrize("remove", [[], ["data/gone.txt"]])
+    def test_no_file_is_put_or_removed_behind_a_link(
+        self, folder: Path, tmp_path: Path, put: list[str], remove: list[str]
+    ) -> None:
+        precious = {"gone.txt": b"precious", "added.bin": b"precious", "deep/added.bin": b"precious"}
+        fill(tmp_path / "elsewhere", precious)
+        (folder / "data").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+        before = contents(folder)
+        with pytest.raises(StoreError, match=r"link.*It is as it was before") as raised:
+            change_folder(folder, lambda new: fill(new, {**PUT_IN_PLACE, **dict.fromkeys(put, b"new")}), remove)
+        assert str(folder / "data") in raised.value.message
+        assert "Put a folder there" in raised.value.advice
+        assert contents(tmp_path / "elsewhere") == precious
+        assert contents(folder) == before
+        assert not is_changing(folder)
+
+    @needs_fork
+    def test_a_link_that_takes_the_place_of_a_folder_before_a_killed_change_is_finished_is_not_followed(
+        self, new_folder: Callable[[], Path], tmp_path: Path
+    ) -> None:
+        """At whichever step: what is behind it stays, and the change is finished once it has gone."""
+        fill(tmp_path / "elsewhere", {"added.bin": b"precious"})
+        for step in range(steps_of_a_change(new_folder)):
+            folder = new_folder()
+            in_child(change, folder, kill_at=step)
+            if (folder / "data").exists():
+                continue
+            (folder / "data").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+            with suppress(StoreError):
+                finish_change(folder)
+            assert contents(tmp_path / "elsewhere") == {"added.bin": b"precious"}
+            (folder / "data").unlink()
+            finish_change(folder)
+            assert contents(folder) in (BEFORE, AFTER)

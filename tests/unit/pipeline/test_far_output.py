@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Iterator[SharedStore]:
 def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(
     tmp_path: Path, store: SharedStore
 ) -> None:
-    out = OutputFolder(tmp_path / "out", [], store, store.fingerprints)
+    out = OutputFolder(tmp_path / "out", [], store, store.fingerprints, store.changes)
     with pytest.raises(StoreError, match="Cannot fetch model") as told:
         out.materialise([FAR], {})
     assert "choose another cache folder" in str(told.value)

@@ -56,7 +56,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def materialise(store: LocalStore, out: Path, wanted: tuple[FileEntry, ...]) -> Materialise:
     def materialise(*, link: bool, owned: bool = True, folder: Path = out) -> Materialised:
-        output = OutputFolder(folder, wanted if owned else (), store, store.fingerprints)
+        output = OutputFolder(folder, wanted if owned else (), store, store.fingerprints, store.changes)
         return output.materialise(wanted, TEXTS, link=link)
 
     return materialise

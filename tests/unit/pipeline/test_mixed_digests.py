@@ -54,7 +54,7 @@ def old(tmp_path: Path) -> FileEntry:
 def test_what_a_build_without_a_remote_has_put_is_ours_with_one(
     tmp_path: Path, store: SharedStore, old: FileEntry
 ) -> None:
-    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints).materialise([], {})
+    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).materialise([], {})
     assert done.removed == ("model.onnx",)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -62,7 +62,7 @@ def test_what_a_build_without_a_remote_has_put_is_ours_with_one(
 def test_one_that_was_edited_since_stays(tmp_path: Path, store: SharedStore, old: FileEntry) -> None:
     path = tmp_path / "out" / "model.onnx"
     path.write_bytes(DATA.upper())
-    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints).materialise([], {})
+    done = OutputFolder(tmp_path / "out", [old], store, store.fingerprints, store.changes).materialise([], {})
     assert done.removed == ()
     assert path.exists()
 

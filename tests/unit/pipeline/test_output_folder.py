@@ -58,10 +58,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def materialise(store: MemoryStore, out: Path) -> Callable[..., Materialised]:
+def materialise(store: MemoryStore, out: Path, tmp_path: Path) -> Callable[..., Materialised]:
     def materialise(wanted: Iterable[FileEntry], owned: Iterable[FileEntry] = ()) -> Materialised:
         manifest = [FileEntry(MANIFEST, "", 0)] if owned else []
-        return OutputFolder(out, [*owned, *manifest], store, store.fingerprints).materialise(list(wanted), TEXTS)
+        output = OutputFolder(out, [*owned, *manifest], store, store.fingerprints, tmp_path / "changes")
+        return output.materialise(list(wanted), TEXTS)
 
     return materialise
 
@@ -175,13 +176,13 @@ def test_files_in_the_folder_are_no_links_into_the_cache_and_may_be_written_to(
         assert status.st_mode & 0o200
 
 
-def test_a_build_that_begins_leaves_the_change_of_another_alone(out: Path) -> None:
+def test_a_build_that_begins_leaves_the_change_of_another_alone(out: Path, tmp_path: Path) -> None:
     def prepare(folder: Path) -> list[str]:
         (folder / "model.onnx").write_bytes(b"model")
         prepare_folder(out)
         return ["model.onnx"]
 
-    change_folder(out, prepare)
+    change_folder(out, tmp_path / "changes", prepare)
     assert contents(out) == {"model.onnx": b"model", "notes.txt": b"mine"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,66 @@ def test_a_mode_without_a_remote_says_that_there_is_none() -> None:
     with pytest.raises(UsageError, match=r"--remote-mode read-write was given, and there is no remote\. Name one"):
         levels(mode="read-write")
     assert levels(mode="off") == ()
+
+
+class TestAFolderThatOnlyTheProjectNames:
+    """Whoever wrote the project would say which folder of its users is written to."""
+
+    @pytest.fixture
+    def names(self, tmp_path: Path, project_file: Path) -> Callable[..., None]:
+        (tmp_path / "outside").mkdir()
+        (project_file.parent / "link").symlink_to(tmp_path / "outside", target_is_directory=True)
+
+        def names(url: str, mode: str = "read-write") -> None:
+            project_file.write_text(f'[[remote]]\nurl = "{url}"\nmode = "{mode}"\n')
+
+        return names
+
+    @pytest.mark.parametrize("url", ["{up}/outside", "{here}/../outside", "{here}/link", "{here}/link/new", "/etc"])
+    @pytest.mark.parametrize("scheme", ["file://", "FILE://localhost", "File://"])
+    def test_is_not_written_outside_of_it(
+        self, names: Callable[..., None], tmp_path: Path, project_file: Path, scheme: str, url: str
+    ) -> None:
+        names(scheme + url.format(up=tmp_path.as_posix(), here=project_file.parent.as_posix()))
+        with pytest.raises(UsageError, match=r"winml_dag\.toml.*outside of the project") as raised:
+            levels()
+        assert "config.toml" in raised.value.advice or "user.toml" in raised.value.advice
+
+    def test_is_not_written_outside_of_it_either_where_the_mode_is_given_alone(
+        self, names: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names(f"file://{tmp_path.as_posix()}/outside", "read")
+        assert [level.mode for level in levels()] == [Mode.READ]
+        with pytest.raises(UsageError, match="outside of the project"):
+            levels(mode="read-write")
+        monkeypatch.setenv("WINML_DAG_REMOTE_MODE", "read-write")
+        with pytest.raises(UsageError, match="outside of the project"):
+            levels()
+        assert [level.mode for level in levels(mode="off")] == [Mode.OFF]
+
+    @pytest.mark.parametrize("name", ["ac", "cas"])
+    def test_is_not_left_by_a_link_in_it(self, names: Callable[..., None], project_file: Path, name: str) -> None:
+        names(f"file://{project_file.parent.as_posix()}")
+        (project_file.parent / "link").rename(project_file.parent / name)
+        with pytest.raises(UsageError, match="outside of the project"):
+            levels()
+
+    def test_is_not_left_by_the_namespace(self, names: Callable[..., None], project_file: Path) -> None:
+        names(f"file://{project_file.parent.as_posix()}")
+        project_file.write_text(project_file.read_text() + 'namespace = "link"\n')
+        with pytest.raises(UsageError, match="outside of the project"):
+            levels()
+
+    def test_is_written_inside_of_it_and_where_the_user_names_it_too(
+        self, names: Callable[..., None], tmp_path: Path, project_file: Path, user_file: Path
+    ) -> None:
+        names(f"file://{project_file.parent.as_posix()}/shared")
+        assert [level.mode for level in levels()] == [Mode.READ_WRITE]
+        outside = f"file://{tmp_path.as_posix()}/outside"
+        names(outside)
+        assert [level.url for level in levels(urls=(outside,), mode="read-write")] == [outside]
+        user_file.write_text(f'[[remote]]\nurl = "{outside}"\nmode = "read-write"\n')
+        assert [level.mode for level in levels()] == [Mode.READ_WRITE]
 
 
 class TestTheProject:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.engine.placed import KEPT
 from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
@@ -94,8 +95,6 @@ def verify(path: Path) -> list[Verification]:
 
 def _kept(folder: Path) -> list[Path]:
     """Where the manifests of builds without an output folder lie, whose recipes are in *folder*."""
-    from winml_dag.pipeline.userstages.paths import KEPT  # it imports what reads recipes
-
     return sorted(path.parent for path in (folder / KEPT).glob(f"*/{MANIFEST}"))
 
 

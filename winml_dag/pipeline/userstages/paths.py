@@ -7,13 +7,11 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from winml_dag.engine.placed import KEPT
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.userstages.declared import NAME, Declared, is_ours
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
-
-# Where manifests of builds without an output folder are kept, beside the recipe.
-KEPT = ".winml-dag"
 
 
 def parents(path: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote.places import shown
+from winml_dag.store.remote.places import folder_of, shown
 from winml_dag.store.remote.remote import Remote
 
 TOKEN = "WINML_DAG_REMOTE_TOKEN"
@@ -104,7 +104,7 @@ def _objects(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
 
 def _folder(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
     _need("obstore")
-    from winml_dag.store.remote.objects import folder_of, open_folder
+    from winml_dag.store.remote.objects import open_folder
 
     if not parts.path.startswith("/") or (sys.platform != "win32" and parts.netloc not in ("", "localhost")):
         raise UsageError(

@@ -17,8 +17,6 @@ from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-from urllib.parse import SplitResult
-from urllib.request import url2pathname
 
 import obstore
 from obstore import exceptions
@@ -281,12 +279,6 @@ def open_folder(folder: Path, namespace: str) -> ObjectRemote:
         return stores.LocalStore(folder, mkdir=True)
 
     return ObjectRemote(opened, prefix=namespace, read_bytes=_FOLDER_READ_BYTES)
-
-
-def folder_of(parts: SplitResult) -> Path:
-    """``file:///C:/cache`` is a drive on Windows, and ``file://server/share`` a folder of another machine there."""
-    host = "" if parts.netloc in ("", "localhost") else f"//{parts.netloc}"
-    return Path(url2pathname(host + parts.path))
 
 
 def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:

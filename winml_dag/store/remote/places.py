@@ -1,9 +1,13 @@
-"""Where a record and a blob lie in every remote, and what of a URL may be shown."""
+"""Where a record and a blob lie in every remote, which folder a URL is, and what of one may be shown."""
 
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit, urlunsplit
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+# The folders of all records and of all blobs.
+FOLDERS = ("ac", "cas")
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -21,6 +25,14 @@ def blob_place(digest: str) -> str:
     if not (match := _DIGEST.fullmatch(digest)):
         raise ValueError(f"no sha256 of a blob: {digest!r}")
     return f"cas/{match[1]}"
+
+
+def folder_of(parts: SplitResult) -> Path:
+    """``file:///C:/cache`` is a drive on Windows, and ``file://server/share`` a folder of another machine there."""
+    from urllib.request import url2pathname  # with all of http, for remotes that are folders alone
+
+    host = "" if parts.netloc in ("", "localhost") else f"//{parts.netloc}"
+    return Path(url2pathname(host + parts.path))
 
 
 def shown(url: str) -> str:

@@ -1,0 +1,120 @@
+"""What is done below a folder by name is done there, and nowhere that a link leads to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from winml_dag.errors import StoreError
+from winml_dag.store import below as module
+from winml_dag.store.below import Below, LinkOnTheWay
+
+PRECIOUS = {"file": "precious", "deep/file": "precious"}
+
+
+@pytest.fixture(params=["folders opened", "paths looked at"], autouse=True)
+def _as_on_either_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "paths looked at":
+        monkeypatch.setattr(module, "_OPENS_FOLDERS", False)
+    elif not module._OPENS_FOLDERS:
+        pytest.skip("this system cannot")
+
+
+@pytest.fixture
+def below(tmp_path: Path) -> Below:
+    """A folder with a link out of it."""
+    for folder, files in (("outside", PRECIOUS), ("folder", {"mine": "mine", "sub/mine": "mine"})):
+        for name, text in files.items():
+            (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / name).write_text(text)
+    (tmp_path / "folder/link").symlink_to(tmp_path / "outside", target_is_directory=True)
+    (tmp_path / "folder/sub/link").symlink_to("../../outside", target_is_directory=True)
+    return Below(tmp_path / "folder")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+STEPS: dict[str, Callable[[Below, str], object]] = {
+    "status": Below.status,
+    "make": lambda below, name: below.make_folder(f"{name}/new"),
+    "move from": lambda below, name: below.move(name, "taken"),
+    "move to": lambda below, name: below.move("mine", name),
+    "link from": lambda below, name: below.link(name, "taken"),
+    "link to": lambda below, name: below.link("mine", name),
+    "remove": Below.remove,
+    "remove folder": Below.remove_empty_folder,
+    "remove all": Below.remove_all,
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("way", ["link", "sub/link", "link/deep"])
+def test_no_step_goes_behind_a_link(
+    below: Below, tmp_path: Path, step: Callable[[Below, str], object], way: str
+) -> None:
+    before = contents(below.folder)
+    with pytest.raises(LinkOnTheWay) as raised:
+        step(below, f"{way}/file")
+    assert raised.value.errno == errno.ELOOP
+    assert raised.value.filename == str(below.folder / way.removesuffix("/deep"))
+    assert contents(tmp_path / "outside") == PRECIOUS
+    assert contents(below.folder) == before
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("name", ["../outside/file", "/etc/passwd", "sub/../../outside/file", "", ".", "sub//mine"])
+def test_no_name_leaves_the_folder(
+    below: Below, tmp_path: Path, step: Callable[[Below, str], object], name: str
+) -> None:
+    before = contents(below.folder)
+    with pytest.raises(StoreError, match="not a safe file name"):
+        step(below, name)
+    assert contents(tmp_path / "outside") == PRECIOUS
+    assert contents(below.folder) == before
+
+
+def test_a_link_itself_is_seen_moved_and_removed(below: Below, tmp_path: Path) -> None:
+    assert not below.is_file("link")
+    below.move("link", "new/link")
+    below.remove("new/link")
+    below.remove_all("sub")
+    assert contents(below.folder) == {"mine": "mine"}
+    assert contents(tmp_path / "outside") == PRECIOUS
+
+
+def test_a_folder_may_be_reached_by_a_link_that_its_user_has_named(below: Below, tmp_path: Path) -> None:
+    (tmp_path / "here").symlink_to(below.folder, target_is_directory=True)
+    Below(tmp_path / "here").move("mine", "new/deep/mine")
+    assert contents(below.folder / "new") == {"deep/mine": "mine"}
+
+
+def test_what_is_not_there_is_said_so(below: Below, tmp_path: Path) -> None:
+    assert below.status("sub/none") is None
+    assert below.status("none/none") is None
+    assert Below(tmp_path / "none").status("none") is None
+    assert not below.is_file("mine/below")
+    for step in (below.remove, below.remove_empty_folder):
+        with pytest.raises(FileNotFoundError) as raised:
+            step("sub/none")
+        assert raised.value.filename == str(below.folder / "sub/none")
+
+
+def test_a_file_goes_over_to_another_file_system_whole(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount needs a right that tests have not; the system's answer is all that is different."""
+    replace = os.replace
+
+    def other_file_system(source: str, target: str, **folders: int | None) -> None:
+        if not source.endswith(".partial"):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        replace(source, target, **folders)
+
+    monkeypatch.setattr(os, "replace", other_file_system)
+    below.move("mine", "sub/mine2")
+    below.move("sub/mine2", "sub/mine")
+    assert contents(below.folder) == {"sub/mine": "mine"}
