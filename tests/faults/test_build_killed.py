@@ -45,7 +45,8 @@ def build_killed_at(folder: Path, out: str, at: int) -> bool:
 
     def at_move(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal moves
-        if event == "os.rename" and str(folder / out) in str(arguments[1]):
+        # Within a folder that is open, its number is the last argument, and names are relative.
+        if event == "os.rename" and (str(folder / out) in str(arguments[1]) or arguments[3] != -1):
             moves += 1
             if moves > at:
                 os._exit(KILLED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,55 @@ def test_a_file_of_somebody_elses_in_a_folder_that_is_read_is_named_and_left_alo
     (lister.folder / "build/words/mine").unlink()
     assert lister.build().ran == ["list"]
     assert lister.read("build/names.txt") == "three two"
+
+
+def _case_twin(folder: Path) -> Path:
+    twin = folder / "TWO"
+    if twin.exists():
+        pytest.skip("this file system has no names that differ in case only")
+    twin.write_text("mine")
+    return twin
+
+
+def _partial(folder: Path) -> Path:
+    (folder / "z.partial").write_text("mine")
+    return folder / "z.partial"
+
+
+def _link_to_a_folder(folder: Path) -> Path:
+    (folder.parent / "outside").mkdir(exist_ok=True)
+    (folder / "link").symlink_to("../outside", target_is_directory=True)
+    return folder / "link"
+
+
+def _file_in_a_case_twin(folder: Path) -> Path:
+    (folder / "Deep").mkdir()
+    (folder / "Deep" / "mine").write_text("mine")
+    return folder / "Deep" / "mine"
+
+
+@pytest.mark.parametrize("put", [_case_twin, _partial, _link_to_a_folder, _file_in_a_case_twin])
+def test_whatever_lies_in_a_folder_that_is_read_and_is_no_part_of_it_is_in_the_way(
+    lister: UserProject, put: Callable[[Path], Path]
+) -> None:
+    foreign = put(lister.folder / "build/words")
+    lister.recipe["stages"]["list"]["command"][2] = f"{LIST}  # edited"
+    lister.save()
+    refused = lister.run("build", "-c", "recipe.yaml")
+    assert refused.returncode == 1
+    assert f"{foreign.relative_to(lister.folder)} is in the way" in refused.stderr
+    assert os.path.lexists(foreign)
+    foreign.unlink()
+    assert lister.build().ran == ["list"]
+    assert lister.read("build/names.txt") == "one two"
+
+
+def test_an_empty_folder_in_a_folder_that_is_read_goes(lister: UserProject) -> None:
+    """Artifacts have none: what is stored must not depend on it."""
+    (lister.folder / "build/words/empty/deep").mkdir(parents=True)
+    lister.recipe["stages"]["list"]["command"][2] = f"{LIST}  # edited"
+    assert lister.build().ran == ["list"]
+    assert lister.read("build/names.txt") == "one two"
 
 
 def test_a_folder_is_an_input_with_all_that_comes_and_goes_in_it(project: UserProject) -> None:

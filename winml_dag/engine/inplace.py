@@ -1,7 +1,8 @@
 """The user's own files where they lie: read there by stages that work in place, and outputs put there.
 
 Every path is looked at with one ``stat`` and hashed only when that tells of a change since it was last known to be
-right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one.
+right. What is put into a folder is a copy, renamed into place: a reader sees the old file or the new one. Until it is
+whole it lies where no stage reads, and no link is followed on the way to its place.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from winml_dag.engine.placed import placed_files
+from winml_dag.engine.placed import KEPT, placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.below import Below, LinkOnTheWay
 from winml_dag.store.changetime import SETTLED_NS
 from winml_dag.store.digest import digest_file, split_digest
-from winml_dag.store.files import PARTIAL
+from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.record import Record
 from winml_dag.store.signature import signature_of
@@ -27,6 +31,10 @@ from winml_dag.store.store import BlobDamaged, RunStore
 
 # Up to here hashing costs less than looking a fingerprint up.
 _SMALL = 1 << 18
+
+
+# A copy under way is written to all the time; one that has not been for this long is nobody's.
+_ABANDONED_SECONDS = 3600.0
 
 
 def anything(path: Path) -> bool:  # noqa: ARG001
@@ -60,7 +68,7 @@ class InPlace:
         self._may_replace = may_replace
         self._may_remove = may_remove
         self._right: dict[str, tuple[Signature, str]] = {}
-        self._safe_folders: set[str] = set()
+        self._swept: set[Path] = set()
         self._exact: dict[str, Sequence[FileEntry]] = {}
         self.put_files: dict[Path, FileEntry] = {}
         self.removed: list[Path] = []
@@ -107,57 +115,101 @@ class InPlace:
         path = f"{folder}{os.sep}{file.name}"
         if not self.is_right(path, file):
             placed = Path(path)
-            self._refuse(folder, path)
-            self._fetch(folder, file)
+            self._put(folder, file)
             found = signature_of(path)
             if found is not None:
                 self._right[path] = (found, file.digest)
             self.put_files[placed] = file
         return path
 
-    def _fetch(self, folder: Path, file: FileEntry) -> None:
+    def _put(self, folder: Path, file: FileEntry) -> None:
         try:
-            self._store.fetch(Artifact((file,)), folder)
-        except StoreError as error:
+            self._put_without_links(Below(folder), file)
+        except BlobDamaged as error:
+            raise BlobDamaged(file, error.what) from None
+        except (OSError, StoreError) as error:
             # Fetching from the store speaks of the store; here it is the user's folder that has to be seen to.
-            if isinstance(error, BlobDamaged) or not isinstance(error.__cause__, OSError):
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, OSError):
                 raise
             advice = "Make room or give permission, or give the output another path; nothing has to run again."
-            raise StoreError(error.message, advice=advice) from error.__cause__
+            if isinstance(cause, LinkOnTheWay):
+                advice = "Put a folder there in place of the link, or give the output another path."
+            message = f"Cannot put {file.name} into {folder}: {in_plain_words(cause)}."
+            raise StoreError(message, advice=advice) from cause
+
+    def _put_without_links(self, below: Below, file: FileEntry) -> None:
+        self._refuse(below, file.name)
+        if below.folder not in self._swept:
+            below.make_folder(KEPT)
+            _sweep(below)
+            self._swept.add(below.folder)
+        name = partial_name()
+        self._store.fetch(Artifact((replace(file, name=name),)), below.folder / KEPT)
+        try:
+            below.move(f"{KEPT}/{name}", file.name)
+        except BaseException:
+            with suppress(OSError):
+                below.remove(f"{KEPT}/{name}")
+            raise
 
     def hold_only(self, folder: Path, name: str, files: Sequence[FileEntry]) -> None:
-        """Make the output *name* of *folder*, a folder itself, hold nothing but *files*: whoever lists it must find
-        what its key says. What a build has left there goes.
+        """Make the output *name* of *folder*, a folder itself, hold nothing but *files*, which are there: whoever lists
+        it must find what its key says. What a build has left there goes, and so do empty folders.
 
         Raises:
             UsageError: when something else lies there.
             StoreError: when what a build has left cannot be removed.
         """
-        path = f"{folder}{os.sep}{name.rstrip('/')}"
+        name = name.rstrip("/")
+        path = f"{folder}{os.sep}{name}"
         # Once for all that read it: looking for each would take as long as the square of their number.
         if self._exact.get(path) == files:
             return
-        kept = {file.name.casefold() for file in files}
-        for place, _, names in os.walk(path):
-            for found in (Path(place) / inside for inside in names):
-                inner = found.relative_to(folder).as_posix()
-                if inner.casefold() not in kept and not found.name.endswith(PARTIAL):
-                    self._remove(found, name)
+        below = Below(folder)
+        status = below.status(name)
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            raise self._in_the_way(below, name, name)
+        kept = {file.name for file in files}
+        kept.update(f"{name}/{parent}" for file in files for parent in _parents(file.name.removeprefix(f"{name}/")))
+        self._clear(below, name, name, {one.casefold(): one for one in kept})
         self._exact[path] = files
 
-    def _remove(self, path: Path, output: str) -> None:
+    def _clear(self, below: Below, output: str, name: str, kept: Mapping[str, str]) -> None:
+        """Remove what is in the folder *name* besides *kept*, which is by name without case."""
+        with os.scandir(below.folder / name) as found:
+            entries = {entry.name: entry for entry in found}
+        for entry in entries.values():
+            inner = f"{name}/{entry.name}"
+            as_kept = kept.get(inner.casefold())
+            # Spelled otherwise it is kept where the file system takes both for one: then the other is not there too.
+            is_kept = as_kept == inner or (as_kept is not None and as_kept.rpartition("/")[2] not in entries)
+            if entry.is_dir(follow_symlinks=False):
+                self._clear(below, output, inner, kept if is_kept else {})
+                if not is_kept:
+                    with in_words(f"Cannot remove {below.folder / inner}"):
+                        below.remove_empty_folder(inner)
+            elif not is_kept:
+                self._remove(below, inner, output)
+
+    def _remove(self, below: Below, name: str, output: str) -> None:
+        path = below.folder / name
         if not self._may_remove(path):
-            raise UsageError(
-                f"{path} is in the way: it lies in {output}, which a stage reads, and no build has left it so.",
-                advice="Move it out of that folder.",
-            )
+            raise self._in_the_way(below, name, output)
         try:
-            path.unlink()
+            below.remove(name)
         except FileNotFoundError:
             return
         except OSError as error:
             raise StoreError(f"{path} is left of an earlier build and cannot be removed: {error.strerror}.") from error
         self.removed.append(path)
+
+    def _in_the_way(self, below: Below, name: str, output: str) -> UsageError:
+        where = "it is a link" if name == output else f"it lies in {output}"
+        return UsageError(
+            f"{below.folder / name} is in the way: {where}, which a stage reads, and no build has left it so.",
+            advice="Move it out of that folder.",
+        )
 
     def _digest(self, path: str, file: FileEntry) -> str | None:
         try:
@@ -172,33 +224,31 @@ class InPlace:
         if max(found[1], found[3]) <= time.time_ns() - SETTLED_NS and signature_of(path) == found:
             self._right[path] = (found, digest)
 
-    def _refuse(self, folder: Path, path: str) -> None:
-        """Raise when *path* leads out of *folder*, or when what is there may not be replaced."""
-        parent = os.path.dirname(path)  # noqa: PTH120 - for thousands of small files
-        if parent not in self._safe_folders:
-            self._refuse_way(folder, Path(path))
-            self._safe_folders.add(parent)
-        try:
-            mode = os.lstat(path).st_mode
-        except FileNotFoundError:
+    def _refuse(self, below: Below, name: str) -> None:
+        """Raise when what is under *name* may not be replaced, or when a link is on the way."""
+        status = below.status(name)
+        if status is None:
             return
-        if stat.S_ISDIR(mode):
+        path = below.folder / name
+        if stat.S_ISDIR(status.st_mode):
             raise UsageError(f"{path} is a folder, and an output should be there.", advice="Move it, or remove it.")
-        if not self._may_replace(Path(path)):
+        if not self._may_replace(path):
             raise UsageError(
                 f"{path} is in the way: it is not a file that a build put there, so it is not overwritten.",
                 advice="Move it, or give the output another path.",
             )
 
-    def _refuse_way(self, folder: Path, path: Path) -> None:
-        step = folder
-        for part in path.relative_to(folder).parts[:-1]:
-            step /= part
-            try:
-                mode = step.lstat().st_mode
-            except FileNotFoundError:
-                return
-            if stat.S_ISLNK(mode) and not step.resolve().is_relative_to(folder.resolve()):
-                raise StoreError(f"{step} is a link that leads out of {folder}, so no output is put there.")
-            if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
-                raise UsageError(f"{step} is a file where a folder for {path.name} should be.", advice="Move it.")
+
+def _sweep(below: Below) -> None:
+    """Remove what killed processes have left on its way to its place."""
+    abandoned = time.time() - _ABANDONED_SECONDS
+    with suppress(OSError), os.scandir(below.folder / KEPT) as entries:
+        for entry in entries:
+            if entry.name.endswith(PARTIAL) and entry.stat(follow_symlinks=False).st_mtime < abandoned:
+                below.remove(f"{KEPT}/{entry.name}")
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The folders that *name* lies in."""
+    while name := name.rpartition("/")[0]:
+        yield name

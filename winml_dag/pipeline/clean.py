@@ -87,6 +87,8 @@ def _clean(folder: Path, store: LocalStore, recipe: Path | None, *, dry_run: boo
                 at.remove(name)
         _remove_empty_folders(ours)
         _remove_if_empty(folder)
+        if recipe is not None:
+            _remove_if_empty(recipe.parent / KEPT)
         if folder.parent.name == KEPT:
             _remove_if_empty(folder.parent)
     return Cleaned(tuple(at.folder / name for at, name in ours), tuple(edited))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import check_name
-from winml_dag.store.files import create, partial_in, remove_file, remove_tree
+from winml_dag.store.files import create, partial_in, partial_name, remove_file, remove_tree
 
 _OPENS_FOLDERS = os.open in os.supports_dir_fd
 # With O_PATH where there is one: it takes no right to list the folder.
@@ -43,6 +43,8 @@ class Below:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Paths are made where somebody asks for one: thousands of small files are put one by one.
+        self._text = str(folder)
 
     def status(self, name: str) -> os.stat_result | None:
         """What lies under *name*, of a link itself; None for nothing."""
@@ -128,11 +130,18 @@ class Below:
         if not _OPENS_FOLDERS:
             yield f"{self._look(way, make=make)}{os.sep}", None
             return
-        path, at = self.folder, os.open(self.folder, _FOLDER)
+        at = os.open(self._text, _FOLDER)
         try:
-            for part in way:
-                path /= part
-                inner = _open_folder(part, at, path, make=make)
+            for depth, part in enumerate(way, 1):
+                try:
+                    inner = _open_folder(part, at, make=make)
+                except OSError as error:
+                    # Systems differ in what they say of a link here.
+                    path = self.folder.joinpath(*way[:depth])
+                    if path.is_symlink():
+                        raise LinkOnTheWay(path) from None
+                    error.filename = str(path)
+                    raise
                 os.close(at)
                 at = inner
             yield "", at
@@ -151,21 +160,15 @@ class Below:
         return path
 
 
-def _open_folder(part: str, at: int, path: Path, *, make: bool) -> int:
+def _open_folder(part: str, at: int, *, make: bool) -> int:
     try:
         return os.open(part, _FOLDER | _NO_LINK, dir_fd=at)
     except FileNotFoundError:
         if not make:
             raise
-        with suppress(FileExistsError):
-            os.mkdir(part, dir_fd=at)
-        return _open_folder(part, at, path, make=False)
-    except OSError as error:
-        # Systems differ in what they say of a link here.
-        if stat.S_ISLNK(os.stat(part, dir_fd=at, follow_symlinks=False).st_mode):
-            raise LinkOnTheWay(path) from None
-        error.filename = str(path)
-        raise
+    with suppress(FileExistsError):
+        os.mkdir(part, dir_fd=at)
+    return os.open(part, _FOLDER | _NO_LINK, dir_fd=at)
 
 
 def _stands_for_another(status: os.stat_result) -> bool:
@@ -174,7 +177,7 @@ def _stands_for_another(status: os.stat_result) -> bool:
 
 def _copy_over(source: str, here: int | None, target: str, there: int | None) -> None:
     """Put a copy of the file *source* in the place of *target*, whole or not at all."""
-    partial = Path(partial_in("")).name if there is not None else partial_in(str(Path(target).parent))
+    partial = partial_name() if there is not None else partial_in(str(Path(target).parent))
     opened = os.open(source, os.O_RDONLY | _NO_LINK | getattr(os, "O_BINARY", 0), dir_fd=here)
     try:
         with open(opened, "rb") as reading, open(create(partial, there), "wb") as writing:

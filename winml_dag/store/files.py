@@ -46,10 +46,11 @@ class in_words:  # noqa: N801 - a word of the with statement
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, OSError):
-            raise StoreError(f"{self._doing}: {_what(error)}.", advice=_advice(error)) from error
+            raise StoreError(f"{self._doing}: {in_plain_words(error)}.", advice=_advice(error)) from error
 
 
-def _what(error: OSError) -> str:
+def in_plain_words(error: OSError) -> str:
+    """What has happened, and to which file if *error* says that."""
     named = f" ({error.filename})" if error.filename else ""
     match error.errno:
         case errno.ENOSPC:
@@ -81,8 +82,13 @@ def partial_beside(path: Path) -> Path:
 
 def partial_in(folder: str) -> str:
     """The same for a *folder*, all as text: pathlib takes longer than the system does to rename a file."""
+    return f"{folder or os.curdir}{os.sep}{partial_name()}"
+
+
+def partial_name() -> str:
+    """A name for what is being written that nobody else uses in any folder."""
     # Not made from the final name: that may already be as long as the file system allows.
-    return f"{folder or os.curdir}{os.sep}{_PARTIAL_PREFIX}{os.getpid():x}-{next(_partial_numbers):x}{PARTIAL}"
+    return f"{_PARTIAL_PREFIX}{os.getpid():x}-{next(_partial_numbers):x}{PARTIAL}"
 
 
 def write_whole(path: Path | str, data: bytes) -> None:

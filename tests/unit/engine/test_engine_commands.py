@@ -280,7 +280,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(project: Project, t
     (tmp_path / "outside").mkdir()
     (project.folder / "build").symlink_to(tmp_path / "outside", target_is_directory=True)
     project.command("stage", "sh", "-c", "echo x > {outputs.o}", outputs={"o": "build/o.txt"})
-    assert "leads out of" in project.build().error("stage")
+    assert "this is a link" in project.build().error("stage")
     assert list((tmp_path / "outside").iterdir()) == []
 
 

@@ -20,6 +20,7 @@ from winml_dag.pipeline.knownfiles import KnownFiles
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.outputs import Materialised
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.store import RunStore
 
@@ -41,6 +42,7 @@ class UserFolder:
         fingerprints: Fingerprints,
     ) -> None:
         self.folder = folder
+        self._below = Below(folder)
         self._store = store
         self._nodes = [node for node in planned.graph.nodes if node.folder is not None]
         self._known = KnownFiles(store, fingerprints)
@@ -80,7 +82,7 @@ class UserFolder:
     def _may_remove(self, name: str) -> bool:
         """Whether nothing is lost when *name* goes: it is as a build has put it there, of which the cache knows."""
         path, owned = self.folder / name, self._owned.get(name)
-        if str(path) in self._read or not self._is_inside(name) or path.is_symlink():
+        if str(path) in self._read or not self._below.is_file(name):
             return False
         return (owned is not None and self.in_place.is_right(str(path), owned)) or self._known.has(path)
 
@@ -93,7 +95,7 @@ class UserFolder:
         Raises:
             BlobDamaged: when a file cannot be fetched; its stage has to run again.
             UsageError: when a file of somebody else's is in the way.
-            StoreError: when the folder cannot be written, or a link leads out of it.
+            StoreError: when the folder cannot be written, or a link is on the way to a file.
         """
         kept: set[str] = set()
         results = [result for result in results if result.node.folder is not None and result.record is not None]
@@ -118,18 +120,11 @@ class UserFolder:
     def _removed(self, entries: Iterable[FileEntry]) -> Iterator[str]:
         for entry in entries:
             path = self.folder / entry.name
-            if self._is_inside(entry.name) and self.in_place.is_right(str(path), entry):
+            if self._below.is_file(entry.name) and self.in_place.is_right(str(path), entry):
                 # One that is in use stays: it is no part of the build any more.
                 with suppress(OSError):
-                    path.unlink()
+                    self._below.remove(entry.name)
                     yield entry.name
-
-    def _is_inside(self, name: str) -> bool:
-        """Whether no link on the way means that the file lies elsewhere."""
-        try:
-            return (self.folder / name).parent.resolve().is_relative_to(self.folder)
-        except OSError:
-            return False
 
     def _is_no_folder(self, path: str) -> bool:
         place = self.folder / path.rstrip("/")

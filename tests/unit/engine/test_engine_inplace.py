@@ -1,0 +1,108 @@
+"""Outputs in the user's folder: a file is whole where it is looked for, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from winml_dag.engine.inplace import InPlace
+from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.errors import StoreError
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.store import BlobDamaged
+
+KILLED = 9
+DATA = b"words" * 1000
+OF_CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "cache")
+
+
+@pytest.fixture
+def file(store: LocalStore, tmp_path: Path) -> FileEntry:
+    """A file of a folder that a stage has put out."""
+    made = Ingredients("stage", 1, {}, {}, {})
+    (tmp_path / "scratch" / "made" / "deep").mkdir(parents=True)
+    (tmp_path / "scratch" / "made" / "deep" / "words").write_bytes(DATA)
+    record = Record(cache_key(made), config_hash({}), made, {})
+    (file,) = store.publish(record, {"words": tmp_path / "scratch"}).files()
+    return file
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def put_killed_at(step: int, store: LocalStore, folder: Path, file: FileEntry) -> bool:
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+    steps = 0
+
+    def at_step(event: str, _arguments: object) -> None:
+        nonlocal steps
+        steps += event in OF_CHANGES
+        if steps > step:
+            os._exit(KILLED)
+
+    sys.addaudithook(at_step)
+    try:
+        InPlace(store, store.fingerprints).put_file(folder, file)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process at each of its steps")
+def test_killed_at_any_step_a_folder_that_is_read_has_whole_files_only(
+    store: LocalStore, file: FileEntry, tmp_path: Path
+) -> None:
+    partial = step = 0
+    (folder := tmp_path / "project0").mkdir()
+    while put_killed_at(step, store, folder, file):
+        assert files_in(folder) in ([], ["made/deep/words"]) or files_in(folder / "made") == []
+        partial += bool(files_in(folder / ".winml-dag"))
+        step += 1
+        (folder := tmp_path / f"project{step}").mkdir()
+    assert partial > 0
+    assert files_in(folder) == ["made/deep/words"]
+
+
+def test_what_a_killed_process_has_left_goes_when_it_is_old(store: LocalStore, file: FileEntry, tmp_path: Path) -> None:
+    kept = tmp_path / "project" / ".winml-dag"
+    kept.mkdir(parents=True)
+    for name in ("old.partial", "new.partial", "recipe"):
+        (kept / name).write_text("")
+        if name != "new.partial":
+            os.utime(kept / name, (0, 0))
+    InPlace(store, store.fingerprints).put_file(tmp_path / "project", file)
+    assert files_in(kept) == ["new.partial", "recipe"]
+
+
+def test_a_result_that_is_damaged_is_told_by_its_own_name(store: LocalStore, file: FileEntry, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    store.blobs.path(file.digest).unlink()
+    with pytest.raises(BlobDamaged) as raised:
+        InPlace(store, store.fingerprints).put_file(tmp_path / "project", file)
+    assert raised.value.file == file
+
+
+@pytest.mark.skipif(os.name == "nt", reason="making a link needs a right on Windows")
+@pytest.mark.parametrize("link", ["made", "made/deep", ".winml-dag"])
+def test_no_file_is_put_behind_a_link_or_gone_to_by_way_of_one(
+    store: LocalStore, file: FileEntry, tmp_path: Path, link: str
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "project" / link).parent.mkdir(parents=True)
+    (tmp_path / "project" / link).symlink_to(tmp_path / "outside", target_is_directory=True)
+    with pytest.raises(StoreError) as raised:
+        InPlace(store, store.fingerprints).put_file(tmp_path / "project", file)
+    assert str(tmp_path / "project" / link) in raised.value.message
+    assert "in place of the link" in raised.value.advice
+    assert files_in(tmp_path / "outside") == []
