@@ -120,7 +120,9 @@ def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
     session = onnxruntime.InferenceSession(str(model), options)
     parts = session.get_provider_graph_assignment_info()
     taken = {node.op_type for part in parts if part.ep_name == "QNNExecutionProvider" for node in part.get_nodes()}
-    if not taken or taken <= _CONVERSIONS < _CONVERSIONS | {node.op_type for part in parts for node in part.get_nodes()}:
+    if not taken or taken <= _CONVERSIONS < _CONVERSIONS | {
+        node.op_type for part in parts for node in part.get_nodes()
+    }:
         raise RuntimeError("QNN took no part of it")
     return session
 
