@@ -119,10 +119,9 @@ def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
     options.add_provider_for_devices([device], {**QNN_OPTIONS, "backend_path": backend})
     session = onnxruntime.InferenceSession(str(model), options)
     parts = session.get_provider_graph_assignment_info()
-    taken = {node.op_type for part in parts if part.ep_name == "QNNExecutionProvider" for node in part.get_nodes()}
-    if not taken or taken <= _CONVERSIONS < _CONVERSIONS | {
-        node.op_type for part in parts for node in part.get_nodes()
-    }:
+    nodes = {(node.op_type, part.ep_name == "QNNExecutionProvider") for part in parts for node in part.get_nodes()}
+    taken, left = ({op for op, is_taken in nodes if is_taken == wanted} for wanted in (True, False))
+    if not taken or (taken <= _CONVERSIONS and not left <= _CONVERSIONS):
         raise RuntimeError("QNN took no part of it")
     return session
 
@@ -205,7 +204,7 @@ def _integers(graph: onnx.GraphProto) -> int:
 
 
 def halves(model: Path) -> bool:
-    """Whether *model* computes in half precision somewhere, subgraphs included: a Cast there and back computes nothing."""
+    """Whether *model* computes in half precision somewhere, subgraphs included. A Cast computes nothing."""
     return _halves(onnx.load(model, load_external_data=False).graph)
 
 
