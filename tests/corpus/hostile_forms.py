@@ -415,6 +415,7 @@ def _(g: Graph) -> None:
 def _(g: Graph) -> None:
     x, kernel = g.input(shape=(1, 3, 8, 8)), g.input("kernel", (4, 3, 3, 3))
     g.output(g.add("Conv", x, kernel))
+    g.may_refuse = {"cpu/dynamic": "it has no weights, which are what this precision quantizes"}
 
 
 @WIRING.case("constant-side-chain")

@@ -15,15 +15,26 @@ CONV, UNARY, SHAPES, PICKING, CONTRIB = (
 CASES = (CONV, UNARY, SHAPES, PICKING, CONTRIB)
 _MICROSOFT = "com.microsoft"
 
+# What onnxruntime's own ModelCompiler makes of plain onnxruntime's models: none, or one that does not load.
+_REPLACED = "onnxruntime cannot write a compiled model in which an operator is replaced by others"
+_NOT_LOADED = "onnxruntime moves a QuantizeLinear up to a compiled part when it loads that, and gives the value no type"
+_REFUSALS = {
+    "FastGelu": {"qnn/fp16": _REPLACED},
+    "Softsign": {"qnn/fp16": _REPLACED},
+    "Unsqueeze": {"qnn/w8a8": _NOT_LOADED, "qnn/w8a16": _NOT_LOADED},
+}
+
 
 def _between(g: Graph, op: str, *more: str, **attributes: Any) -> None:
     """*op* after a Conv of [1, 4, 8, 8], with a Conv of one kernel after it where its result has 4 channels."""
     x = g.add(op, g.conv(g.input(shape=(1, 4, 8, 8)), 4, 4), *more, **attributes)
     g.output(g.add("Relu", x))
+    g.may_refuse = dict(_REFUSALS.get(op, {}))
 
 
 def _after_dense(g: Graph, op: str, *more: str, **attributes: Any) -> None:
     g.output(g.dense(g.add(op, g.dense(g.input(shape=(4, 16)), 16, 16), *more, **attributes), 16, 8))
+    g.may_refuse = dict(_REFUSALS.get(op, {}))
 
 
 # Convolutions.

@@ -102,11 +102,15 @@ def _qnn() -> Any:
     return device, plugin.get_qnn_htp_path()
 
 
+# What only brings values from one form into another.
+_CONVERSIONS = {"Cast", "DequantizeLinear", "QuantizeLinear", "Transpose"}
+
+
 def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
-    """A session of which QNN has a part; its emulator, where there is no NPU.
+    """A session of which QNN computes a part; its emulator, where there is no NPU.
 
     Raises:
-        RuntimeError: when all of it would run on the CPU.
+        RuntimeError: when all that computes would run on the CPU.
     """
     device, backend = _qnn()
     options = onnxruntime.SessionOptions()
@@ -114,7 +118,10 @@ def open_on_qnn(model: Path) -> onnxruntime.InferenceSession:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.add_provider_for_devices([device], {**QNN_OPTIONS, "backend_path": backend})
     session = onnxruntime.InferenceSession(str(model), options)
-    if all(part.ep_name != "QNNExecutionProvider" for part in session.get_provider_graph_assignment_info()):
+    parts = session.get_provider_graph_assignment_info()
+    nodes = {(node.op_type, part.ep_name == "QNNExecutionProvider") for part in parts for node in part.get_nodes()}
+    taken, left = ({op for op, is_taken in nodes if is_taken == wanted} for wanted in (True, False))
+    if not taken or (taken <= _CONVERSIONS and not left <= _CONVERSIONS):
         raise RuntimeError("QNN took no part of it")
     return session
 
@@ -197,15 +204,17 @@ def _integers(graph: onnx.GraphProto) -> int:
 
 
 def halves(model: Path) -> bool:
-    """Whether *model* computes in half precision somewhere, subgraphs included."""
+    """Whether *model* computes in half precision somewhere, subgraphs included. A Cast computes nothing."""
     return _halves(onnx.load(model, load_external_data=False).graph)
 
 
-def _halves(graph: onnx.GraphProto) -> bool:
+def _halves(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> bool:
     half = onnx.TensorProto.FLOAT16
+    casts = (node for node in graph.node if node.op_type == "Cast" and node.attribute[0].i == half)
+    cast = outer.union(node.output[0] for node in casts)
     return any(tensor.data_type == half for tensor in graph.initializer) or any(
-        (node.op_type == "Cast" and node.attribute[0].i == half)
-        or any(_halves(each.g) for each in node.attribute if each.type == onnx.AttributeProto.GRAPH)
+        (node.op_type != "Cast" and cast.intersection(node.input))
+        or any(_halves(each.g, cast) for each in node.attribute if each.type == onnx.AttributeProto.GRAPH)
         for node in graph.node
     )
 

@@ -46,7 +46,7 @@ class Graph:
         self.edits: list[Callable[[ModelProto], object]] = []
         # A recipe's `export` section for targets that take fixed shapes only: what a user says of open dimensions.
         self.export: dict[str, Any] = {}
-        # Execution providers that may refuse it, with a reason: nobody said how large its dimensions are, for example.
+        # Targets or cells that may refuse it, with a reason: nobody said how large its dimensions are, for example.
         self.may_refuse: dict[str, str] = {}
         # How many of the samples are calibrated with: winml_dag keeps some of those that it is given to validate on.
         self.calibration = 64

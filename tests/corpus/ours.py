@@ -31,7 +31,7 @@ class Subject:
 
     Attributes:
         export: what recipes for fixed shapes say of its dimensions.
-        may_refuse: by target, why a refusal is right.
+        may_refuse: by target or cell, why a refusal is right.
         calibration: how many of its samples are calibrated with.
     """
 

@@ -13,8 +13,12 @@ from cells import CELLS, quick_cells
 from compositions import Composition, compositions
 from hostile import cases
 from hypothesis import HealthCheck, given, settings
+from judge import QNN_OPTIONS
 from runner import Corpus
 from verdicts import broken
+
+from winml_dag.ep.options import complete_options
+from winml_dag.ep.registry import QNN, Target
 
 _ALL = cases()
 _FAMILIES = list(dict.fromkeys(case.family for case in _ALL))
@@ -27,6 +31,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     corpus = Corpus(tmp_path_factory.mktemp("corpus"), few=True)
     yield corpus
     corpus.close()
+
+
+def test_qnn_is_set_up_for_plain_onnxruntime_as_for_ours() -> None:
+    assert complete_options(Target(QNN, "npu"), {}) == QNN_OPTIONS
 
 
 @pytest.mark.parametrize("family", _FAMILIES)

@@ -82,7 +82,8 @@ def judged(
     reference: str,
 ) -> Judged:
     found = Judged(subject.name, subject.family, cell.ep, cell.precision, "built", seconds=ours.seconds)
-    found.reference, found.may_refuse = reference, subject.may_refuse.get(cell.ep, "")
+    found.reference = reference
+    found.may_refuse = subject.may_refuse.get(cell.name) or subject.may_refuse.get(cell.ep, "")
     if ours.model is None:
         found.told = ours.told
         found.verdict = "failed" if RAW.search(ours.told) or not ours.told else "refused"

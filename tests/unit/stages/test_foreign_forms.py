@@ -66,6 +66,18 @@ def sqnr(folder: Path, model: onnx.ModelProto, result: Result) -> float:
     return float(worst)
 
 
+def validated_on_qnn(folder: Path, model: onnx.ModelProto, result: Result) -> str:
+    """Why validate fails on QNN; empty when it does not."""
+    onnx.save(model, folder / "float.onnx")
+    target = compile_config()["compile"]
+    config = {
+        "validate": {"min_cosine": 0.99, "min_sqnr_db": 25.0},
+        "target": {name: target[name] for name in ("execution_provider", "device", "provider_options")},
+    }
+    files = {"model": {"model.onnx": result.path}, "reference": {"float.onnx": folder / "float.onnx"}}
+    return run_stage(VALIDATE, folder / "validate", config, files).error
+
+
 def network(
     nodes: Nodes, shape: list[int], outputs: Mapping[str, list[int]], opset: int = 21, **constants: np.ndarray
 ) -> onnx.ModelProto:
@@ -392,15 +404,20 @@ def test_qnn_scales_reciprocals_right(tmp_path: Path, largest: float, precision:
     ]
     constants = {"k": np.array(largest / 2, np.float32), "o": np.array(largest / 2, np.float32)}
     model = network(nodes, [1, 32], {"y": [1, 32]}, **constants)
-    onnx.save(model, tmp_path / "float.onnx")
-    result = static(tmp_path, model, precision, "qnn")
-    target = compile_config()["compile"]
-    config = {
-        "validate": {"min_cosine": 0.99, "min_sqnr_db": 25.0},
-        "target": {name: target[name] for name in ("execution_provider", "device", "provider_options")},
-    }
-    files = {"model": {"model.onnx": result.path}, "reference": {"float.onnx": tmp_path / "float.onnx"}}
-    assert run_stage(VALIDATE, tmp_path / "validate", config, files).error == ""
+    assert validated_on_qnn(tmp_path, model, static(tmp_path, model, precision, "qnn")) == ""
+
+
+@requires_qnn
+@pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
+def test_qnn_takes_slopes_for_each_channel(tmp_path: Path, precision: str) -> None:
+    """Of 16 bits it takes them behind a Conv only."""
+    nodes = [
+        helper.make_node("Sub", ["x", "half"], ["h"], "shift"),
+        helper.make_node("PRelu", ["h", "slopes"], ["y"], "prelu"),
+    ]
+    constants = {"half": np.array(0.5, np.float32), "slopes": weights(4, 1, 1)}
+    model = network(nodes, [1, 4, 8, 8], {"y": [1, 4, 8, 8]}, **constants)
+    assert validated_on_qnn(tmp_path, model, static(tmp_path, model, precision, "qnn")) == ""
 
 
 def test_reciprocals_that_are_excluded_stay(tmp_path: Path) -> None:

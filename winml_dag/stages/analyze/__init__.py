@@ -96,7 +96,7 @@ class AnalyzeConfig:
 
 ANALYZE = Stage(
     name="analyze",
-    version=2,
+    version=3,
     work="winml_dag.stages.analyze.work:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={

@@ -31,7 +31,7 @@ class ProbeConfig:
 
 PROBE = Stage(
     name="probe",
-    version=2,
+    version=3,
     work="winml_dag.stages.probe:run",
     config="winml_dag.stages.probe:ProbeConfig",
     inputs={},

@@ -34,6 +34,7 @@ _WEIGHTS = {
     "InstanceNormalization": (1,),
     "LayerNormalization": (1,),
     "MatMul": (0, 1),
+    "PRelu": (1,),
 }
 _WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization"})
 # Whose weights have a scale for each channel, where a model is quantized so.

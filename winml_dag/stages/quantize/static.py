@@ -266,6 +266,7 @@ def _qnn_settings(
     overrides = whole_tensors(model.graph, weight_type) if fields.per_channel else {}
     if weight_type in _SIGNED_NARROW:
         overrides |= _unsigned_norms(model.graph)
+    overrides |= _slopes(model.graph, weight_type)
     if per_channel and selection.takes("MatMul"):
         overrides |= {
             name: [{"axis": 1, "quant_type": weight_type, "symmetric": True}] for name in _matmul_weights(model.graph)
@@ -332,6 +333,17 @@ def _unsigned_norms(graph: GraphProto) -> TensorOverrides:
         node.input[1]: [{"quant_type": QuantType.QUInt8, "symmetric": False}]
         for node in graph.node
         if node.op_type == "LayerNormalization" and node.input[1] in constants
+    }
+
+
+def _slopes(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
+    """The slopes of PRelu as weights: with those of 16 bits, QNN runs out of memory unless a Conv is before it."""
+    constants = {tensor.name for tensor in graph.initializer}
+    signed = weight_type in _SIGNED
+    return {
+        node.input[1]: [{"quant_type": weight_type, "symmetric": signed}]
+        for node in graph.node
+        if node.op_type == "PRelu" and node.input[1] in constants
     }
 
 
