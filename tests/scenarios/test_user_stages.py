@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -227,6 +228,47 @@ def test_a_failure_is_told_with_the_end_of_its_log(project: UserProject) -> None
     assert result.with_status("skipped") == ["count"]
     log = Path(result.stages["tidy"]["log"])
     assert "the last words" in log.read_text(encoding="utf-8")
+
+
+# The kernel refuses one call of the system, as older ones and many containers do, to this process and all its children.
+REFUSING = """
+import ctypes, struct, sys
+program = b"".join(struct.pack("=HBBI", *line) for line in (
+    (0x20, 0, 0, 0),  # load the number of the call
+    (0x15, 0, 1, 434),  # pidfd_open
+    (0x06, 0, 0, 0x00050000 | 1),  # EPERM
+    (0x06, 0, 0, 0x7FFF0000),  # allowed
+))
+text = ctypes.create_string_buffer(program)
+lines = ctypes.create_string_buffer(struct.pack("@HP", 4, ctypes.addressof(text)))
+system = ctypes.CDLL(None, use_errno=True)
+assert system.prctl(38, 1, 0, 0, 0) == 0 and system.prctl(22, 2, lines, 0, 0) == 0
+from winml_dag.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_commands_run_where_the_kernel_gives_no_descriptor_of_a_process(project: UserProject, jobs: str) -> None:
+    project.recipe["stages"]["slow"] = {
+        "command": [PYTHON, "-c", "import threading; threading.Event().wait()"],
+        "timeout": 0.2,
+    }
+    project.save()
+    arguments = ["build", "-c", "recipe.yaml", "-k", "-j", jobs]
+    refused = subprocess.run(
+        [PYTHON, "-c", REFUSING, *arguments],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 1, refused.stderr
+    assert "limit of 0.2 s" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert project.read("build/count.txt") == "2"
 
 
 def test_keep_going_runs_what_does_not_depend_on_the_failure(project: UserProject) -> None:
