@@ -271,6 +271,19 @@ def test_commands_run_where_the_kernel_gives_no_descriptor_of_a_process(project:
     assert project.read("build/count.txt") == "2"
 
 
+def test_what_a_stage_has_written_is_printed_and_never_obeyed_by_the_terminal(project: UserProject) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edne"
+    project.write("tools/tidy.py", f"print({hostile!r})\nraise SystemExit(3)\n")
+    project.save()
+    for form in ("text", "json"):
+        failed = project.run("build", "-c", "recipe.yaml", "--format", form)
+        for said in (failed.stdout, failed.stderr):
+            assert not set(said) & set("\x1b\x07\x9b\u202e"), said
+    assert "\\u001b]0;owned\\u0007" in failed.stderr
+    log = Path(json.loads(failed.stdout)["builds"][0]["stages"][0]["log"])
+    assert hostile in log.read_text(encoding="utf-8")
+
+
 def test_keep_going_runs_what_does_not_depend_on_the_failure(project: UserProject) -> None:
     project.recipe["stages"]["tidy"]["command"] = [PYTHON, "-c", "raise SystemExit(1)", "{outputs.clean}"]
     project.recipe["stages"]["other"] = {
