@@ -284,6 +284,40 @@ def test_what_a_stage_has_written_is_printed_and_never_obeyed_by_the_terminal(pr
     assert hostile in log.read_text(encoding="utf-8")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="sh is not on every Windows")
+def test_a_command_that_removes_its_temporary_folder_has_done_its_work(project: UserProject) -> None:
+    """And so has the next one, which would have used that folder again."""
+    for stage in project.recipe["stages"].values():
+        stage["command"] = [
+            "sh",
+            "-c",
+            "cat {inputs.text} > {outputs." + next(iter(stage["outputs"])) + '}; rm -r "$TMPDIR"',
+        ]
+        stage["inputs"] = {"text": stage["inputs"]["text"]}
+    built = project.build("-j", "1")
+    assert built.ran == ["tidy", "count"], built.messages
+    assert project.build().ran == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sh is not on every Windows")
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_removes_its_whole_folder_fails_in_words(project: UserProject, code: int) -> None:
+    project.recipe["stages"]["tidy"]["command"] = ["sh", "-c", f'rm -r "$TMPDIR/.."; exit {code}', "{outputs.clean}"]
+    failed = project.build("-k")
+    assert failed.code == 1
+    assert failed.with_status("failed") == ["tidy"]
+    assert "Traceback" not in failed.messages
+
+
+@pytest.mark.parametrize("words", [["", "{outputs.clean}"], ["{inputs.text}", "", "{outputs.clean}"]])
+def test_an_empty_word_of_a_command_names_no_file(project: UserProject, words: list[str]) -> None:
+    write = "import sys; from pathlib import Path; Path(sys.argv[-1]).write_text(repr(sys.argv[1:-1].count('')))"
+    project.recipe["stages"]["tidy"]["command"] = [PYTHON, "-c", write, *words]
+    built = project.build()
+    assert built.code == 0, built.messages
+    assert project.read("build/notes.txt") == "1"
+
+
 def test_keep_going_runs_what_does_not_depend_on_the_failure(project: UserProject) -> None:
     project.recipe["stages"]["tidy"]["command"] = [PYTHON, "-c", "raise SystemExit(1)", "{outputs.clean}"]
     project.recipe["stages"]["other"] = {
