@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -227,6 +228,94 @@ def test_a_failure_is_told_with_the_end_of_its_log(project: UserProject) -> None
     assert result.with_status("skipped") == ["count"]
     log = Path(result.stages["tidy"]["log"])
     assert "the last words" in log.read_text(encoding="utf-8")
+
+
+# The kernel refuses one call of the system, as older ones and many containers do, to this process and all its children.
+REFUSING = """
+import ctypes, struct, sys
+program = b"".join(struct.pack("=HBBI", *line) for line in (
+    (0x20, 0, 0, 0),  # load the number of the call
+    (0x15, 0, 1, 434),  # pidfd_open
+    (0x06, 0, 0, 0x00050000 | 1),  # EPERM
+    (0x06, 0, 0, 0x7FFF0000),  # allowed
+))
+text = ctypes.create_string_buffer(program)
+lines = ctypes.create_string_buffer(struct.pack("@HP", 4, ctypes.addressof(text)))
+system = ctypes.CDLL(None, use_errno=True)
+assert system.prctl(38, 1, 0, 0, 0) == 0 and system.prctl(22, 2, lines, 0, 0) == 0
+from winml_dag.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_commands_run_where_the_kernel_gives_no_descriptor_of_a_process(project: UserProject, jobs: str) -> None:
+    project.recipe["stages"]["slow"] = {
+        "command": [PYTHON, "-c", "import threading; threading.Event().wait()"],
+        "timeout": 0.2,
+    }
+    project.save()
+    arguments = ["build", "-c", "recipe.yaml", "-k", "-j", jobs]
+    refused = subprocess.run(
+        [PYTHON, "-c", REFUSING, *arguments],
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 1, refused.stderr
+    assert "limit of 0.2 s" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert project.read("build/count.txt") == "2"
+
+
+def test_what_a_stage_has_written_is_printed_and_never_obeyed_by_the_terminal(project: UserProject) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edne"
+    project.write("tools/tidy.py", f"print({hostile!r})\nraise SystemExit(3)\n")
+    project.save()
+    for form in ("text", "json"):
+        failed = project.run("build", "-c", "recipe.yaml", "--format", form)
+        for said in (failed.stdout, failed.stderr):
+            assert not set(said) & set("\x1b\x07\x9b\u202e"), said
+    assert "\\u001b]0;owned\\u0007" in failed.stderr
+    log = Path(json.loads(failed.stdout)["builds"][0]["stages"][0]["log"])
+    assert hostile in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sh is not on every Windows")
+def test_a_command_that_removes_its_temporary_folder_has_done_its_work(project: UserProject) -> None:
+    """And so has the next one, which would have used that folder again."""
+    for stage in project.recipe["stages"].values():
+        stage["command"] = [
+            "sh",
+            "-c",
+            "cat {inputs.text} > {outputs." + next(iter(stage["outputs"])) + '}; rm -r "$TMPDIR"',
+        ]
+        stage["inputs"] = {"text": stage["inputs"]["text"]}
+    built = project.build("-j", "1")
+    assert built.ran == ["tidy", "count"], built.messages
+    assert project.build().ran == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sh is not on every Windows")
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_removes_its_whole_folder_fails_in_words(project: UserProject, code: int) -> None:
+    project.recipe["stages"]["tidy"]["command"] = ["sh", "-c", f'rm -r "$TMPDIR/.."; exit {code}', "{outputs.clean}"]
+    failed = project.build("-k")
+    assert failed.code == 1
+    assert failed.with_status("failed") == ["tidy"]
+    assert "Traceback" not in failed.messages
+
+
+@pytest.mark.parametrize("words", [["", "{outputs.clean}"], ["{inputs.text}", "", "{outputs.clean}"]])
+def test_an_empty_word_of_a_command_names_no_file(project: UserProject, words: list[str]) -> None:
+    write = "import sys; from pathlib import Path; Path(sys.argv[-1]).write_text(repr(sys.argv[1:-1].count('')))"
+    project.recipe["stages"]["tidy"]["command"] = [PYTHON, "-c", write, *words]
+    built = project.build()
+    assert built.code == 0, built.messages
+    assert project.read("build/notes.txt") == "1"
 
 
 def test_keep_going_runs_what_does_not_depend_on_the_failure(project: UserProject) -> None:

@@ -14,6 +14,7 @@ from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
@@ -110,7 +111,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
         print_object(analysis_json(plan, done, found, result, put, saved))
     else:
         for line in analysis_lines(plan, done, found, put, saved, quiet=how.quiet):
-            click.echo(line)
+            echo(line)
     return 0 if all(each.is_fine(lint_only=request.lint_only) for each in found) else _NOT_SUPPORTED
 
 

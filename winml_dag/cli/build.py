@@ -16,6 +16,7 @@ from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, with_cluster
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
 from winml_dag.cli.parameters import MEMORY
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 
@@ -156,7 +157,7 @@ def say_up_to_date(standing: Standing | None, cache_dir: Path, started: float) -
     if standing is None or not standing.is_up_to_date:
         return False
     note_use(str(cache_dir.absolute()), standing)
-    click.echo(f"{standing.note.header.summary}, checked in {time.monotonic() - started:.2f} s.")
+    echo(f"{standing.note.header.summary}, checked in {time.monotonic() - started:.2f} s.")
     return True
 
 
@@ -200,6 +201,4 @@ def _say_what_is_not_watched() -> None:
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():
-        click.echo(
-            "note: absolute paths are not watched here: the sandbox needs Linux with Landlock for that.", err=True
-        )
+        echo("note: absolute paths are not watched here: the sandbox needs Linux with Landlock for that.", err=True)

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import click
-
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.analyzed import analyzed_lines
 from winml_dag.cli.compiled import compiled_lines
 from winml_dag.cli.normalized import normalized_lines
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.quantized import quantized_lines
 from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.validated import broken_lines, validated_lines
@@ -41,7 +40,7 @@ def print_json(
         value.update(traffic_json(result.traffic))
     if error:
         value["error"] = error
-    click.echo(json.dumps(value, ensure_ascii=False))
+    echo(json.dumps(value, ensure_ascii=False))
 
 
 @contextmanager
@@ -142,24 +141,24 @@ def print_result(
     ran = any(view.status is Status.RAN for view in result.stages)
     if ran and not quiet:
         for notice in result.build.notices:
-            click.echo(f"note: {notice}", err=to_stderr)
+            echo(f"note: {notice}", err=to_stderr)
     if restored := result.materialised.restored:
-        click.echo(f"note: restored what had been changed or deleted: {_few(restored)}", err=to_stderr)
+        echo(f"note: restored what had been changed or deleted: {_few(restored)}", err=to_stderr)
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
-        click.echo(f"note: copied, no links can be made from the cache to {where}: {_few(copied)}", err=to_stderr)
+        echo(f"note: copied, no links can be made from the cache to {where}: {_few(copied)}", err=to_stderr)
     if result.cache_note:
-        click.echo(f"note: {result.cache_note}", err=to_stderr)
+        echo(f"note: {result.cache_note}", err=to_stderr)
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
             for line in failure_lines(view.result, whole=verbose):
-                click.echo(line, err=True)
+                echo(line, err=True)
     if ran and not quiet and not result.failed:
         for line in (*model_lines(result), *lines(result)):
-            click.echo(line, err=to_stderr)
+            echo(line, err=to_stderr)
     for line in () if quiet else traffic_lines(result.traffic):
-        click.echo(line, err=to_stderr)
-    click.echo(summary(result), err=to_stderr)
+        echo(line, err=to_stderr)
+    echo(summary(result), err=to_stderr)
 
 
 def model_lines(result: BuildResult) -> Iterator[str]:

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import click
-
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.onestage import print_object
+from winml_dag.cli.plaintext import echo
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ def tell_catalog(format_: str, *, rewrites_only: bool = False) -> int:
         print_object({"capabilities": [_described(name, entry) for name, entry in entries.items()]})
         return 0
     for name, entry in entries.items():
-        click.echo(f"{name}  {_in_short(entry)}")
-        click.echo(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
+        echo(f"{name}  {_in_short(entry)}")
+        echo(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
     return 0
 
 
@@ -89,8 +88,8 @@ def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whol
                 continue
             count += bool(change.places) and not change.on
             for line in _lines(change, whole=whole):
-                click.echo(line)
-    click.echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
+                echo(line)
+    echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
     return 0
 
 

@@ -12,6 +12,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.cli.onestage import print_object
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.settings import target_options
 from winml_dag.errors import UsageError, WinmlDagError
 
@@ -62,10 +63,10 @@ def command(
         return 0
     width = max((len(each.name) for each in found), default=0)
     for each in found:
-        click.echo(f"{each.name:<{width}}  {each.recipe.model}")
-        click.echo(f"{'':<{width}}  {each.summary}")
+        echo(f"{each.name:<{width}}  {each.recipe.model}")
+        echo(f"{'':<{width}}  {each.summary}")
     many = "1 recipe" if len(found) == 1 else f"{len(found)} recipes"
-    click.echo(f"{many}; winml-dag build -c catalog:NAME builds one." if found else "No recipe is so.")
+    echo(f"{many}; winml-dag build -c catalog:NAME builds one." if found else "No recipe is so.")
     return 0
 
 

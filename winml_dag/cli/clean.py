@@ -9,6 +9,7 @@ import click
 
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
         "removed": [str(path) for path in done.removed],
         "edited": [str(path) for path in done.edited],
     }
-    click.echo(json.dumps(value, ensure_ascii=False))
+    echo(json.dumps(value, ensure_ascii=False))
 
 
 def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
@@ -72,12 +73,12 @@ def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:
     from winml_dag.store.quantities import counted
 
     if not done.found:
-        click.echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
+        echo(f"Nothing to remove: {folder} has no {MANIFEST}.")
         return
     if dry_run:
         for path in done.removed:
-            click.echo(f"would remove {path}")
+            echo(f"would remove {path}")
     for path in done.edited:
-        click.echo(f"kept, edited since it was built: {path}")
+        echo(f"kept, edited since it was built: {path}")
     verb = "Would remove" if dry_run else "Removed"
-    click.echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. What stages made is in the cache still.")
+    echo(f"{verb} {counted(len(done.removed), 'file')} of {folder}. What stages made is in the cache still.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.cli.parameters import TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def with_cluster(
 
     def say(sentence: str) -> None:
         if not quiet:
-            click.echo(f"note: {sentence}", err=True)
+            echo(f"note: {sentence}", err=True)
 
     with open_cluster(meant, cache_dir, remote, say) as cluster:
         yield replace(how, cluster=cluster)

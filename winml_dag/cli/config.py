@@ -14,6 +14,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.onestage import print_object
 from winml_dag.cli.options import request_from, shared_options
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError, WinmlDagError
 
 if TYPE_CHECKING:
@@ -76,13 +77,13 @@ def command(
             print_object({"success": False, "errors": [str(error)]})
         raise
     for notice in decided.notices:
-        click.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     if output is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return 0
     many = f" ({len(decided.recipes)} modules)" if module else ""
     which = " -m MODEL" if decided.needs_model else ""
-    click.echo(f"Wrote {output}{many}; winml-dag build -c {output}{which} -o OUT builds it.", err=format_ == "json")
+    echo(f"Wrote {output}{many}; winml-dag build -c {output}{which} -o OUT builds it.", err=format_ == "json")
     if format_ == "json":
         print_object({"success": True, "output": str(output), "notices": list(decided.notices)})
     return 0

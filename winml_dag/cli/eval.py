@@ -14,6 +14,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.settings import Settings, ep_option, pairs
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.location import default_cache_dir
@@ -207,12 +208,12 @@ def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None
     from winml_dag.pipeline.finished.evaluated import evaluated_json
 
     for line in shortfalls(bounds, done):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if how.as_json:
         print_object(evaluated_json(plan, done, folder, bounds))
         return
     for line in evaluated_lines(plan, done, folder, quiet=how.quiet):
-        click.echo(line)
+        echo(line)
 
 
 def _tell_schema(task: str | None, how: How) -> int:
@@ -227,11 +228,11 @@ def _tell_schema(task: str | None, how: How) -> int:
             name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
             for name, roles in chosen.items()
         }
-        click.echo(json.dumps({"success": True, "tasks": value}, ensure_ascii=False))
+        echo(json.dumps({"success": True, "tasks": value}, ensure_ascii=False))
         return 0
     for name, roles in chosen.items():
-        click.echo(f"{name}: {', '.join(METRICS[name])}")
+        echo(f"{name}: {', '.join(METRICS[name])}")
         for role, names in roles.items():
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
-            click.echo(f"  {role}{others}")
+            echo(f"  {role}{others}")
     return 0

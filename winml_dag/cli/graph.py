@@ -12,6 +12,7 @@ import click
 from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.options import request_from, several_request_options
 from winml_dag.cli.parameters import FILE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.selection import Selection, selected
@@ -53,8 +54,8 @@ def command(
     builds, notices = _foreseen(recipes, Selection(filters, shard), request, store)
     if html is None:
         for notice in notices:
-            click.echo(f"note: {notice}", err=True)
-        click.echo(_text(builds, format_))
+            echo(f"note: {notice}", err=True)
+        echo(_text(builds, format_))
     else:
         _write(html, builds, notices, title=_title(recipes, request))
     return 0
@@ -153,7 +154,7 @@ def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], 
     made = f"Planned {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by winml_dag {__version__}."
     with in_words(f"Cannot write {path}"):
         write_whole(path, graph_html(view, title, made).encode("ascii"))
-    click.echo(f"{summary(view)}\nWrote {path}.")
+    echo(f"{summary(view)}\nWrote {path}.")
 
 
 def _refuse_foreign(path: Path) -> None:

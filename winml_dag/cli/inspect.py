@@ -10,6 +10,7 @@ import click
 
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import InputError, UsageError, WinmlDagError
 
 if TYPE_CHECKING:
@@ -40,15 +41,15 @@ def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool,
         inspected = _inspect(given)
     except WinmlDagError as error:
         if format_ == "json":
-            click.echo(json.dumps({"errors": [str(error)]}, ensure_ascii=False))
+            echo(json.dumps({"errors": [str(error)]}, ensure_ascii=False))
         raise
     from winml_dag.cli.described import described_json, described_lines
 
     if format_ == "json":
-        click.echo(json.dumps(described_json(inspected, top), ensure_ascii=False))
+        echo(json.dumps(described_json(inspected, top), ensure_ascii=False))
     else:
         for line in described_lines(inspected, top):
-            click.echo(line)
+            echo(line)
     if inspected.model.problems:
         raise InputError(" ".join(inspected.model.problems))
     return 0
@@ -59,10 +60,10 @@ def _show_hierarchy(path: Path, format_: str) -> None:
 
     tagged = find_hierarchy(path)
     if format_ == "json":
-        click.echo(json.dumps(hierarchy_json(tagged), ensure_ascii=False))
+        echo(json.dumps(hierarchy_json(tagged), ensure_ascii=False))
     else:
         for line in hierarchy_lines(tagged):
-            click.echo(line)
+            echo(line)
 
 
 def _given(path: Path | None, model: Path | None) -> Path:

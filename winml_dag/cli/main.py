@@ -10,11 +10,13 @@ import importlib
 import os
 import signal
 import sys
+from itertools import pairwise
 from types import FrameType
 
 import click
 
 from winml_dag import __version__
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import Interrupted, WinmlDagError
 
 # name -> (module, the line in the list of commands); a command's module is imported only to run it or to show its help.
@@ -105,14 +107,14 @@ def run(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Interrupted: what had finished is in the cache, nothing half done was kept.", err=True)
+        echo("Interrupted: what had finished is in the cache, nothing half done was kept.", err=True)
         return Interrupted.exit_code
     except WinmlDagError as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         return error.exit_code
     except OSError as error:  # such as a full disk where stdout goes: what we read and write has its own sentences
         what = error.strerror or str(error)
-        click.echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
+        echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
         return WinmlDagError.exit_code
 
 
@@ -120,9 +122,9 @@ def _print_refused(arguments: list[str], sentence: str) -> None:
     """With the format json, what is refused before a command begins is the one object on stdout, as what it refuses
     itself: `build`, `plan` and `why` have their own.
     """
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     if not any(
-        name in ("--format=json", "-fjson") or (name in ("-f", "--format") and value == "json") for name, value in pairs
+        name in ("--format=json", "-fjson") or (name in ("-f", "--format") and value == "json")
+        for name, value in pairwise([*arguments, ""])
     ):
         return
     if arguments[0] in ("build", "plan", "why", "reproduce"):

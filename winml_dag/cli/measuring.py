@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
@@ -119,11 +120,11 @@ def measured(
             observer=observer,
         )
     if done.note:
-        click.echo(f"note: {done.note}", err=True)
+        echo(f"note: {done.note}", err=True)
     if done.failed is not None:
         # What happened is said by the error, once.
         for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:
-            click.echo(line, err=True)
+            echo(line, err=True)
         failed = done.failed
         raise MeasuredError(f"{failed.node.id} failed: {failed.error}", advice=failed.advice, metrics=failed.metrics)
     return done

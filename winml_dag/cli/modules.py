@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
 from winml_dag.pipeline.modules import ModuleBuild, module_builds, refuse_unplaced, write_summary
 from winml_dag.pipeline.request import Request
@@ -59,8 +58,8 @@ def build_modules(
         print_outcomes(outcomes, seconds, traffic)
     _tell(builds, up_to_date, by_label, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
     for line in () if quiet else traffic_lines(traffic):
-        click.echo(line, err=format_ == "json")
-    click.echo(_total(up_to_date, outcomes, seconds), err=format_ == "json")
+        echo(line, err=format_ == "json")
+    echo(_total(up_to_date, outcomes, seconds), err=format_ == "json")
     return _exit_code(outcomes)
 
 
@@ -103,19 +102,19 @@ def _tell(
     for build in builds:
         if build.label in up_to_date:
             if not quiet:
-                click.echo(f"{up_to_date[build.label]}.", err=to_stderr)
+                echo(f"{up_to_date[build.label]}.", err=to_stderr)
             continue
         from winml_dag.cli.several import note_lines, outcome_lines, problem_lines
 
         outcome = outcomes[build.label]
         for line in () if quiet else note_lines(outcome):
             if line not in said:
-                click.echo(line, err=to_stderr)
+                echo(line, err=to_stderr)
             said.add(line)
         for line in problem_lines(outcome, whole=verbose):
-            click.echo(line, err=True)
+            echo(line, err=True)
         for line in () if quiet else outcome_lines(outcome, verbose=verbose):
-            click.echo(line, err=to_stderr)
+            echo(line, err=to_stderr)
 
 
 def _total(up_to_date: Mapping[str, str], outcomes: Sequence[Outcome], seconds: float) -> str:

@@ -15,6 +15,7 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import cache_option, format_option, rebuild_option
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import remote_options
 from winml_dag.engine.measurederror import measured_by
 from winml_dag.errors import StageError, WinmlDagError
@@ -123,7 +124,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
 def _print(lines: Iterator[str], how: How) -> None:
     if not how.quiet:
         for line in lines:
-            click.echo(line, err=how.as_json)
+            echo(line, err=how.as_json)
 
 
 @contextmanager
@@ -138,4 +139,4 @@ def errors_as_object(how: How) -> Iterator[None]:
 
 
 def print_object(value: JsonObject) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
+    echo(json.dumps(value, ensure_ascii=False))

@@ -11,6 +11,7 @@ import click
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.settings import Settings, ep_option, pairs
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
@@ -150,4 +151,4 @@ def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> N
         print_object(perf_json(plan, done, folder))
         return
     for line in speed_lines(plan, done, folder, quiet=how.quiet):
-        click.echo(line)
+        echo(line)

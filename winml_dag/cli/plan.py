@@ -14,6 +14,7 @@ from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_
 from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.commandline import given_words
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.selection import Selection, selected
@@ -83,18 +84,18 @@ def command(
         return 0
     width = max(len(view.id) for view in result.stages)
     for view in result.stages:
-        click.echo(stage_line(view, width))
+        echo(stage_line(view, width))
     for notice in result.build.notices:
-        click.echo(f"note: {notice}", err=True)
+        echo(f"note: {notice}", err=True)
     told = {name for view in result.stages if view.result is not None for name in view.result.assumes}
     if assumed := [view.id for view in result.stages if view.id in told]:
-        click.echo(f"note: What follows {', '.join(assumed)} is so if that finds what it found before.", err=True)
+        echo(f"note: What follows {', '.join(assumed)} is so if that finds what it found before.", err=True)
     to_run = [view for view in result.stages if view.status is Status.RAN]
     known = [view.elapsed_seconds for view in to_run if view.elapsed_seconds is not None]
     unknown = len(to_run) - len(known)
     untimed = f"{unknown} never timed" if unknown else ""
     time = ", ".join(part for part in (f"about {sum(known):.1f} s" if known else "", untimed) if part)
-    click.echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
+    echo(f"{counts(result).replace('ran', 'would run')}; {time if to_run else 'nothing to do'}.")
     return 0
 
 
@@ -124,8 +125,8 @@ def _print_matrix(
 
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
-        click.echo(f"note: These are {jobs} jobs, and a matrix takes {_MOST_JOBS}; --shards makes fewer.", err=True)
-    click.echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
+        echo(f"note: These are {jobs} jobs, and a matrix takes {_MOST_JOBS}; --shards makes fewer.", err=True)
+    echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
     return 0
 
 

@@ -17,9 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from winml_dag.cli.counts import count, counted, under_way
+from winml_dag.cli.plaintext import echo, plain
 from winml_dag.engine.events import Observer, ReadProgress, Silent, StageResult, Status
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
@@ -128,7 +127,7 @@ class Lines:
         return max(0.0, due - time.monotonic())
 
     def _say(self, line: str) -> None:
-        click.echo(line, err=self._to_stderr)
+        echo(line, err=self._to_stderr)
 
 
 class LiveTable:
@@ -146,11 +145,11 @@ class LiveTable:
         self._live: object | None = None
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
-        self._rows[node.id] = _Row("running", str(reason), time.monotonic(), estimate_seconds, progress)
+        self._rows[node.id] = _Row("running", plain(str(reason)), time.monotonic(), estimate_seconds, progress)
         self._show()
 
     def finished(self, result: StageResult) -> None:
-        why = result.error if result.status is Status.FAILED else str(result.reason)
+        why = plain(result.error if result.status is Status.FAILED else str(result.reason))
         elapsed = result.elapsed_seconds if result.status in (Status.RAN, Status.FAILED) else None
         if self._few or result.status is Status.FAILED:
             told = result.progress

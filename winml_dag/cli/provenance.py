@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from winml_dag.cli.parameters import FILE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 
 
@@ -42,9 +43,9 @@ def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool)
             raise UsageError(
                 f"{folder} has {len(documents)} builds, each with a statement.", advice="Give a folder with -o."
             )
-        click.echo(documents[0].text, nl=False)
+        echo(documents[0].text, nl=False)
         return
     from winml_dag.report.provenance.written import write_documents
 
     for path in write_documents(output, format_, documents, overwrite=overwrite):
-        click.echo(f"written: {path}", err=True)
+        echo(f"written: {path}", err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.transfers import Transfers
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 
@@ -44,7 +45,7 @@ def _tells_progress() -> bool:
 
 def say(sentence: str) -> None:
     """Tell of a remote that is left alone, or of what is not believed: on stderr, also where little is said."""
-    click.echo(f"note: {sentence}", err=True)
+    echo(f"note: {sentence}", err=True)
 
 
 def traffic_of(store: LocalStore) -> Traffic | None:

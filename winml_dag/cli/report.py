@@ -14,6 +14,7 @@ import click
 
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo, plain
 from winml_dag.errors import StageError, UsageError, WinmlDagError
 
 if TYPE_CHECKING:
@@ -68,11 +69,11 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
         from winml_dag.report.document import comparison_json, report_json
 
         told = {} if comparison is None else {"comparison": comparison_json(comparison)}
-        click.echo(json.dumps({**report_json(report), **told}))
+        echo(json.dumps({**report_json(report), **told}))
     else:
         _print(report, comparison)
     if files:
-        click.echo(f"written: {', '.join(map(str, files.values()))}", err=format_ == "json")
+        echo(f"written: {', '.join(map(str, files.values()))}", err=format_ == "json")
     return StageError.exit_code if comparison is not None and comparison.regressions else 0
 
 
@@ -140,7 +141,7 @@ def _written(
     except StoreError as error:
         if any(options[name] is not None for name in ("html", "json_", "csv")):
             raise
-        click.echo(f"note: not all files were written: {error.message}", err=True)
+        echo(f"note: not all files were written: {error.message}", err=True)
         return {}
     return files
 
@@ -152,7 +153,7 @@ def _print(report: Report, comparison: Comparison | None) -> None:
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     _echo(table_lines(report, width))
     if comparison is not None:
-        click.echo()
+        echo()
         _echo(comparison_lines(comparison, width))
 
 
@@ -168,7 +169,7 @@ def _echo(lines: Iterable[Line]) -> None:
     }
     # Without a terminal click leaves colours out by itself.
     color = False if os.environ.get("NO_COLOR") else None
-    click.echo("\n".join(click.style(line.text, **looks[line.style]) for line in lines), color=color)
+    click.echo("\n".join(click.style(plain(line.text), **looks[line.style]) for line in lines), color=color)
 
 
 @contextmanager
@@ -178,5 +179,5 @@ def _errors_as_json(format_: str) -> Iterator[None]:
         yield
     except WinmlDagError as error:
         if format_ == "json":
-            click.echo(json.dumps({"success": False, "errors": [str(error)]}))
+            echo(json.dumps({"success": False, "errors": [str(error)]}))
         raise

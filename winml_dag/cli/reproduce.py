@@ -12,6 +12,7 @@ import click
 
 from winml_dag.cli.buildreport import errors_as_json, failure_lines
 from winml_dag.cli.options import format_option, planned_build, request_options
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def command(
         with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
             found = reproduce(planned, store, stages, how, observer=observer)
     if format_ == "json":
-        click.echo(json.dumps(_json(found), ensure_ascii=False))
+        echo(json.dumps(_json(found), ensure_ascii=False))
     else:
         for line in _lines(found):
-            click.echo(line)
+            echo(line)
     return 0 if found.equal else StageError.exit_code
 
 

@@ -16,6 +16,7 @@ import click
 from winml_dag.cli.cluster import CLUSTER_OPTIONS
 from winml_dag.cli.commandline import as_typed, given_words
 from winml_dag.cli.goallines import goal_lines
+from winml_dag.cli.plaintext import echo
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
@@ -47,12 +48,10 @@ def say_sweep_up_to_date(
     if found is None:
         return False
     for line in found.lines:
-        click.echo(line)
+        echo(line)
     seconds = time.monotonic() - started
     left_out = f", {found.left_out} left out" if found.left_out else ""
-    click.echo(
-        f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}."
-    )
+    echo(f"{counted(found.cells + found.left_out, 'cell')} in {seconds:.2f} s: {found.cells} up to date{left_out}.")
     return True
 
 
@@ -91,17 +90,17 @@ def build_sweep(
         with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
             done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
-        click.echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
+        echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
         raise
     if format_ == "json":
         print_sweep(done, traffic_of(store))
     for line in _lines(done, asked.left_out, folder, quiet=quiet, verbose=verbose):
-        click.echo(line.text, err=to_stderr or line.is_error)
+        echo(line.text, err=to_stderr or line.is_error)
     for text in () if quiet else traffic_lines(traffic_of(store)):
-        click.echo(text, err=to_stderr)
-    click.echo(_total(done, len(asked.left_out), time.monotonic() - started), err=to_stderr)
+        echo(text, err=to_stderr)
+    echo(_total(done, len(asked.left_out), time.monotonic() - started), err=to_stderr)
     if not quiet and done.result.cells:
-        click.echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
+        echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
@@ -248,7 +247,7 @@ def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
     asked = [cell.name for cell in done.cells]
-    click.echo(json.dumps({**plain(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
+    echo(json.dumps({**plain(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
 
 
 def _is_settled(done: SweepDone) -> bool:

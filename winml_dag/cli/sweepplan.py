@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import click
-
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
 from winml_dag.cli.commandline import as_typed
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
@@ -49,12 +48,12 @@ def look_at_sweep(
     capacity = Capacity(options.jobs, memory_for_runs())
     foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
     if options.as_json:
-        click.echo(json.dumps(_json(cells, foreseen), ensure_ascii=False))
+        echo(json.dumps(_json(cells, foreseen), ensure_ascii=False))
     else:
         for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen), *_uncounted(sweep)):
-            click.echo(line)
+            echo(line)
     for line in _error_lines(foreseen):
-        click.echo(line, err=True)
+        echo(line, err=True)
     return _exit_code(foreseen)
 
 

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import click
-
 from winml_dag.cli.counts import under_way
+from winml_dag.cli.plaintext import echo, plain
 from winml_dag.engine.events import ReadProgress, StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
@@ -224,7 +223,7 @@ class SweepLines(_SweepProgress):
 
     def _say(self, line: str) -> None:
         with self._lock:
-            click.echo(line, err=self._to_stderr)
+            echo(line, err=self._to_stderr)
 
 
 class SweepTable(_SweepProgress):
@@ -300,7 +299,7 @@ def _failures(failed: Sequence[str]) -> Iterator[Text]:
     if len(failed) > _MOST_FAILED:
         yield Text(f"failed: {len(failed) - _MOST_FAILED} before these", style="red")
     for line in failed[-_MOST_FAILED:]:
-        yield Text(f"failed: {line}", style="red", no_wrap=True, overflow="ellipsis")
+        yield Text(f"failed: {plain(line)}", style="red", no_wrap=True, overflow="ellipsis")
 
 
 def _parted(node_id: str, cells: frozenset[str]) -> tuple[str, str]:

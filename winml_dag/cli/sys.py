@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.finished.host import Host
@@ -38,13 +39,13 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
 
     found = survey()
     if found.problem:
-        click.echo(f"warning: {found.problem}", err=True)
+        echo(f"warning: {found.problem}", err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
     if format_ == "json":
-        click.echo(json.dumps(_json(found, parts), ensure_ascii=False))
+        echo(json.dumps(_json(found, parts), ensure_ascii=False))
         return 0
     for line in (_compact if format_ == "compact" else _text)(found, parts):
-        click.echo(line)
+        echo(line)
     return 0
 
 

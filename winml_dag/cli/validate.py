@@ -12,6 +12,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.cli.measuring import measured, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
 from winml_dag.cli.validated import outputs_table
 from winml_dag.errors import UsageError
@@ -54,7 +55,7 @@ def command(**options: Any) -> int:
         print_object(_value(plan, done))
         return 0
     for line in _lines(plan, done, quiet=how.quiet):
-        click.echo(line)
+        echo(line)
     return 0
 
 

@@ -12,6 +12,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
         found = verify(path)
     except WinmlDagError as error:
         if format_ == "json":
-            click.echo(json.dumps({"sound": False, "folders": [], "errors": [str(error)]}, ensure_ascii=False))
+            echo(json.dumps({"sound": False, "folders": [], "errors": [str(error)]}, ensure_ascii=False))
         raise
     is_sound = all(verification.is_sound for verification in found)
     if format_ == "json":
         value = {"sound": is_sound, "folders": [_json(verification) for verification in found], "errors": []}
-        click.echo(json.dumps(value, ensure_ascii=False))
+        echo(json.dumps(value, ensure_ascii=False))
     else:
         for line in _lines(found):
-            click.echo(line)
+            echo(line)
     return 0 if is_sound else 1
 
 
@@ -68,10 +69,10 @@ def _against(path: Path, document: Path, format_: str) -> int:
     found = check_against(path, document)
     if format_ == "json":
         value = {"sound": found.is_sound, "folders": [_against_json(found)], "errors": []}
-        click.echo(json.dumps(value, ensure_ascii=False))
+        echo(json.dumps(value, ensure_ascii=False))
     else:
         for line in _against_lines(found):
-            click.echo(line)
+            echo(line)
     return 0 if found.is_sound else 1
 
 

@@ -10,6 +10,7 @@ import click
 
 from winml_dag.cli.buildreport import FORESEEN, errors_as_json, print_json
 from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_options
+from winml_dag.cli.plaintext import echo
 from winml_dag.engine.events import Status
 from winml_dag.engine.reason import Reason, waits
 
@@ -42,9 +43,9 @@ def command(*, stage: str | None, rebuild: bool, format_: str, **options: Any) -
     by_id = {view.id: view for view in (*result.stages, *result.like_before)}
     for view in chosen:
         for line in _explanation(view, by_id, planned.graph, all_are_shown=stage is None):
-            click.echo(line)
+            echo(line)
     if not chosen:
-        click.echo("Nothing would run: all is known.")
+        echo("Nothing would run: all is known.")
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from winml_dag.cli.parameters import FILE, MEMORY, TEXT
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
@@ -46,7 +47,7 @@ def command(
 
     def began(address: str, text: str) -> None:
         report = Report.read(address, text)
-        click.echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
+        echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
     folder = cache_dir or default_cache_dir()
     Service(scheduler, folder, Offer.of_this_machine(places, memory, tags), name).run(began)

@@ -316,7 +316,10 @@ def _of_command(job: Job, code: int) -> str:
 
 
 def _last_words(log: Path) -> str:
-    return "The log has its last words." if log.stat().st_size else ""
+    try:
+        return "The log has its last words." if log.stat().st_size else ""
+    except OSError:  # a command may remove its log
+        return ""
 
 
 def _declared(node: Node) -> dict[str, str]:

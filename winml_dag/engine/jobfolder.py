@@ -88,10 +88,13 @@ def _layout(node: Node) -> _Layout:
 
 def _is_clean(folder: Path) -> bool:
     """Whether nothing of a job is left that another could see; its log will be overwritten."""
-    names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
-    if not names <= {"outputs", "temporary", "log.txt"}:
-        return False
     temporary = f"{folder}{os.sep}temporary"
-    if os.listdir(temporary):  # noqa: PTH208
-        remove_tree(Path(temporary))
+    try:
+        names = set(os.listdir(folder))  # noqa: PTH208 - names are all that is wanted
+        if not names <= {"outputs", "temporary", "log.txt"}:
+            return False
+        if "temporary" in names and os.listdir(temporary):  # noqa: PTH208
+            remove_tree(Path(temporary))
+    except OSError:  # a job can do to its folder what it likes
+        return False
     return True

@@ -208,6 +208,11 @@ class Runner:
                 return started
             return Underway(task, folder, prepared, started, held.pop_all())
 
+    def see_through(self, underway: Underway) -> StageResult:
+        """Wait for the end of a command that has no descriptor, and then as :meth:`end`."""
+        underway.started.group.wait(underway.prepared.job.timeout_seconds)
+        return self.end(underway)
+
     def end(self, underway: Underway) -> StageResult:
         """What became of a command that has ended; one that still runs is ended."""
         assert isinstance(self._executor, LocalExecutor)

@@ -7,7 +7,7 @@ that happen elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
@@ -70,6 +70,8 @@ class LocalRuns:
         self._underway: dict[int, Underway] = {}
         self._ended: dict[Ended, Underway] = {}
         self._threads: dict[Future[RunOutcome], tuple[Node, Run]] = {}
+        # Commands that a thread waits for or concludes.
+        self._handed_on: dict[Future[RunOutcome], Underway] = {}
         self._pool: ThreadPoolExecutor
         self._waiting: Waiting[RunOutcome]
 
@@ -86,7 +88,8 @@ class LocalRuns:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
         finally:
             self._waiting.close()
-            self._runner.abandon([*self._underway.values(), *self._ended.values()])
+            cancelled = [underway for future, underway in self._handed_on.items() if future.cancelled()]
+            self._runner.abandon([*self._underway.values(), *self._ended.values(), *cancelled])
             self._runner.close()
 
     def now(self) -> float:
@@ -96,6 +99,8 @@ class LocalRuns:
         begun = self._runner.begin(node, decision, inputs)
         if begun is None:
             self._follow(self._pool.submit(self._runner.run, node, decision, inputs, watch), node, decision)
+        elif isinstance(begun, Underway) and begun.descriptor < 0:
+            self._hand_on(self._runner.see_through, begun)
         elif isinstance(begun, Underway):
             self._underway[begun.descriptor] = begun
             self._waiting.add_process(begun.descriptor)
@@ -111,18 +116,25 @@ class LocalRuns:
         commands = [self._command_ended(descriptor) for descriptor in processes]
         # One that is no run only wakes who waits.
         ended = [future for future in futures if future in self._threads]
+        for future in ended:
+            self._handed_on.pop(future, None)
         return commands + [Ended(*self._threads.pop(future), future.result()) for future in ended]
 
     def conclude(self, ended: Ended) -> RunOutcome | None:
         underway = self._ended[ended]
         if underway.is_large():
             # Its bytes take longer than any command to start: a thread of its own, in no place of a command.
-            self._follow(self._pool.submit(self._runner.end, underway), ended.node, ended.decision)
+            self._hand_on(self._runner.end, underway)
             outcome = None
         else:
             outcome = self._runner.end(underway)
         del self._ended[ended]
         return outcome
+
+    def _hand_on(self, work: Callable[[Underway], RunOutcome], underway: Underway) -> None:
+        future = self._pool.submit(work, underway)
+        self._handed_on[future] = underway
+        self._follow(future, underway.node, underway.decision)
 
     def _follow(self, future: Future[RunOutcome], node: Node, decision: Run) -> None:
         self._threads[future] = node, decision

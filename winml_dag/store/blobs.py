@@ -204,11 +204,14 @@ class Blobs:
         return self.is_sound(digest)
 
     def set_aside(self, blob: Path) -> None:
-        """Move whatever is at *blob* to the quarantine, for a person to look at; nothing there is ever read again."""
-        self._quarantine.mkdir(parents=True, exist_ok=True)
-        # Somebody else may have moved it first. On Windows it cannot be moved while another process reads it; it stays,
-        # and each reader finds it damaged.
-        with suppress(FileNotFoundError, PermissionError):
+        """Move whatever is at *blob* to the quarantine, for a person to look at; nothing there is ever read again.
+
+        What cannot be moved stays, and each reader finds it damaged: on Windows while another process reads it, or
+        where there can be no quarantine.
+        """
+        with suppress(OSError):
+            self._quarantine.mkdir(parents=True, exist_ok=True)
+            # Somebody else may have moved it first.
             blob.rename(self._quarantine / f"blob-{blob.name[:16]}-{secrets.token_hex(4)}")
 
     def all(self) -> Iterator[Blob]:

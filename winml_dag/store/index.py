@@ -67,6 +67,7 @@ _Row = tuple[str, str | None]
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
+_FILES = tuple(diskcache.core.DBNAME + ending for ending in ("", "-wal", "-shm", "-journal"))
 _DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 _HINDRANCES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -258,8 +259,13 @@ class Index:
 
     def _may_write(self) -> bool:
         """Whether it is not permissions that keep us out: one wrong byte in its header makes a database read-only."""
-        files = [self._folder, *self._folder.glob(f"{diskcache.core.DBNAME}*")]
+        files = [self._folder, *(path for name in _FILES if os.path.lexists(path := self._folder / name))]
         return all(os.access(path, os.R_OK | os.W_OK) for path in files)
+
+    def _has_no_files(self) -> bool:
+        """Whether something is in the place of a file of the database that is none."""
+        paths = (self._folder / name for name in _FILES)
+        return any(os.path.lexists(path) and not path.is_file() for path in paths)
 
     def _begin_afresh(self, seen: object, damage: Exception) -> None:
         self._disconnect()
@@ -299,6 +305,12 @@ class Index:
             raise _Hindered(
                 f"{where} cannot be written: permission denied.",
                 advice="Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
+            ) from error
+        if code == sqlite3.SQLITE_CANTOPEN and not self._has_no_files():
+            # Not asked by opening one: too many files may be open now and no longer then.
+            raise _Hindered(
+                f"{where} cannot be opened: {cause}.",
+                advice="Allow more open files (`ulimit -n`), or end other programs.",
             ) from error
         if code == sqlite3.SQLITE_FULL:
             raise _Hindered(

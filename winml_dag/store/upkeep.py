@@ -38,7 +38,7 @@ class VerifyReport:
     Attributes:
         records: number of sound records.
         blobs: number of sound blobs.
-        damaged: digests of blobs whose bytes were wrong; they are in quarantine.
+        damaged: digests of blobs whose bytes were wrong; they are in quarantine, unless that cannot be made.
         unreadable: keys of records that were damaged; they are in quarantine.
         incomplete: keys of sound records whose blobs are nowhere to be had. Not damage: they count as not built.
         foreign: names of files that a store does not have; left alone.

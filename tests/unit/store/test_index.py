@@ -332,6 +332,53 @@ def test_where_the_database_cannot_grow_all_goes_on_without_it(new_index, tmp_pa
     assert not (tmp_path / "quarantine").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
+def test_a_sound_database_stays_where_it_is_when_files_cannot_be_opened(new_index, tmp_path) -> None:
+    """With any number of descriptors left: SQLite opens several files, and whoever looks what is wrong opens one."""
+    index = new_index()
+    index.write("record", {"a": 1})
+    index.close()
+    code = """
+        import gc, os, resource, sys
+        from pathlib import Path
+        from winml_dag.store.index import Index
+        from winml_dag.store.locks import Locks
+        folder = Path(sys.argv[1])
+        Index(folder / "other", folder / "quarantine", Locks(folder / "locks")).read("record", ["a"])  # all is imported
+        with Locks(folder / "locks").hold("a"):
+            pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        taken = []
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        for spare in range(12):
+            index = Index(folder / "index", folder / "quarantine", Locks(folder / "locks"))
+            print(index.read("record", ["a"]))
+            index.close()
+            del index
+            gc.collect()  # what could not be opened whole is in cycles
+            os.close(taken.pop())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "{}"
+    assert done.stdout.splitlines()[-1] == "{'a': 1}", done.stderr
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_file_that_is_none_in_place_of_the_database_is_damage(new_index, tmp_path) -> None:
+    (tmp_path / "index" / "cache.db").mkdir(parents=True)
+    index = new_index()
+    index.write("record", {"a": 1})
+    assert index.read("record", ["a"]) == {"a": 1}
+    assert (tmp_path / "quarantine").exists()
+
+
 def test_a_write_that_fails_half_way_leaves_nothing_of_it(new_index) -> None:
     index = new_index()
     with pytest.raises(UnicodeEncodeError):

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import StoreError
-from winml_dag.store.blobs import STAMP_NS
+from winml_dag.store.blobs import STAMP_NS, Blobs
 from winml_dag.store.local import LocalStore
 from winml_dag.store.upkeep import Cleared, clear, info, repair, verify
 
@@ -64,6 +66,22 @@ def test_verify_finds_silent_rot_names_it_and_puts_it_into_quarantine(store, two
     assert report.incomplete == (KEY,)
     assert list(contents(store.quarantine).values()) == [b"onf"]
     assert verify(store).damaged == ()
+
+
+@pytest.mark.parametrize("denied", [False, True], ids=["a file is in its place", "nobody may make it"])
+def test_a_damaged_blob_stays_damaged_where_there_can_be_no_quarantine(store, two_records, denied: bool) -> None:
+    if denied:
+        # Nobody may make a folder there, not even root.
+        if sys.platform != "linux":
+            pytest.skip("needs a file system that refuses everybody")
+        store.blobs = Blobs(store.blobs.folder, Path("/sys/quarantine"))
+    else:
+        store.quarantine.write_text("in the way")
+    rotten = two_records[0].files()[0]
+    change(store.blobs.path(rotten.digest), b"onf")
+    for _ in range(2):
+        assert verify(store).damaged == (rotten.digest,)
+        assert store.missing([rotten]) == [rotten]
 
 
 @pytest.mark.usefixtures("two_records")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.cli.parameters import FILE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import WinmlDagError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def errors_as_object(format_: str) -> Iterator[None]:
 
 def print_object(value: object) -> None:
     """Exactly one JSON object on stdout."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    echo(json.dumps(value, ensure_ascii=False))
 
 
 def time_of(seconds: float) -> str:

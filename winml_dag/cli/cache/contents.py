@@ -12,6 +12,7 @@ import click
 
 from winml_dag.cli.cache.common import cache_dir_option, opened, print_object, time_of
 from winml_dag.cli.options import format_option
+from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
@@ -58,21 +59,21 @@ def info(cache_dir: Path | None, format_: str) -> int:
             }
         )
         return 0
-    click.echo(f"cache folder   {store.folder}")
-    click.echo(f"records        {found.records}")
-    click.echo(f"blobs          {found.blobs}")
-    click.echo(f"unique bytes   {size_text(found.unique_bytes)}")
-    click.echo(f"apparent bytes {size_text(found.apparent_bytes)}  (outputs of all records, shared ones each time)")
-    click.echo(f"limit          {limit_text(store.folder) or 'none'}")
-    click.echo(f"index          {size_text(found.index_bytes)}")
-    click.echo(f"scratch        {size_text(found.scratch_bytes)}")
-    click.echo(f"quarantine     {size_text(found.quarantine_bytes)}")
+    echo(f"cache folder   {store.folder}")
+    echo(f"records        {found.records}")
+    echo(f"blobs          {found.blobs}")
+    echo(f"unique bytes   {size_text(found.unique_bytes)}")
+    echo(f"apparent bytes {size_text(found.apparent_bytes)}  (outputs of all records, shared ones each time)")
+    echo(f"limit          {limit_text(store.folder) or 'none'}")
+    echo(f"index          {size_text(found.index_bytes)}")
+    echo(f"scratch        {size_text(found.scratch_bytes)}")
+    echo(f"quarantine     {size_text(found.quarantine_bytes)}")
     for line in (*_saved(statistics), *_moved(statistics.traffic)):
-        click.echo(line)
+        echo(line)
     if largest:
-        click.echo("largest records")
+        echo("largest records")
         for entry in largest:
-            click.echo(f"  {size_text(entry.size):>10}  {entry.stage:<10}  {entry.key[:_KEY_DIGITS]}")
+            echo(f"  {size_text(entry.size):>10}  {entry.stage:<10}  {entry.key[:_KEY_DIGITS]}")
     return 0
 
 
@@ -85,9 +86,9 @@ def _leaves(value: JsonObject, path: str = "") -> Iterator[tuple[str, JsonValue]
 
 
 def _section(title: str, values: Iterable[tuple[str, JsonValue]]) -> None:
-    click.echo(title)
+    echo(title)
     for name, value in values:
-        click.echo(f"  {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+        echo(f"  {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
 
 
 def _saved(statistics: Statistics) -> list[str]:
@@ -147,10 +148,10 @@ def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) ->
         print_object({"records": [_listed(entry) for entry in found]})
         return 0
     width = max([len("stage"), *(len(entry.stage) for entry in found)])
-    click.echo(f"{'key':<{_KEY_DIGITS}}  {'stage':<{width}}  {'size':>10}  {'made':<25}  last used")
+    echo(f"{'key':<{_KEY_DIGITS}}  {'stage':<{width}}  {'size':>10}  {'made':<25}  last used")
     for entry in found:
         used = time_of(entry.used_ns / 10**9)
-        click.echo(
+        echo(
             f"{entry.key[:_KEY_DIGITS]}  {entry.stage:<{width}}  {size_text(entry.size):>10}  "
             f"{entry.record.made_at:<25}  {used}"
         )
@@ -199,9 +200,9 @@ def show(key: str, cache_dir: Path | None, format_: str) -> int:
     if entry.record.log is not None:
         gone = "it is in a remote" if entry.record.origin else "its blob is missing or damaged"
         lines = [gone] if log is None else log.splitlines()
-        click.echo("log" if len(lines) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(lines)} lines)")
+        echo("log" if len(lines) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(lines)} lines)")
         for line in lines[-_LOG_LINES:]:
-            click.echo(f"  | {line}")
+            echo(f"  | {line}")
     return 0
 
 
@@ -210,20 +211,20 @@ def _print_record(entry: Entry, missing: list[FileEntry]) -> None:
 
     record = entry.record
     made = record.ingredients
-    click.echo(f"key        {record.cache_key}")
-    click.echo(f"stage      {made.stage}, version {made.version}")
-    click.echo(f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")
-    click.echo(f"last used  {time_of(entry.used_ns / 10**9)}")
-    click.echo(f"size       {size_text(entry.size)}")
+    echo(f"key        {record.cache_key}")
+    echo(f"stage      {made.stage}, version {made.version}")
+    echo(f"made       {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s")
+    echo(f"last used  {time_of(entry.used_ns / 10**9)}")
+    echo(f"size       {size_text(entry.size)}")
     if record.origin:
         _section("from a remote, which says", _leaves(record.origin))
     _section("config", _leaves(made.config))
     _section("inputs", made.inputs.items())
     _section("toolchain", made.toolchain.items())
-    click.echo("outputs")
+    echo("outputs")
     for slot, artifact in record.outputs.items():
         for file in artifact.files:
             told = "  in a remote, not here" if record.origin else "  MISSING or damaged"
             gone = told if file in missing else ""
-            click.echo(f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}")
+            echo(f"  {slot}: {file.name}  {size_text(file.size)}  {file.digest}{gone}")
     _section("metrics", _leaves(record.metrics))

@@ -13,6 +13,7 @@ import click
 from winml_dag.cli.cache.common import errors_as_object, print_object
 from winml_dag.cli.options import format_option, remote_option
 from winml_dag.cli.parameters import FILE, RECIPE
+from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def check(format_: str, **options: Any) -> int:
         remotes = [_json(level, findings) for level, findings in found]
         print_object({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
     else:
-        click.echo(f"named by {named_by(named)}")
+        echo(f"named by {named_by(named)}")
         for level, findings in found:
             _print(level, findings)
     if restricted:
-        click.echo(f"note: {restricted}", err=True)
+        echo(f"note: {restricted}", err=True)
     return 0 if is_well else 1
 
 
@@ -79,9 +80,9 @@ def key(name: str, output: Path | None, format_: str) -> int:
     if format_ == "json":
         print_object({"name": name, **({"key": line} if output is None else {"file": str(output)})})
     elif output is None:
-        click.echo(line)
+        echo(line)
     else:
-        click.echo(f"Wrote the key {name} into {output}. Name it in WINML_DAG_REMOTE_KEYS_FILE.")
+        echo(f"Wrote the key {name} into {output}. Name it in WINML_DAG_REMOTE_KEYS_FILE.")
     return 0
 
 
@@ -101,12 +102,12 @@ def _findings(level: LevelSettings, settings: RemoteSettings) -> list[Finding]:
 
 
 def _print(level: LevelSettings, findings: list[Finding]) -> None:
-    click.echo(f"{_called(level)} ({level.mode}{f', namespace {level.namespace}' if level.namespace else ''})")
+    echo(f"{_called(level)} ({level.mode}{f', namespace {level.namespace}' if level.namespace else ''})")
     if not findings:
-        click.echo("  switched off: nothing is asked of it")
+        echo("  switched off: nothing is asked of it")
     for finding in findings:
         text = finding.text if finding.is_well else f"{finding.text}. {finding.advice}"
-        click.echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")
+        echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")
 
 
 def _json(level: LevelSettings, findings: list[Finding]) -> JsonObject:

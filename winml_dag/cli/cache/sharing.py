@@ -14,6 +14,7 @@ import click
 from winml_dag.cli.cache.common import cache_dir_option, errors_as_object, print_object
 from winml_dag.cli.options import cache_option, format_option
 from winml_dag.cli.parameters import RECIPE
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options, traffic_json, traffic_lines
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.store.location import default_cache_dir
@@ -106,7 +107,7 @@ def adopt(cache_dir: Path | None, format_: str) -> int:
     if format_ == "json":
         print_object(asdict(done))
     else:
-        click.echo(str(done))
+        echo(str(done))
     return 0
 
 
@@ -145,7 +146,7 @@ def _chosen(
         return _known(store, recipes, remote)[0]
     adopted = adopt_all(store)
     if adopted.records:
-        click.echo(f"note: {adopted}", err=True)
+        echo(f"note: {adopted}", err=True)
     if not keys:
         with in_words("Cannot look through the cache"):
             return {record.cache_key: record for record in store.records.all() if is_shareable(record)}
@@ -174,7 +175,7 @@ def _known(store: SharedStore, recipes: tuple[Path, ...], remote: RemoteOptions)
     refuse_if_all_the_same(planned)
     foreseen = look_ahead(planned, store, Capacity(1), rebuild=False)
     for label, error in foreseen.errors.items():
-        click.echo(f"note: {label} cannot be planned: {error}", err=True)
+        echo(f"note: {label} cannot be planned: {error}", err=True)
     records = {
         view.result.record.cache_key: view.result.record
         for result in foreseen.results.values()
@@ -211,21 +212,21 @@ def _tell_of_push(offered: int, lacking: int, traffic: Traffic) -> None:
     from winml_dag.store.quantities import counted
 
     for line in traffic_lines(traffic):
-        click.echo(line)
+        echo(line)
     there = max(0, offered - traffic.records_put)
     others = f"; {there} of them were there already, or were not taken" if there else ""
-    click.echo(f"{counted(offered, 'record')} offered{others}.")
+    echo(f"{counted(offered, 'record')} offered{others}.")
     if lacking:
-        click.echo(f"{counted(lacking, 'record')} left out, whose blobs are not on this machine.")
+        echo(f"{counted(lacking, 'record')} left out, whose blobs are not on this machine.")
 
 
 def _tell_of_pull(known: int, to_run: int, traffic: Traffic) -> None:
     from winml_dag.store.quantities import counted
 
     for line in traffic_lines(traffic):
-        click.echo(line)
+        echo(line)
     run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
-    click.echo(f"{counted(known, 'record')} of what a build needs are here. {run}")
+    echo(f"{counted(known, 'record')} of what a build needs are here. {run}")
 
 
 def _code(traffic: Traffic) -> int:

@@ -10,6 +10,7 @@ import click
 
 from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
 from winml_dag.cli.options import format_option
+from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
     from winml_dag.store.collect import Collected
@@ -38,7 +39,7 @@ def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, dry
         print_object({"dry_run": dry_run, **asdict(done)})
         return 0
     for line in _sentences(done, most, dry_run):
-        click.echo(line)
+        echo(line)
     return 0
 
 
@@ -84,7 +85,7 @@ def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
     configured_limit(store.folder)
     text = limit_text(store.folder)
     by = f", by {VARIABLE}" if os.environ.get(VARIABLE) else ""
-    click.echo(f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}.")
+    echo(f"The cache in {store.folder} is kept to {text}{by}." if text else f"The cache has no limit{by}.")
     return 0
 
 
@@ -98,9 +99,9 @@ def clear(cache_dir: Path | None, yes: bool) -> int:
 
     store = opened(cache_dir)
     if not yes and not click.confirm(f"Remove everything in {store.folder}?"):
-        click.echo("Nothing was removed.")
+        echo("Nothing was removed.")
         return 0
     cleared = upkeep.clear(store)
     gone = f"{counted(cleared.records, 'record')} and {counted(cleared.blobs, 'blob')}"
-    click.echo(f"Removed {gone}, {size_text(cleared.freed_bytes)}.")
+    echo(f"Removed {gone}, {size_text(cleared.freed_bytes)}.")
     return 0

@@ -11,8 +11,10 @@ import click
 
 from winml_dag.cli.cache.common import cache_dir_option, opened, print_object
 from winml_dag.cli.options import format_option
+from winml_dag.cli.plaintext import echo
 
 if TYPE_CHECKING:
+    from winml_dag.store.local import LocalStore
     from winml_dag.store.upkeep import VerifyReport
 
 
@@ -31,21 +33,22 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
     if format_ == "json":
         print_object({"clean": report.clean, **({"repaired": report.repaired} if repair else {}), **asdict(report)})
     else:
-        for line in _findings(report):
-            click.echo(line)
+        for line in _findings(report, store):
+            echo(line)
         lacking = len(report.incomplete) - len(report.removed)
         sound = f"{counted(report.records, 'record')} and {counted(report.blobs, 'blob')}"
         lack = "lacks" if lacking == 1 else "lack"
-        click.echo(f"Sound: {sound}. {counted(lacking, 'record')} {lack} a blob.")
+        echo(f"Sound: {sound}. {counted(lacking, 'record')} {lack} a blob.")
         if report.only_behind:
             are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
-            click.echo(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
+            echo(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
     return 0 if is_well else 1
 
 
-def _findings(report: VerifyReport) -> Iterator[str]:
+def _findings(report: VerifyReport, store: LocalStore) -> Iterator[str]:
     for digest in report.damaged:
-        yield f"damaged blob, now in quarantine: {digest}"
+        stays = store.blobs.path(digest).exists()
+        yield f"damaged blob, {'which cannot be moved to' if stays else 'now in'} quarantine: {digest}"
     for key in report.unreadable:
         yield f"damaged record, now in quarantine: {key}"
     for key in report.incomplete:

@@ -24,7 +24,11 @@ def parents(path: str) -> Iterator[str]:
 
 
 def inside(folder: Path, text: str) -> str | None:
-    """*text* as a relative name with ``/``, collapsed, without one at the end; None when it leads out of *folder*."""
+    """*text* as a relative name with ``/``, collapsed, without one at the end; None when it leads out of *folder*, or
+    is empty and so no name.
+    """
+    if not text:
+        return None
     if os.sep == "/" and text[0] not in "./~" and text[-1] != "/" and "/." not in text and "//" not in text:
         return text  # as nearly all are
     if os.path.isabs(text) or text.startswith("~"):  # noqa: PTH117 - of thousands of texts

@@ -1,0 +1,37 @@
+"""Text of others is printed as text, and the command line ends in sentences whatever it is given."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.cli.main import COMMANDS, run
+from winml_dag.cli.plaintext import plain
+
+
+@given(st.text(st.characters(max_codepoint=0x206F), max_size=40))
+def test_nothing_that_a_terminal_obeys_is_left_and_json_says_the_same(text: str) -> None:
+    found = plain(text)
+    assert not [
+        char for char in found.replace("\r\n", "\n") if unicodedata.category(char) == "Cc" and char not in "\t\n"
+    ]
+    assert json.loads(plain(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
+
+
+def test_plain_text_stays_as_it_is() -> None:
+    text = "Über\tdie Brücke\r\n\U0001f309 → ok\n"
+    assert plain(text) == text
+
+
+@pytest.mark.parametrize("arguments", [[], ["cache"], ["cache", "remote"], *([name] for name in COMMANDS)])
+def test_a_command_alone_ends_in_words(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is said of what is to be done: some do something all the same, the others say what they need."""
+    if arguments and arguments[0] in ("sys", "catalog", "worker"):
+        pytest.skip("has all that it needs")
+    assert run(arguments) in (2, 3)
+    told = capsys.readouterr()
+    assert "sage: winml-dag" in told.err or "error: " in told.err
