@@ -158,6 +158,8 @@ def _small() -> Iterator[tuple[Real, Sequence[Cell]]]:
     """The layers that PyTorch's exporter wrote in 2017, a model each, and some that test onnx itself."""
     for kind in ("pytorch-converted", "pytorch-operator", "simple"):
         for file in sorted((_data() / kind).glob("*/model.onnx")):
+            if file.parent.name == "test_operator_sqrt":
+                continue  # its inputs are negative, and no integer stands for NaN
             yield Real(f"{kind}-{file.parent.name.removeprefix('test_')}", f"layers, {kind}", file), _SMALL
 
 

@@ -23,6 +23,8 @@ MAY_LOSE_DB = 1.0
 # A hostile graph has a few dozen weights, of which rounding favours now one and now the other: single ones are held
 # against a wider bound where it matters at all, and those of one family together against the narrow one.
 _MAY_LOSE_ONE_DB, _FINE_DB = 6.0, 40.0
+# Less than this is left of values that a provider computes wrongly.
+_POOR_DB = 12.0
 
 
 @dataclass
@@ -109,6 +111,8 @@ def judged(
             found.plain[grain] = max(found.plain.get(grain, 0.0), other["sqnr_db"])
     if any("error" not in other and not wrong(other, cell.precision) for other in others.values()):
         found.plain_wrong = ""
+    if found.told.startswith("The provider computes output") and max(found.plain.values(), default=0.0) < _POOR_DB:
+        found.may_refuse = "the provider computes it wrongly, and plain onnxruntime's model as well"
     return found
 
 
