@@ -13,6 +13,7 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 from winml_dag.explanation import explanation
+from winml_dag.smallfiles import read_text
 
 # What a stage may read of a repository, and the card, which names the license; anything else (other frameworks'
 # weights, pictures) is not worth its download.
@@ -44,7 +45,7 @@ def _repository(name: str, kind: str) -> Path:
 def cached_snapshot(name: str, revision: str = "main", kind: str = MODELS) -> Path | None:
     """The folder of *revision* (a branch, tag or commit) in the local cache, or None."""
     try:
-        commit = reference(name, revision, kind).read_text(encoding="utf-8").strip()
+        commit = read_text(reference(name, revision, kind)).strip()
     except OSError:
         commit = revision
     snapshot = _repository(name, kind) / "snapshots" / commit

@@ -11,6 +11,7 @@ from pathlib import Path
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.commit import change_folder
 from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.smallfiles import read_bytes
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.store import Store
@@ -139,7 +140,7 @@ def folder_key(folder: Path) -> str:
 
 def _holds(path: Path, data: bytes) -> bool:
     try:
-        return path.read_bytes() == data
+        return path.stat().st_size == len(data) and read_bytes(path, len(data)) == data
     except OSError:
         return False
 
