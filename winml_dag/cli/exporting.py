@@ -6,7 +6,6 @@ The files are winml-cli's. One for a single field wins over the one for the whol
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.parameters import JSON
 from winml_dag.cli.settings import EXPORT
 from winml_dag.errors import InputError, UsageError
+from winml_dag.smallfiles import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +106,7 @@ def _content(options: Mapping[str, Any], name: str) -> JsonObject:
         return {}
     option = f"--{name.replace('_', '-')}"
     try:
-        value = json.loads(given if isinstance(given, str) else given.read_text(encoding="utf-8-sig"))
+        value = parse_json(given if isinstance(given, str) else given.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{option}: {given} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.hierarchy import Module, alike, module_tree
 from winml_dag.pipeline.finished.modelfile import model_file
 from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
+from winml_dag.smallfiles import read_json
 
 _INDENT = "  "
 _MOST_OPERATORS = 4
@@ -116,7 +116,7 @@ def _of_model(path: Path) -> Tagged:
 def _of_metadata(path: Path) -> Tagged:
     """The file names nodes and not their operators."""
     try:
-        content: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+        content: JsonValue = read_json(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:

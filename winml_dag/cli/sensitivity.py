@@ -10,6 +10,7 @@ from typing import Any
 from winml_dag.canonical import JsonObject
 from winml_dag.pipeline.layout import REPORTS, beside_output
 from winml_dag.recipe.precision import SIXTEEN_BITS
+from winml_dag.smallfiles import read_json
 from winml_dag.stages.sensitivity import RELIEF
 from winml_dag.store.quantities import counted
 
@@ -21,7 +22,7 @@ _LEAST_GAIN_DB = 1.0
 def sensitivity_json(output: Path) -> JsonObject:
     """The report beside *output*, and where it and the picture lie."""
     report, picture = (output.parent / beside_output(output.name, name) for name in REPORTS)
-    content: JsonObject = json.loads(report.read_text(encoding="utf-8"))
+    content: JsonObject = read_json(report)
     return {"report": str(report), "picture": str(picture) if picture.exists() else None, **content}
 
 

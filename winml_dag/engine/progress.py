@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from winml_dag.smallfiles import read_json
+
 PROGRESS_FILE = "progress.json"
 
 # A display draws four times a second. A write takes up to 0.7 ms, more than a sample of a small model.
@@ -123,10 +125,10 @@ class Watch:
 def read_progress(folder: Path) -> Progress | None:
     """What the work in *folder* told last, if anything."""
     try:
-        told = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+        told = read_json(folder / PROGRESS_FILE)
         done, total, unit, rate = (told[name] for name in ("done", "total", "unit", "per_second"))
         return Progress(
             int(done), None if total is None else int(total), str(unit), None if rate is None else float(rate)
         )
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None  # none yet, none any more, or the stage itself has written there

@@ -27,6 +27,7 @@ from winml_dag.engine.measurederror import measured_by
 from winml_dag.engine.progress import Tell, Teller
 from winml_dag.errors import WinmlDagError
 from winml_dag.explanation import explanation
+from winml_dag.smallfiles import read_json
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
@@ -85,12 +86,12 @@ class Result:
     def read(cls, folder: Path) -> Result | None:
         """None when the worker ended before it could tell; a failure when what lies there is none of ours."""
         try:
-            result = cls(**json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
+            result = cls(**read_json(folder / RESULT_FILE))
             if isinstance(result.metrics, dict) and isinstance(result.error, str) and isinstance(result.advice, str):
                 return result
         except FileNotFoundError:
             return None
-        except (TypeError, ValueError, RecursionError):
+        except (OSError, TypeError, ValueError):
             pass  # the stage, or a library in it, has written there
         return cls({}, "It ended, but its result cannot be read.", "The log may tell what wrote to its folder.")
 

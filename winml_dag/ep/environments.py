@@ -18,6 +18,7 @@ from pathlib import Path
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
 from winml_dag.errors import UsageError
 from winml_dag.readlog import before_reading
+from winml_dag.smallfiles import read_text
 
 # The oldest Python that this package runs on: workers there import it.
 OLDEST_PYTHON = (3, 11)
@@ -103,7 +104,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> tuple[Named, ...]:
     import tomllib
 
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
     for key in content:
@@ -173,7 +174,7 @@ def look(named: Named) -> Environment | None:
 def _settings(marker: Path) -> dict[str, str]:
     """What a venv says of itself; nothing for what is none."""
     try:
-        lines = marker.read_text(encoding="utf-8").splitlines()
+        lines = read_text(marker).splitlines()
     except (OSError, ValueError):
         return {}
     pairs = (line.partition("=") for line in lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_sou
 from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Quant
+from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
@@ -149,7 +149,7 @@ def _ranges(asked: Asked, quant: Quant) -> Source:
 def _method(path: Path) -> str:
     before_reading(path)
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["method"])
+        return str(read_json(path)["method"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"quant.calibration_load_path: {path} has no activation ranges as calibrate writes them"

@@ -25,6 +25,7 @@ from winml_dag.pipeline.cirun import ci_run
 from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.manifest import folder_in
 from winml_dag.pipeline.wheelrecord import wheel_records
+from winml_dag.smallfiles import read_bytes
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Overrides
@@ -50,7 +51,7 @@ def asked_for(loaded: LoadedRecipe | None, overrides: Overrides) -> JsonObject:
 def _recipe(loaded: LoadedRecipe) -> JsonObject:
     digest: JsonObject = {}
     with suppress(OSError):
-        digest = {"digest": f"sha256:{hashlib.sha256(loaded.path.read_bytes()).hexdigest()}"}
+        digest = {"digest": f"sha256:{hashlib.sha256(read_bytes(loaded.path)).hexdigest()}"}
     says = loaded.recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"stages"})
     return {"file": loaded.path.name, **digest, "says": says}
 

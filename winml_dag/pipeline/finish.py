@@ -17,6 +17,7 @@ from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder
 from winml_dag.pipeline.userstages.folder import UserFolder
 from winml_dag.pipeline.visible import outdated_reports, visible_files, wanted_reports
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
@@ -92,7 +93,7 @@ def _materialise_part(
     with store.claim(folder_key(folder)):
         finish_change(folder, store.changes)
         part = make_manifest(planned, results, (), elapsed_seconds)
-        text = with_part((folder / MANIFEST).read_bytes(), part)
+        text = with_part(read_bytes(folder / MANIFEST, MOST_BYTES_OF_MANY), part)
         output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints, store.changes)
         return output.materialise((), {MANIFEST: text})
 

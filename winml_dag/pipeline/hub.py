@@ -14,6 +14,7 @@ from pathlib import Path
 from winml_dag.errors import InputError
 from winml_dag.explanation import explanation
 from winml_dag.readlog import before_reading
+from winml_dag.smallfiles import read_text
 
 # What a stage may read of a repository, and the card, which names the license; anything else (other frameworks'
 # weights, pictures) is not worth its download.
@@ -46,7 +47,7 @@ def cached_snapshot(name: str, revision: str = "main", kind: str = MODELS) -> Pa
     """The folder of *revision* (a branch, tag or commit) in the local cache, or None."""
     before_reading(reference(name, revision, kind))
     try:
-        commit = reference(name, revision, kind).read_text(encoding="utf-8").strip()
+        commit = read_text(reference(name, revision, kind)).strip()
     except OSError:
         commit = revision
     snapshot = _repository(name, kind) / "snapshots" / commit

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError, UsageError
+from winml_dag.smallfiles import read_json
 
 
 def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Path:
@@ -53,7 +54,7 @@ def put_text(path: Path, text: str) -> Path:
 
 def _has(path: Path, mark: str) -> bool:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and mark in found

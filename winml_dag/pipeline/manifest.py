@@ -28,6 +28,7 @@ from winml_dag.pipeline.layout import EXPORTED, MANIFEST, MODEL, STAGE_FILE, com
 from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.rounds import folded
 from winml_dag.pipeline.search import Searched, searches
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 
 SCHEMA_VERSION = 1
@@ -86,7 +87,7 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest in *folder*; None when there is none or it is not ours: then no file in the folder is ours."""
     try:
-        value = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        value = read_json(folder / MANIFEST, MOST_BYTES_OF_MANY)
         if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
             return None
         stages = (stage for stage in value["stages"] if "placed" in stage)

@@ -17,6 +17,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.reading import ModuleItem
+from winml_dag.smallfiles import read_bytes, read_json
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.builds import Outcome
@@ -87,7 +88,7 @@ def write_summary(folder: Path, builds: Sequence[ModuleBuild], outcomes: Sequenc
     }
     data = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
     path = folder / SUMMARY
-    if not path.is_file() or path.read_bytes() != data:
+    if not path.is_file() or read_bytes(path) != data:
         from winml_dag.store.files import in_words, write_whole
 
         with in_words(f"Cannot write {path}"):
@@ -128,7 +129,7 @@ def _manifest(folder: Path) -> JsonObject:
 
 def _read(folder: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        value = read_json(folder / SUMMARY)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) and isinstance(value.get("instances"), list) else None

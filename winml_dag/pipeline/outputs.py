@@ -10,6 +10,7 @@ from pathlib import Path
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.commit import change_folder
 from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.smallfiles import read_bytes
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
@@ -139,7 +140,7 @@ class OutputFolder:
 
 def _holds(path: Path, data: bytes) -> bool:
     try:
-        return path.read_bytes() == data
+        return path.stat().st_size == len(data) and read_bytes(path, len(data)) == data
     except OSError:
         return False
 

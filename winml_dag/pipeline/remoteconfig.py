@@ -33,6 +33,7 @@ from winml_dag.recipe.document import Location, Position, Positions
 from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
+from winml_dag.smallfiles import read_text
 from winml_dag.store.remote.keys import signing_keys
 from winml_dag.store.remote.places import FOLDERS, folder_of, shown
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
@@ -280,7 +281,7 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
     import tomllib
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         content: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None

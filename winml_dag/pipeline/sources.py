@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from winml_dag.pipeline import hub
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
 from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like, resolve_path
+from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 from winml_dag.stages.samples import SUFFIXES, kind_of
 
@@ -70,7 +70,7 @@ class ModelFolder:
         before_reading(folder)
         before_reading(path)
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = read_json(path)
         except FileNotFoundError:
             raise InputError(
                 f"{folder} has no config.json, so it is not a model folder.",
@@ -120,7 +120,7 @@ class ModelFolder:
     def _shards(self, index: Path) -> list[str]:
         before_reading(index)
         try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = sorted(set(read_json(index)["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{index} is not an index of weights: {error}.") from error
         for name in shards:

@@ -14,12 +14,11 @@ from typing import Literal, TypeAlias
 from winml_dag.errors import InputError, RecipeError
 from winml_dag.readlog import before_reading
 from winml_dag.recipe.document import Document, Position, unreadable
+from winml_dag.smallfiles import read_bytes
 
 RecipeFormat: TypeAlias = Literal["json", "yaml"]
 
 _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
-# 200 bytes for each of 100,000 stages, three times over: whatever is larger is another file by mistake.
-_MAX_BYTES = 64 * 1024 * 1024
 # The key that makes a sweep of a recipe.
 MATRIX = "matrix"
 # What builds and sweeps leave in their folders. Both files of a build: that no folder of recipes has them by chance.
@@ -207,13 +206,12 @@ def _read(path: Path) -> str:
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a recipe.", advice="Name the file in it.")
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path} is too large for a recipe: more than {_MAX_BYTES // 1024**2} MiB.")
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         raise InputError(f"There is no recipe {path}.") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"The recipe {path} cannot be read: {error}.") from None
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"The recipe {path} cannot be read: {why}.") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -11,11 +11,9 @@ from winml_dag.errors import InputError
 from winml_dag.pipeline.sweep.plainform import Misshapen, plain, read
 from winml_dag.report.compare import Comparison
 from winml_dag.report.row import FORMAT, Report
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes
 
 REPORT = "report.json"
-
-# A row has some 10 KB, so this is far more than 10,000 of them.
-_MAX_BYTES = 512 * 1024 * 1024
 
 
 def report_json(report: Report) -> JsonObject:
@@ -51,23 +49,17 @@ def read_report(path: Path) -> Report:
         InputError: when there is none, or it is damaged, of a later format, or another program's.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise Misshapen(f"it is larger than {_MAX_BYTES // 1024**2} MiB")
-        value: Any = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        value: Any = parse_json(read_bytes(path, MOST_BYTES_OF_MANY), allow_nan=False)
         found = value.get("format") if isinstance(value, dict) else None
         if not isinstance(found, int) or found > FORMAT:
             raise Misshapen(f"its format is {found!r}, and this version knows up to {FORMAT}")
         return read(Report, value)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:  # Misshapen is one
+    except ValueError as error:  # Misshapen is one
         raise InputError(
             f"{path} is no report: {error}.", advice="Give a report.json, or the folder that a sweep was built into."
         ) from None
-
-
-def _refuse_constant(name: str) -> float:
-    raise Misshapen(f"{name} is no number of JSON")
 
 
 def _dumped(value: object) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from winml_dag.errors import StoreError
+from winml_dag.smallfiles import open_regular
 
 # Else Windows would change the ends of lines.
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -126,8 +127,8 @@ def create(path: str, folder: int | None = None) -> int:
 
 
 def open_to_read(path: Path | str) -> int:
-    """The descriptor of a file that is there."""
-    return os.open(path, os.O_RDONLY | _BINARY)
+    """The descriptor of an ordinary file that is there."""
+    return open_regular(path)[0]
 
 
 def read_rest(descriptor: int, size: int) -> bytes:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.smallfiles import read_text
+
 FOLDER = "standing"
 SUFFIX = ".keys"
 
@@ -32,7 +34,7 @@ def standing_keys(folder: Path) -> Iterator[StandingKeys]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             if path.stat().st_size <= _MOST_BYTES:
-                keys = frozenset(path.read_text("ascii").split())
+                keys = frozenset(read_text(path, encoding="ascii").split())
                 files = tuple(sorted(folder.glob(f"{path.stem}.*")))
                 yield StandingKeys(keys, files, max(file.stat().st_mtime_ns for file in files))
         except (OSError, UnicodeDecodeError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
+from winml_dag.smallfiles import read_text
 from winml_dag.store.artifact import Artifact, FileEntry, check_name
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import DigestFunction
@@ -229,7 +230,7 @@ def _begin(folder: Path) -> None:
                     advice="Choose an empty or a new folder.",
                 )
             _mark(marker)
-        number = marker.read_text(encoding="utf-8", errors="replace").strip()
+        number = read_text(marker, errors="replace").strip()
     if number != FORMAT:
         raise StoreError(
             f"The cache in {folder} has format {number[:20]!r}, and this version knows {FORMAT} only.",

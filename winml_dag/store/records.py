@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.store.files import PARTIAL, files_below, open_to_read, read_rest, write_whole
+from winml_dag.smallfiles import read_bytes
+from winml_dag.store.files import PARTIAL, files_below, write_whole
 from winml_dag.store.record import Record
 from winml_dag.store.sealed import seal, seal_text, unseal
 
@@ -105,13 +106,11 @@ class Records:
             StoreError: when it is damaged.
         """
         # Asked for twice for each stage that has to run, and then it is not there: not a file object.
-        opened = open_to_read(self._path(key))
+        data = read_bytes(self._path(key))
         try:
-            value = unseal(key, read_rest(opened, os.fstat(opened).st_size).decode())
+            value = unseal(key, data.decode())
         except ValueError as error:
             raise StoreError(f"The record of {key} is damaged: {error}") from error
-        finally:
-            os.close(opened)
         return _checked(key, Record.from_json(value))
 
     def write(self, record: Record) -> None:

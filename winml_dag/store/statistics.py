@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 from winml_dag.errors import StoreError
+from winml_dag.smallfiles import read_bytes
 from winml_dag.store.files import write_whole
 from winml_dag.store.locks import Locks
 from winml_dag.store.remote.traffic import Traffic
@@ -67,7 +68,7 @@ def read_statistics(folder: Path, locks: Locks) -> Statistics:
     """Count up what was noted in the cache at *folder*."""
     file = folder / FILE
     try:
-        data = file.read_bytes()
+        data = read_bytes(file)
     except OSError:
         return Statistics()
     found = _counted(data.decode("utf-8", "replace").splitlines())

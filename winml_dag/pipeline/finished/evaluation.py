@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
 from winml_dag.recipe.schema import section_of
+from winml_dag.smallfiles import read_json
 from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.target import RunTarget
@@ -222,7 +222,7 @@ def _label_mapping(dataset: Dataset, base: Path) -> Mapping[str, int] | None:
         return dataset.label_mapping
     path = resolve_path(base, dataset.label_mapping_file)
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = read_json(path, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InputError(f"eval.dataset.label_mapping_file: {path} cannot be read: {error}.") from error
     if not isinstance(value, dict) or not all(type(number) is int for number in value.values()):

@@ -5,7 +5,6 @@ A recipe is built first, by the ordinary way; its output folder is the subject t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.load import load_recipe
 from winml_dag.recipe.spelling import known_instead
+from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
@@ -227,7 +227,7 @@ def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
 def _settings(folder: Path, component: str) -> JsonObject:
     """What the build in *folder* was told; of a *component*, what is its own besides."""
     try:
-        value = json.loads((folder / BUILD_CONFIG).read_text(encoding="utf-8"))
+        value = read_json(folder / BUILD_CONFIG)
     except (OSError, ValueError):
         return {}
     if not isinstance(value, dict):

@@ -7,7 +7,6 @@ and the cache is not asked.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, final_artifacts, read_manifest
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
@@ -116,7 +116,7 @@ def load_manifest(folder: Path) -> Manifest:
 def _fault(path: Path) -> str:
     """What is wrong with a manifest that :func:`read_manifest` does not take."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path, MOST_BYTES_OF_MANY)
     except OSError as error:
         return f"cannot be read: {error.strerror or error}."
     except ValueError as error:
@@ -214,8 +214,8 @@ def check_file(path: Path, entry: FileEntry) -> FileCheck:
 def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
     """The settings have no entry, since the manifest has the hash of what they say."""
     try:
-        data = path.read_bytes()
-        found = config_hash(json.loads(data))
+        data = read_bytes(path)
+        found = config_hash(parse_json(data))
     except FileNotFoundError:
         return FileCheck(path, Found.MISSING, 0)
     except OSError as error:

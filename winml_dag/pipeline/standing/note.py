@@ -22,6 +22,7 @@ from typing import Any
 import xxhash
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_text
 
 FORMAT = 2
 _SUFFIX = ".note"
@@ -154,8 +155,7 @@ def file_of(cache_dir: str, asked: str) -> str:
 def keys_of(cache_dir: str, asked: str) -> list[str]:
     """The keys that the note of the request *asked* stands on; none when that cannot be told."""
     try:
-        with open(os.path.splitext(file_of(cache_dir, asked))[0] + KEYS_SUFFIX, encoding="ascii") as file:
-            return file.read().split()
+        return read_text(os.path.splitext(file_of(cache_dir, asked))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
     except (OSError, ValueError):
         return []
 
@@ -163,12 +163,11 @@ def keys_of(cache_dir: str, asked: str) -> list[str]:
 def read_note(cache_dir: str, asked: str) -> Note | None:
     """The note of the request *asked*; None when there is none that can be used."""
     try:
-        with open(file_of(cache_dir, asked), "rb") as file:
-            data = file.read()
+        data = read_bytes(file_of(cache_dir, asked), MOST_BYTES_OF_MANY)
         if data[:_HEX] != xxhash.xxh3_64_hexdigest(memoryview(data)[_HEX:]).encode():
             return None
         end = data.index(b"\n")
-        first: Any = json.loads(data[_HEX:end])
+        first: Any = parse_json(data[_HEX:end])
         if first["format"] != FORMAT or first["asked"] != asked:
             return None
         header = Header(

@@ -19,6 +19,7 @@ from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, 
 from winml_dag.pipeline.sweep.search import Hunt, hunt_together, rank_cells
 from winml_dag.recipe.goal import Goal
 from winml_dag.recipe.winners import group_axes, groups, winner_folder
+from winml_dag.smallfiles import read_json
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -279,7 +280,7 @@ def _write_note(folder: Path, sweep: str, told: GoalResult) -> None:
 def _read_note(folder: Path) -> dict[str, Any] | None:
     """The note in *folder*; None without one of ours."""
     try:
-        value = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        value = read_json(folder / NOTE)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) and value.get("format") == _NOTE_FORMAT and "cell" in value else None

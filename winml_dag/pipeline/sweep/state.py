@@ -12,9 +12,7 @@ from typing import Any
 from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.sweep.plainform import Misshapen, plain, read
 from winml_dag.pipeline.sweep.result import FORMAT, SWEEP, SweepResult
-
-# Far more than 10,000 cells with all their stages need; whatever is larger is another file by mistake.
-_MAX_BYTES = 512 * 1024 * 1024
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes
 
 
 def read_sweep(folder: Path) -> SweepResult | None:
@@ -25,9 +23,7 @@ def read_sweep(folder: Path) -> SweepResult | None:
     """
     path = folder / SWEEP
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise _unusable(path, f"it is larger than {_MAX_BYTES // 1024**2} MiB")
-        return sweep_of(path.read_bytes())
+        return sweep_of(read_bytes(path, MOST_BYTES_OF_MANY))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Misshapen as error:
@@ -39,8 +35,8 @@ def read_sweep(folder: Path) -> SweepResult | None:
 def sweep_of(data: bytes) -> SweepResult:
     """The sweep that the text *data* is of. Raises Misshapen."""
     try:
-        value: Any = json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        value: Any = parse_json(data, allow_nan=False)
+    except ValueError as error:
         raise Misshapen(f"it is not JSON ({error})") from None
     found = value.get("format") if isinstance(value, dict) else None
     if isinstance(found, int) and found > FORMAT:
@@ -69,10 +65,6 @@ def write_sweep(folder: Path, sweep: SweepResult) -> None:
             f"Cannot write {folder / SWEEP}: {error.strerror or error}.",
             advice="Make the folder writable, free some space, or choose another one with -o.",
         ) from None
-
-
-def _refuse_constant(name: str) -> float:
-    raise Misshapen(f"{name} is no number of JSON")
 
 
 def _unusable(path: Path, why: str) -> InputError:

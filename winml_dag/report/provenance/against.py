@@ -6,7 +6,6 @@ is believed: it must be valid as its format wants it, and no name in it leads ou
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
 from winml_dag.report.told import text_at
+from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_text
 from winml_dag.store.artifact import FileEntry, check_name
 from winml_dag.store.files import files_below, name_below
 
-# Of thousands of builds with thousands of files; whatever is larger is another file by mistake.
-_MAX_BYTES = 256 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -93,13 +91,11 @@ def read_document(document: Path) -> tuple[str, list[Listed]]:
         InputError: for one that is not valid, or lists no file.
     """
     try:
-        if document.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{document} is larger than {_MAX_BYTES >> 20} MiB: it is no such document.")
-        text = document.read_text(encoding="utf-8")
-        value = json.loads(text)
+        text = read_text(document, MOST_BYTES_OF_MANY)
+        value = parse_json(text)
     except OSError as error:
         raise InputError(f"{document} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{document} is not JSON: {error}.", advice=_KNOWN) from None
     try:
         format_, found = _listed(value if isinstance(value, dict) else {}, text)

@@ -7,7 +7,6 @@ that is as its build left it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from winml_dag.pipeline.manifest import Manifest, component_in, component_names,
 from winml_dag.report.found import KEPT, find
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
 from winml_dag.report.told import object_at, objects_at, text_at, texts_at, words_at
+from winml_dag.smallfiles import read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 
@@ -97,7 +97,7 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
     if not final_artifacts(manifest.value):
         return {}
     with suppress(OSError, ValueError):
-        value = json.loads((folder / BUILD_CONFIG).read_bytes())
+        value = read_json(folder / BUILD_CONFIG)
         if isinstance(value, dict):
             return value
     return {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.jsonfile import put_text
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, Document
+from winml_dag.smallfiles import read_json
 
 # What a document of each kind has at its top, and what the name of its file ends with.
 _MARKS = {SLSA: "predicateType", CYCLONEDX: "bomFormat"}
@@ -38,7 +38,7 @@ def write_documents(output: Path, format_: str, documents: Sequence[Document], *
 
 def _is_such(path: Path, mark: str) -> bool:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(path)
+    except (OSError, ValueError):
         return False
     return isinstance(found, dict) and mark in found
