@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -50,6 +50,10 @@ _HOW = (
 )
 
 
+# Options that have no opposite on the command line.
+_FLAGS = frozenset({"allow_unsupported_nodes", "random_weights", "trust_remote_code", "final_only"})
+
+
 def build_sweep(
     config: str | Path | Sequence[str | Path],
     output_dir: str | Path | None = None,
@@ -71,7 +75,8 @@ def build_sweep(
     selection = Selection(
         tuple(arguments.get("filters", ())), arguments.get("shard"), arguments.get("retry_failed", False)
     )
-    asked = SweepRun.of(named, request, selection, _command(named, output_dir))
+    told = {name: arguments.get(name) for name in ("remote", "remote_mode", "final_only")}
+    asked = SweepRun.of(named, request, selection, _command({**what, **told}, named, folder))
     options = BuildOptions(
         arguments.get("jobs", 1),
         keep_going=arguments.get("keep_going", True),
@@ -85,8 +90,23 @@ def build_sweep(
         return run_sweep(asked, store, where, watcher).result
 
 
-def _command(named: Sequence[Path], output_dir: str | Path | None) -> str:
-    """What builds all of it on the command line, if no options were given."""
-    files = [word for path in named for word in ("-c", str(path))]
-    where = [] if output_dir is None else ["-o", str(output_dir)]
-    return shlex.join(["winml-dag", "build", *files, *where])
+def _command(arguments: Mapping[str, object], named: Sequence[Path], folder: Path | None) -> str:
+    """What builds the same on the command line, whose options have the names of *arguments*."""
+    from winml_dag.store.remote.places import shown
+
+    words = [word for path in named for word in ("-c", str(path))]
+    words += [] if folder is None else ["-o", str(folder)]
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            # One without an opposite is off when it is not given.
+            words += [f"--{option}"] if value else [] if name in _FLAGS else [f"--no-{option}"]
+        elif value is not None:
+            several = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+            # These words go into files, where a password does not belong.
+            words += [
+                word
+                for each in several
+                for word in (f"--{option}", shown(str(each)) if name == "remote" else str(each))
+            ]
+    return shlex.join(("winml-dag", "build", *words))

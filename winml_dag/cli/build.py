@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.chosencells import are_a_sweep, cell_options
-from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, with_cluster
+from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, refuse_misfits, with_cluster
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
@@ -95,7 +95,11 @@ def command(
     at_a_glance = not (rebuild or verbose or format_ == "json")
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
     standing = look(request, cache_dir) if len(recipes) < 2 else None
-    if at_a_glance and say_up_to_date(standing, cache_dir, started):
+    if at_a_glance:
+        refuse_misfits(where)  # whatever is known
+    # A recipe that has no cells is refused below.
+    chooses = bool(filters or shard or retry_failed)
+    if at_a_glance and not chooses and say_up_to_date(standing, cache_dir, started):
         return 0
     # Imported here: it would be a fifth of all that an up-to-date build of one model imports.
     from winml_dag.cli.sweep import build_sweep, say_sweep_up_to_date

@@ -52,6 +52,19 @@ def cluster_options(function: F) -> F:
     return function
 
 
+def refuse_misfits(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that do not fit together."""
+    if options["executor"] != "dask":
+        if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
+            name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
+            raise UsageError(f"--{name} is about a cluster.", advice="Give --executor dask too.")
+    elif options["scheduler"] and options["workers"]:
+        raise UsageError(
+            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
+            advice="Give one of them.",
+        )
+
+
 @contextmanager
 def with_cluster(
     how: BuildOptions, options: Mapping[str, Any], cache_dir: Path, remote: RemoteOptions, *, quiet: bool
@@ -61,18 +74,11 @@ def with_cluster(
     Raises:
         UsageError: for options that do not fit together, and when there is no such cluster.
     """
-    executor, scheduler, workers = options["executor"], options["scheduler"], options["workers"]
-    if executor != "dask":
-        if given := [name for name in CLUSTER_OPTIONS[1:] if options[name]]:
-            name = {"worker_tags": "worker-tag"}.get(given[0], given[0])
-            raise UsageError(f"--{name} is about a cluster.", advice="Give --executor dask too.")
+    refuse_misfits(options)
+    scheduler, workers = options["scheduler"], options["workers"]
+    if options["executor"] != "dask":
         yield how
         return
-    if scheduler and workers:
-        raise UsageError(
-            "--workers starts workers on this machine, and --scheduler names a cluster that has its own.",
-            advice="Give one of them.",
-        )
     # Imported here: none of it is needed by a build on this machine.
     from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
 

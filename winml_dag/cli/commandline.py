@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -33,6 +33,8 @@ def _words(option: click.Option, value: object) -> Iterator[str]:
     if option.is_flag:
         yield name if value else option.secondary_opts[0]
         return
+    if option.multiple and isinstance(value, Mapping):
+        value = tuple(f"{key}={each}" for key, each in value.items())
     for each in value if option.multiple and isinstance(value, tuple) else (value,):
         yield name
         yield _written(option, each)

@@ -88,15 +88,18 @@ def cli() -> None: ...
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    # What is left to do is the interpreter's own.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code. Errors go to stderr as sentences, never as tracebacks."""
     # Looking for pydantic plug-ins costs 20 ms at every start, and recipes need none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # A CI system ends its jobs with SIGTERM: children must be ended then, just as after Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
+    _hear_signals()
     try:
         result = cli.main(arguments, prog_name="winml-dag", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -135,6 +138,20 @@ def _print_refused(arguments: list[str], sentence: str) -> None:
     from winml_dag.cli.onestage import print_object
 
     print_object({"success": False, "errors": [sentence]})
+
+
+def _hear_signals() -> None:
+    """Have whatever asks this process to end do what Ctrl-C does: children are ended, and scratch is removed.
+
+    A CI system ends its jobs with SIGTERM, a terminal that is closed with SIGHUP, Windows with SIGBREAK. A signal that
+    whoever started us has switched off, as nohup does, stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

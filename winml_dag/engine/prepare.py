@@ -6,7 +6,6 @@ gets a folder of its own in which just its declared inputs are, at the paths tha
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -238,4 +237,5 @@ def _source_text(source: Source, folder: Path) -> str:
 
 
 def _lies_in(folder: Path, file: SourceFile) -> bool:
-    return str(file.path) == f"{folder}{os.sep}{file.name}"
+    # With "/" on both sides: on Windows the path of a nested file has "\\" where its name has "/".
+    return file.path.as_posix() == f"{folder.as_posix()}/{file.name}"

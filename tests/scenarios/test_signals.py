@@ -1,0 +1,85 @@
+"""Asked to end, by whichever signal and whenever, the command line ends its children and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from user_project import UserProject, notes_project
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> UserProject:
+    """Its one stage says its process id, and then waits for a line."""
+    project = notes_project(tmp_path / "project")
+    os.mkfifo(project.folder / "said")
+    os.mkfifo(project.folder / "go")
+    said, go = project.folder / "said", project.folder / "go"
+    project.recipe["stages"] = {
+        "wait": {
+            "command": ["sh", "-c", f"echo $$ > {said}; cat {go} > {{outputs.o}}"],
+            "outputs": {"o": "o.txt"},
+        }
+    }
+    project.save()
+    return project
+
+
+def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[str], int]:
+    """A build whose stage runs, and the process id of that; *ignoring*: a signal that is switched off for it."""
+    command = shlex.join(project.command("build", "-c", "recipe.yaml", "-q"))
+    trap = f"trap '' {ignoring}; " if ignoring else ""
+    process = subprocess.Popen(
+        ["sh", "-c", f"{trap}exec {command}"],
+        cwd=project.folder,
+        env=project.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    return process, int((project.folder / "said").read_text())
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, name: str) -> None:
+    process, stage = start(project)
+    process.send_signal(getattr(signal, name))
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in messages
+    assert "Traceback" not in messages
+    assert list((project.cache / "scratch").iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(stage, 0)
+
+
+def test_a_build_under_nohup_goes_on_when_its_terminal_is_closed(project: UserProject) -> None:
+    process, _ = start(project, ignoring="HUP")
+    process.send_signal(signal.SIGHUP)
+    (project.folder / "go").write_text("done")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert project.read("o.txt") == "done"
+
+
+def test_an_interrupt_while_modules_are_imported_shows_none_of_them(tmp_path: Path, project: UserProject) -> None:
+    """A library that takes its time: it is imported before there is anybody to say something."""
+    said = project.folder / "said"
+    (tmp_path / "click.py").write_text(
+        f"import signal\nwith open({str(said)!r}, 'w') as said:\n    said.write('here')\nsignal.pause()\n"
+    )
+    project.search_path = str(tmp_path)
+    process = project.start("build", "-c", "recipe.yaml")
+    assert said.read_text() == "here"
+    process.send_signal(signal.SIGINT)
+    output, messages = process.communicate(timeout=60)
+    assert (output, messages) == ("", "")
+    assert process.returncode == -signal.SIGINT

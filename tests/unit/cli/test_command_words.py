@@ -1,0 +1,87 @@
+"""A command as somebody would type it means what was asked for."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from winml_dag.api.sweeps import _HOW, SweepArguments, _command
+from winml_dag.cli import build
+from winml_dag.cli.commandline import as_typed, given_words
+from winml_dag.cli.main import run
+
+LINES = (
+    "-c sweep.yaml -o out --ep-option a=b --ep-option 'c=d e' --ep qnn",
+    "-c one.yaml -c two.yaml --no-validate --random-weights --quant",
+    "-m bert -p w8a8 --remote https://one --remote https://two --min-cosine 0.5 --embed",
+    "--onnx 'my model.onnx' --input-specs '{\"a\": {\"shape\": [1, 2]}}' --soc-model 60 --batch-size 4",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_what_was_given_is_typed_so_that_it_means_the_same(line: str) -> None:
+    context = build.command.make_context("build", shlex.split(line))
+    again = build.command.make_context("build", shlex.split(as_typed(given_words(context))))
+    assert again.params == context.params
+
+
+@pytest.mark.parametrize("options", [{"multiple": True}, {"multiple": True, "callback": lambda *given: given[2]}])
+def test_every_option_that_may_be_given_again_is_written_as_often(options: dict[str, object]) -> None:
+    command = click.Command("any", params=[click.Option(["--x"], **options)])  # type: ignore[arg-type]
+    context = command.make_context("any", ["--x", "1", "--x", "2"])
+    assert given_words(context) == ("--x", "1", "--x", "2")
+
+
+def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> None:
+    values = {
+        "ep": "qnn",
+        "validate": False,
+        "quant": True,
+        "random_weights": True,
+        "trust_remote_code": False,
+        "allow_unsupported_nodes": False,
+        "final_only": True,
+        "max_optim_iterations": 3,
+        "task": None,
+    }
+    named = [Path("sweep.yaml"), Path("other one.yaml")]
+    line = _command({**values, "remote": ["https://me:secret@one"]}, named, Path("out"))
+    assert "secret" not in line
+    found = build.command.make_context("build", shlex.split(line)[2:]).params
+    assert found["recipes"] == tuple(named)
+    assert {name: found[name] for name in (*values, "output_dir")} == {**values, "output_dir": Path("out")}
+
+
+def test_every_argument_of_a_sweep_from_python_is_an_option() -> None:
+    """But those that say how to go about it."""
+    how = {*_HOW} - {"final_only", "remote", "remote_mode"}
+    options = {option.name for option in build.command.params}
+    assert {*SweepArguments.__annotations__} - how <= options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--filter", "a=b"], ["--shard", "1/2"], ["--retry-failed"], ["--workers", "2"], ["--worker-tag", "npu"]],
+    ids=" ".join,
+)
+def test_an_option_that_does_not_fit_is_refused_whether_the_build_is_up_to_date_or_not(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("winml_dag.store.changetime.SETTLED_NS", 0)
+    recipe = {"stages": {"one": {"command": ["python3", "-c", ""]}}}
+    Path("recipe.json").write_text(json.dumps(recipe))
+    told = []
+    for _ in range(2):
+        assert run(["build", "-c", "recipe.json", *options]) == 2
+        told.append(capsys.readouterr().err)
+        run(["build", "-c", "recipe.json"])
+        capsys.readouterr()
+    run(["build", "-c", "recipe.json"])
+    assert "Up to date" in capsys.readouterr().out
+    assert told[0] == told[1]
