@@ -19,7 +19,7 @@ _ERRORS = {
     "hang holding the lock": "longer than its limit of",
     "edit the source": "changed while it was being used",
     "answer nonsense": "its result cannot be read",
-    "remove everything": "No such file",
+    "remove everything": "ended with exit code",
     "put out a link": "is a link",
 }
 _TOUCH_THE_SOURCE = {"edit the source"}
