@@ -6,7 +6,6 @@ edited stays and belongs to whoever edited it; without a manifest no build will 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from winml_dag.pipeline.commit import finish_change, folder_key
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.userstages.paths import parents
+from winml_dag.smallfiles import read_json
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.files import in_words
@@ -117,7 +117,7 @@ def _has_bytes(path: Path, entry: FileEntry, fingerprints: Fingerprints) -> bool
 
 def _is_settings_of(path: Path, manifest: Manifest) -> bool:
     try:
-        return config_hash(json.loads(path.read_text(encoding="utf-8"))) == manifest.value.get("config_hash")
+        return config_hash(read_json(path)) == manifest.value.get("config_hash")
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError
+from winml_dag.smallfiles import read_json
 from winml_dag.store.below import Below
 from winml_dag.store.files import write_whole
 
@@ -215,7 +216,7 @@ def _journals(folder: Path, journals: Path) -> tuple[Path, Path]:
 def _begun(folder: Path, journals: Path, journal: Path) -> _Changing | None:
     """The change that *journal* speaks of; None where there is none, or the folder has gone that it spoke of."""
     try:
-        value = json.loads(journal.read_text(encoding="utf-8"))
+        value = read_json(journal)
         changing = _Changing(folder, journals, value["token"], Change(tuple(value["put"]), tuple(value["remove"])))
     except FileNotFoundError:
         return None

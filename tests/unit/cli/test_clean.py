@@ -91,6 +91,13 @@ def test_a_dry_run_names_what_would_go_and_removes_nothing(says) -> None:
     assert names() == PUT
 
 
+def test_settings_that_nest_deeper_than_any_reader_stay(says) -> None:
+    builds()
+    Path("out/winml_build_config.json").write_text("[" * 100_000)
+    says("-o", "out")
+    assert names() == {"winml_build_config.json"}
+
+
 def test_what_was_edited_and_what_is_the_users_stays_and_is_named(says) -> None:
     builds()
     Path("out/optimized.onnx").write_text("mine now")
