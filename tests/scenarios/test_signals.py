@@ -14,6 +14,8 @@ from user_project import UserProject, notes_project
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> UserProject:
@@ -36,22 +38,28 @@ def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[st
     """A build whose stage runs, and the process id of that; *ignoring*: a signal that is switched off for it."""
     command = shlex.join(project.command("build", "-c", "recipe.yaml", "-q"))
     trap = f"trap '' {ignoring}; " if ignoring else ""
-    process = subprocess.Popen(
-        ["sh", "-c", f"{trap}exec {command}"],
-        cwd=project.folder,
-        env=project.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # What this process ignores, as under nohup, its children would ignore too.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    try:
+        process = subprocess.Popen(
+            ["sh", "-c", f"{trap}exec {command}"],
+            cwd=project.folder,
+            env=project.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return process, int((project.folder / "said").read_text())
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
-def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, name: str) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, number: signal.Signals) -> None:
     process, stage = start(project)
-    process.send_signal(getattr(signal, name))
+    process.send_signal(number)
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in messages

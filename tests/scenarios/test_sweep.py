@@ -179,7 +179,7 @@ assert isinstance(sweep, SweepResult)
 print([(cell.name, str(cell.status)) for cell in sweep.cells if cell.name.endswith("fp32")], sweep.cells[0].command)
 """)
     assert finished.returncode == 0, finished.stderr
-    command = "winml-dag build -c sweep.yaml -o out --filter one/fp32"
+    command = "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/fp32"
     told = [("one/fp32", "up to date"), ("two/fp32", "up to date")]
     assert finished.stdout.strip() == f"{told} {command}"
 
