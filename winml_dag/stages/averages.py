@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from itertools import product
 from typing import TypeVar, cast
 
-import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, shape_inference
+from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
 
 from winml_dag.onnxmodel.naming import Naming
 
@@ -43,12 +42,12 @@ def count_padding(model: ModelProto) -> bool:
         tensor = known.get(node.input[0])
         sizes = [] if tensor is None else [dim.dim_value for dim in tensor.shape.dim[2:]]
         if tensor is not None and sizes and all(sizes):
-            _count(graph, node, sizes, helper.tensor_dtype_to_np_dtype(tensor.elem_type), naming)
+            _count(graph, node, sizes, tensor.elem_type, naming)
             changed = True
     return changed
 
 
-def _count(graph: GraphProto, node: NodeProto, sizes: list[int], dtype: np.dtype[np.generic], naming: Naming) -> None:
+def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int, naming: Naming) -> None:
     kernel = _attribute(node, "kernel_shape", ())
     rank = len(sizes)
     strides, dilations = (_attribute(node, name, (1,) * rank) for name in ("strides", "dilations"))
@@ -57,16 +56,16 @@ def _count(graph: GraphProto, node: NodeProto, sizes: list[int], dtype: np.dtype
     for axis, size in enumerate(sizes):
         reach = dilations[axis] * (kernel[axis] - 1) + 1
         starts = range(-pads[axis], size + pads[axis + rank] - reach + 1, strides[axis])
-        windows = np.add.outer(starts, dilations[axis] * np.arange(kernel[axis]))
-        inside.append(((windows >= 0) & (windows < size)).sum(axis=1))
+        steps = range(0, reach, dilations[axis])
+        inside.append([sum(0 <= start + step < size for step in steps) for start in starts])
     # A window that lies in the padding alone has no average.
-    factors = math.prod(kernel) / np.maximum(reduce(np.multiply.outer, inside), 1)
+    factors = [math.prod(kernel) / max(1, math.prod(counts)) for counts in product(*inside)]
     output = node.output[0]
     at = next(place for place, each in enumerate(graph.node) if output in each.output)
     node.output[0], factor = naming.new(f"{output}_with_padding"), naming.new(f"{output}_padding_factor")
-    graph.initializer.append(numpy_helper.from_array(factors[None, None].astype(dtype), factor))
-    product = helper.make_node("Mul", [node.output[0], factor], [output], naming.new(f"{node.name}/mul"))
-    graph.node.insert(at + 1, product)
+    graph.initializer.append(helper.make_tensor(factor, elem_type, [1, 1, *map(len, inside)], factors))
+    corrected = helper.make_node("Mul", [node.output[0], factor], [output], naming.new(f"{node.name}/mul"))
+    graph.node.insert(at + 1, corrected)
     kept = [each for each in node.attribute if each.name != "count_include_pad"]
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 1)])

@@ -42,7 +42,7 @@ COMPILE = Stage(
     config="winml_dag.stages.compile:CompileConfig",
     inputs={"model": SINGLE_MODEL, "option_files": OPTION_FILES},
     outputs={"model": kinds.COMPILED_MODEL},
-    packages=("onnxruntime", "onnx", "numpy"),
+    packages=("onnxruntime", "onnx"),
     memory=Memory(150 << 20, 7.0),
 )
 

@@ -31,7 +31,7 @@ def shared_compile_stage(count: int) -> Stage:
         config="winml_dag.stages.compile:CompileConfig",
         inputs={**{f"model_{number}": SINGLE_MODEL for number in range(count)}, "option_files": OPTION_FILES},
         outputs={"model": kinds.COMPILED_MODELS},
-        packages=("onnxruntime", "onnx", "numpy"),
+        packages=("onnxruntime", "onnx"),
         memory=COMPILE.memory,
     )
 
