@@ -33,6 +33,7 @@ from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.reaper import Reaper
 from winml_dag.engine.sandbox import confined
+from winml_dag.engine.signals import deferred_signals
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
@@ -245,7 +246,7 @@ class LocalExecutor:
         if job.hidden is not None:
             arguments, program = confined(arguments, program, job.hidden, job.folder), None
         began = time.monotonic()
-        with self._lock:
+        with deferred_signals(), self._lock:
             if self._stopped:
                 job.log.touch()
                 return Outcome(0.0, job.log, {}, "stopped")
