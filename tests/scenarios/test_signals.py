@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from user_project import UserProject, notes_project
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
+from winml_dag.engine.signals import ENDING
 
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[st
     command = shlex.join(project.command("build", "-c", "recipe.yaml", "-q"))
     trap = f"trap '' {ignoring}; " if ignoring else ""
     # What this process ignores, as under nohup, its children would ignore too.
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
     try:
         process = subprocess.Popen(
             ["sh", "-c", f"{trap}exec {command}"],
@@ -57,7 +57,7 @@ def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[st
     return process, int((project.folder / "said").read_text())
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", ENDING)
 def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, number: signal.Signals) -> None:
     process, stage = start(project)
     watched = os.pidfd_open(stage) if sys.platform == "linux" else None

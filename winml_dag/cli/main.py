@@ -17,6 +17,7 @@ import click
 
 from winml_dag import __version__
 from winml_dag.cli.plaintext import echo
+from winml_dag.engine.signals import ENDING
 from winml_dag.errors import Interrupted, WinmlDagError
 
 # name -> (module, the line in the list of commands); a command's module is imported only to run it or to show its help.
@@ -148,9 +149,8 @@ def _hear_signals() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+    for number in ENDING:
+        if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
 
 

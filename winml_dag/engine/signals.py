@@ -1,4 +1,6 @@
-"""Signals that wait while a process is started, so that no interrupt comes between its start and our knowing of it."""
+"""The signals that end a build, and a block in which they wait: while a process is started, so that none comes between
+its start and our knowing of it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Those that end a build; some systems have not all of them.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
+# Those of them that this system has.
+ENDING: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 @contextmanager
@@ -21,8 +24,7 @@ def deferred_signals() -> Iterator[None]:
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
-    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
     for number in handlers:
         signal.signal(number, lambda which, frame: came.append((which, frame)))
     try:
@@ -30,5 +32,5 @@ def deferred_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number, frame in came[:1]:
-            handlers[signal.Signals(number)](number, frame)
+        for which, frame in came[:1]:
+            handlers[signal.Signals(which)](which, frame)

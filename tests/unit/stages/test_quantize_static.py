@@ -29,7 +29,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.metadata import carry_metadata
-from winml_dag.stages.quantize.static import INTEGER_TYPES
+from winml_dag.stages.quantize.mixed import INTEGER_TYPES
 
 PRECISIONS = [("uint8", "uint8"), ("uint8", "uint16"), ("int16", "uint8"), ("int16", "uint16"), ("int8", "int8")]
 W8A8 = {"weight_type": "uint8", "activation_type": "uint8"}

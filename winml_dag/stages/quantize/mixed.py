@@ -16,10 +16,22 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.naming import Naming
 from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
+from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import DATA_INPUTS
+from winml_dag.stages.quantize.selection import override_types
 
 # As onnxruntime has it: by tensor, a list with one object of type, axis, symmetry and conversion.
 TensorOverrides: TypeAlias = dict[str, list[dict[str, Any]]]
+
+INTEGER_TYPES = {
+    "uint8": QuantType.QUInt8,
+    "int8": QuantType.QInt8,
+    "uint16": QuantType.QUInt16,
+    "int16": QuantType.QInt16,
+}
+# onnxruntime has no activations of four bits.
+WEIGHT_TYPES = {**INTEGER_TYPES, "int4": QuantType.QInt4, "uint4": QuantType.QUInt4}
+SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
 
 # Where an operator's constant is a weight, and the axis of its channels. None: a vector.
 _WEIGHTS = {"Conv": (1, 0), "ConvTranspose": (1, 1), "MatMul": (1, 1), "Gemm": (1, 1)}
@@ -178,3 +190,27 @@ def weights_of(node: NodeProto) -> Sequence[tuple[str, int | None]]:
     if node.op_type == "Gemm" and any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
         axis = 0
     return [(node.input[position], axis)]
+
+
+def node_overrides(
+    graph: GraphProto,
+    fields: QuantizeFields,
+    activation_type: QuantType,
+    weight_symmetric: bool | None,
+    *,
+    per_channel: bool,
+) -> TensorOverrides:
+    """What ``node_overrides`` come to for the tensors of *graph*, all nodes of which have names."""
+    if not fields.node_overrides:
+        return {}
+    types = override_types(graph, fields.node_overrides)
+    activations = {name: INTEGER_TYPES[of.activation_type] for name, of in types.items() if of.activation_type}
+    weights = {name: WEIGHT_TYPES[of.weight_type] for name, of in types.items() if of.weight_type}
+    chosen = {
+        name: (weight, weight in SIGNED if weight_symmetric is None else weight_symmetric)
+        for name, weight in weights.items()
+    }
+    return {
+        **activation_overrides(graph, activations, activation_type),
+        **weight_overrides(graph, chosen, per_channel=per_channel),
+    }

@@ -44,6 +44,11 @@ class Selection:
     op_types: frozenset[str] | None
     reasons: Mapping[str, str]
 
+    @property
+    def sorted_op_types(self) -> list[str] | None:
+        """``op_types`` as onnxruntime takes them, in an order that is always the same."""
+        return None if self.op_types is None else sorted(self.op_types)
+
     def takes(self, op_type: str) -> bool:
         return self.op_types is None or op_type in self.op_types
 
