@@ -17,10 +17,12 @@ from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, refuse_misfi
 from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
+from winml_dag.engine.events import Status
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
+    from winml_dag.engine.fileaccess import FileAccess
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
@@ -59,6 +61,9 @@ class _Seconds(click.FloatRange):
 @cluster_options
 @click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
 @click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
+@click.option(
+    "--check-inputs", is_flag=True, help="Fail stages of your own that read a file they do not declare, and name it."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")
 @format_option
@@ -74,6 +79,7 @@ def command(
     stage_timeout: float | None,
     link: bool,
     sandbox: bool,
+    check_inputs: bool,
     verbose: bool,
     quiet: bool,
     rebuild: bool,
@@ -92,7 +98,7 @@ def command(
     where = {name: options.pop(name) for name in CLUSTER_OPTIONS}
     one = recipes[0] if len(recipes) == 1 else None
     request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
-    at_a_glance = not (rebuild or verbose or format_ == "json")
+    at_a_glance = not (rebuild or verbose or check_inputs or format_ == "json")
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
     standing = look(request, cache_dir) if len(recipes) < 2 else None
     if at_a_glance:
@@ -112,8 +118,9 @@ def command(
     from winml_dag.cli.buildreport import errors_as_json, print_json
     from winml_dag.pipeline.build import BuildOptions
 
+    access = _access(sandbox=sandbox, check_inputs=check_inputs)
     how = BuildOptions(
-        jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, sandbox, memory_bytes=memory
+        jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, access, memory_bytes=memory
     )
     with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
         # Of several builds, one that fails says nothing of the others.
@@ -139,7 +146,20 @@ def command(
         print_json([result], result.elapsed_seconds)
     if sandbox:
         _say_what_is_not_watched()
+    if check_inputs and not any(view.status in (Status.RAN, Status.FAILED) for view in result.stages):
+        echo("note: no stage ran, so no inputs were checked. Use --rebuild to check all.", err=True)
     return StageError.exit_code if result.failed else 0
+
+
+def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
+    from winml_dag.engine.fileaccess import FileAccess, find_tracer
+
+    if sandbox and check_inputs:
+        raise UsageError("--sandbox and --check-inputs exclude each other.", advice="Use one of them.")
+    if check_inputs:
+        find_tracer()
+        return FileAccess.TRACE
+    return FileAccess.SANDBOX if sandbox else FileAccess.FREE
 
 
 def _modules(request: Request) -> tuple[ModuleItem, ...] | None:

@@ -77,6 +77,8 @@ def _explanation(
         yield f"  cache key {view.cache_key}"
     if record is not None:
         yield f"  made {record.made_at} by {record.made_by}, took {record.elapsed_seconds:.1f} s"
+    if view.status is Status.REUSED and view.result.node.folder is not None and not all_are_shown:
+        yield "  to find files that it reads without declaring them: winml-dag build --check-inputs --rebuild"
 
 
 def _reason_lines(reason: Reason) -> Iterator[str]:

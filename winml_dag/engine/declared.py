@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.engine.execute import Job, Outcome, log_tail
+from winml_dag.engine.fileaccess import in_short, undeclared
 from winml_dag.engine.prepare import Prepared
 from winml_dag.engine.sandbox import not_declared
 from winml_dag.errors import StageError
@@ -23,6 +25,8 @@ def check_done(prepared: Prepared) -> None:
         _refuse_several(job)
         return
     _check_outputs(job, prepared.began, job.at)
+    if job.is_traced:
+        _refuse_undeclared(prepared, job.at)
     if prepared.own is not None and (extra := _undeclared(job.at, prepared.own)):
         raise StageError(
             f"{job.node.id} wrote {', '.join(extra)} in its folder, and does not declare it.",
@@ -71,6 +75,18 @@ def _check_outputs(job: Job, began: float, project: Path) -> None:
                 f"{job.node.id} wrote {extra} beside {{outputs.{slot}}}, and does not declare it.",
                 advice="Declare the folder that both lie in, with / at its end, as the output.",
             )
+
+
+def _refuse_undeclared(prepared: Prepared, folder: Path) -> None:
+    job = prepared.job
+    declared = {os.path.realpath(watched.path) for watched in prepared.watched}
+    # A function runs in a worker: that is Python and this package.
+    own = [job.folder, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[1]]
+    if found := undeclared(job.trace, declared, [path.resolve() for path in own], folder, prepared.began):
+        raise StageError(
+            f"{job.node.id} read {in_short(found, folder.resolve())}, and does not declare that.",
+            advice="Declare it under inputs, so that an edit of it is noticed.",
+        )
 
 
 def _refuse_several(job: Job) -> None:

@@ -29,6 +29,7 @@ from winml_dag.engine.command import (
     minimal_environment,
     temporary_environment,
 )
+from winml_dag.engine.fileaccess import traced
 from winml_dag.engine.process import ProcessGroup, describe_exit
 from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.reaper import Reaper
@@ -52,6 +53,7 @@ class Job:
         at: the folder that a stage which works in place runs in.
         seen: for such a stage, its inputs by slot as seen from there: a file or a folder each.
         hidden: a folder that it must not read, as far as the system can see to that.
+        is_traced: whether what it reads is written down in ``trace``.
     """
 
     node: Node
@@ -60,10 +62,15 @@ class Job:
     at: Path | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
     hidden: Path | None = None
+    is_traced: bool = False
 
     @cached_property
     def log(self) -> Path:
         return self.folder / LOG_FILE
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace"
 
     def input_folder(self, slot: str) -> Path:
         return self.folder / "inputs" / slot
@@ -245,6 +252,8 @@ class LocalExecutor:
     ) -> Started | Outcome:
         if job.hidden is not None:
             arguments, program = confined(arguments, program, job.hidden, job.folder), None
+        elif job.is_traced:
+            arguments, program = traced(arguments, program, job.trace), None
         began = time.monotonic()
         with deferred_signals(), self._lock:
             if self._stopped:

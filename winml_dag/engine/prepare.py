@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.execute import Job
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_in
@@ -55,18 +56,18 @@ class Preparer:
     """Prepares jobs for the nodes of one graph.
 
     *in_place* reads and writes the user's folders. Without it nothing of the user's is touched: what works in place is
-    confined. *sandbox*: it is confined in any case, and kept from reading anything else of the user's folder.
+    confined; so it is in the sandbox, and kept from reading anything else of the user's folder.
     """
 
     def __init__(
-        self, graph: Graph, store: RunStore, fingerprints: Fingerprints, in_place: InPlace | None, *, sandbox: bool
+        self, graph: Graph, store: RunStore, fingerprints: Fingerprints, in_place: InPlace | None, access: FileAccess
     ) -> None:
         self._graph = graph
         self._store = store
         self._fingerprints = fingerprints
         self._in_place = in_place or InPlace(store, fingerprints)
-        self._confines = sandbox or in_place is None
-        self._hides = sandbox
+        self._confines = in_place is None or access is FileAccess.SANDBOX
+        self._access = access
 
     def far(self, node: Node, inputs: Mapping[str, Artifact]) -> Sequence[FileEntry]:
         """What *node* reads that has to come from another machine first."""
@@ -79,7 +80,8 @@ class Preparer:
             InputError: when a source is not what it was when the key was made.
             BlobDamaged: when an input cannot be fetched.
         """
-        job = Job(node, folder, timeout_seconds)
+        traces = node.stage.works_in_place and self._access is FileAccess.TRACE
+        job = Job(node, folder, timeout_seconds, is_traced=traces)
         self._store.bring(self._stored(node, inputs))
         if not node.stage.works_in_place:
             watched = tuple(watch_tools(node.tools, node.toolchain, self._in_place, folder))
@@ -126,8 +128,7 @@ class Preparer:
                     self._in_place.hold_only(node.folder, made.text, made.artifact.files)
             else:
                 seen[slot] = self._private(job, slot, artifact)
-        placed = Job(node, job.folder, job.timeout_seconds, node.folder, seen)
-        return Prepared(placed, time.time(), tuple(watched))
+        return Prepared(replace(job, at=node.folder, seen=seen), time.time(), tuple(watched))
 
     def _confined(self, job: Job, inputs: Mapping[str, Artifact]) -> Prepared:
         """The job in a folder of its own, below the scratch folder."""
@@ -166,7 +167,7 @@ class Preparer:
                 size = (project / tool.name).stat().st_size
                 own[tool.name] = FileEntry(tool.name, node.toolchain[name], size)
         watched += [self._watch(str(project / name), entry, project) for name, entry in own.items()]
-        hidden = node.folder if self._hides else None
+        hidden = node.folder if self._access is FileAccess.SANDBOX else None
         return Prepared(replace(job, at=project, seen=seen, hidden=hidden), time.time(), tuple(watched), frozenset(own))
 
     def _watch(self, path: str, file: FileEntry, folder: Path) -> Watched:

@@ -23,6 +23,7 @@ from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.declared import check_done, explain
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, Started, log_tail
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.jobfolder import JobFolder, JobFolders
@@ -107,8 +108,8 @@ class Runner:
 
     *scratch* is a folder of this run's own, *failures* where the logs of failed stages stay for their reader;
     *timeout_seconds* takes the place of the limit that each stage declares. *in_place* is for nodes that have a folder:
-    outputs are put there by it; without it no folder of the user's is read or written by a stage. With *sandbox*, what
-    works in place sees nothing but its declared inputs.
+    outputs are put there by it; without it no folder of the user's is read or written by a stage. *access*: how
+    what works in place gets at files.
     """
 
     def __init__(
@@ -124,11 +125,11 @@ class Runner:
         rebuild: bool,
         timeout_seconds: float | None = None,
         in_place: InPlace | None = None,
-        sandbox: bool = False,
+        access: FileAccess = FileAccess.FREE,
     ) -> None:
         self._store = store
         self._executor = executor
-        self._preparer = Preparer(graph, store, fingerprints, in_place, sandbox=sandbox)
+        self._preparer = Preparer(graph, store, fingerprints, in_place, access)
         self._in_place = in_place
         self._folders = JobFolders(scratch)
         self._failures = failures

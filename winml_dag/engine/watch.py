@@ -26,7 +26,10 @@ _MOST_LINKS = 40
 
 
 class Watched(Protocol):
-    """Something that a stage reads."""
+    """A file or folder that a stage reads."""
+
+    @property
+    def path(self) -> str: ...
 
     def check(self, in_place: InPlace) -> None:
         """Raise InputError when it is not what it was when it was first watched, or was something else meanwhile."""

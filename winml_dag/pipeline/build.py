@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult, Status
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.plan import foresee, plan_graph
 from winml_dag.engine.waves import look_ahead
 from winml_dag.errors import StoreError, UsageError
@@ -37,7 +38,7 @@ _TRIES = 3
 class BuildOptions:
     """How to go about it, none of which changes a byte of the result.
 
-    ``sandbox``: stages of the recipe's own see nothing but their declared inputs. ``link``: files that are put into the
+    ``access``: how stages of the recipe's own get at files. ``link``: files that are put into the
     output folder are read-only hard links into the cache, not copies. ``overwrite``: a single output file may take the
     place of somebody else's. ``memory_bytes``: what the stages that run at the same time may take; None: what this
     machine has, less a reserve. ``cluster``: other machines that stages run on.
@@ -48,7 +49,7 @@ class BuildOptions:
     rebuild: bool = False
     stage_timeout_seconds: float | None = None
     link: bool = False
-    sandbox: bool = False
+    access: FileAccess = FileAccess.FREE
     overwrite: bool = False
     memory_bytes: int | None = None
     cluster: Cluster | None = None
@@ -188,6 +189,6 @@ def _run(
         executor=executor,
         timeout_seconds=options.stage_timeout_seconds,
         in_place=None if own is None else own.in_place,
-        sandbox=options.sandbox,
+        access=options.access,
         cluster=options.cluster,
     )

@@ -282,7 +282,7 @@ class _Builds:
                 observer=_Shared(self._observer, common, running, self._put_finished),
                 executor=self._executor,
                 timeout_seconds=self._options.stage_timeout_seconds,
-                sandbox=self._options.sandbox,
+                access=self._options.access,
                 cluster=self._options.cluster,
                 foretold=self._foretold,
             )

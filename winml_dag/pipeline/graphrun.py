@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import remembered_name
 from winml_dag.pipeline.madeby import MADE_BY
@@ -45,7 +46,7 @@ def run_graph(
     executor: Executor | None = None,
     timeout_seconds: float | None = None,
     in_place: InPlace | None = None,
-    sandbox: bool = False,
+    access: FileAccess = FileAccess.FREE,
     foretold: Callable[[Forecast], None] | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[StageResult, ...]:
@@ -73,7 +74,7 @@ def run_graph(
         rebuild=options.rebuild,
         timeout_seconds=timeout_seconds,
         in_place=in_place,
-        sandbox=sandbox,
+        access=access,
     )
     if cluster is None:
         runs, admission = LocalRuns(runner, options.jobs), None

@@ -10,6 +10,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputfolder import list_folder
@@ -108,7 +109,9 @@ class Project:
         tools = {f"module {module}": self.folder / f"{module.replace('.', '/')}.py"}
         self._add(name, stage, settings, inputs or {}, outputs or {}, None, tools)
 
-    def build(self, *, jobs: int = 2, keep_going: bool = False, rebuild: bool = False, sandbox: bool = False) -> Built:
+    def build(
+        self, *, jobs: int = 2, keep_going: bool = False, rebuild: bool = False, access: FileAccess = FileAccess.FREE
+    ) -> Built:
         """Run all stages that were declared so far."""
         store = LocalStore(self.cache)
         try:
@@ -126,7 +129,7 @@ class Project:
                     made_by="tests",
                     rebuild=rebuild,
                     in_place=in_place,
-                    sandbox=sandbox,
+                    access=access,
                 )
                 options = RunOptions("here", jobs, keep_going, rebuild)
                 results = Scheduler(graph, digests, store, LocalRuns(runner, options.jobs), options).run()

@@ -14,6 +14,7 @@ from projects import Project
 
 from winml_dag.engine.command import fill
 from winml_dag.engine.events import Status
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.store.local import LocalStore
 from winml_dag.store.upkeep import verify
 
@@ -88,27 +89,27 @@ def test_inputs_are_seen_by_their_relative_paths_and_folders_as_folders(project:
 def test_a_file_outside_of_the_folder_is_seen_by_its_whole_path(project: Project, tmp_path: Path) -> None:
     outside = tmp_path / "elsewhere.txt"
     outside.write_text("far")
-    for sandbox in (False, True):
+    for access in (FileAccess.FREE, FileAccess.SANDBOX):
         project.nodes.clear()
         project.command(
             "tell",
-            *("sh", "-c", f"echo {{inputs.far}} $(cat {{inputs.far}}) {sandbox} > {{outputs.o}}"),
+            *("sh", "-c", f"echo {{inputs.far}} $(cat {{inputs.far}}) {access} > {{outputs.o}}"),
             inputs={"far": str(outside)},
             outputs={"o": "told.txt"},
         )
-        assert project.build(sandbox=sandbox).ran == ["tell"]
-        assert project.read("told.txt") == f"{outside} far {sandbox}\n"
+        assert project.build(access=access).ran == ["tell"]
+        assert project.read("told.txt") == f"{outside} far {access}\n"
 
 
-@pytest.mark.parametrize("sandbox", [False, True])
-def test_a_declared_folder_is_there_and_all_in_it_is_the_output(project: Project, *, sandbox: bool) -> None:
+@pytest.mark.parametrize("access", [FileAccess.FREE, FileAccess.SANDBOX])
+def test_a_declared_folder_is_there_and_all_in_it_is_the_output(project: Project, access: FileAccess) -> None:
     project.command(
         "split", "sh", "-c", "for n in 1 2; do echo $n > {outputs.parts}/$n; done", outputs={"parts": "build/parts/"}
     )
     project.command(
         "join", "sh", "-c", "cat {inputs.p}/* > {outputs.o}", inputs={"p": "split.parts"}, outputs={"o": "all.txt"}
     )
-    assert project.build(sandbox=sandbox).ran == ["join", "split"]
+    assert project.build(access=access).ran == ["join", "split"]
     assert project.read("all.txt") == "1\n2\n"
     assert project.read("build/parts/2") == "2\n"
 

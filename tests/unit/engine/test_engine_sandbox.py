@@ -10,6 +10,7 @@ from projects import Project
 
 from winml_dag.engine import sandbox
 from winml_dag.engine.events import Status
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.store.local import LocalStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
@@ -44,13 +45,13 @@ def cat(project: Project, *what: str) -> None:
 
 def test_declared_inputs_are_there_at_their_own_paths(project: Project) -> None:
     cat(project, "{inputs.text}", "raw/notes.txt")
-    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.build(access=FileAccess.SANDBOX).ran == ["stage"]
     assert project.read("build/o.txt") == "notesnotes"
 
 
 def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(project: Project) -> None:
     cat(project, "raw/secret.txt")
-    built = project.build(sandbox=True)
+    built = project.build(access=FileAccess.SANDBOX)
     assert built.error("stage") == (
         "stage ended with exit code 1. raw/secret.txt is in the project but not among its inputs."
     )
@@ -61,7 +62,7 @@ def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(proj
 def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) -> None:
     project.write("tools/main.py", "import helper")
     project.command("stage", sys.executable, "tools/main.py", inputs={"script": "tools/main.py"}, outputs=OUT)
-    built = project.build(sandbox=True)
+    built = project.build(access=FileAccess.SANDBOX)
     assert "No module named 'helper'" in built.results["stage"].tail[-1]
     assert "tools/helper.py is in the project but not among its inputs." in built.error("stage")
 
@@ -70,7 +71,7 @@ def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) 
 def test_an_absolute_path_into_the_folder_cannot_be_read(tmp_path: Path) -> None:
     project = filled(tmp_path)
     cat(project, str(project.folder / "raw/secret.txt"))
-    built = project.build(sandbox=True)
+    built = project.build(access=FileAccess.SANDBOX)
     assert "raw/secret.txt is in the project but not among its inputs." in built.error("stage")
     assert "Permission denied" in built.results["stage"].tail[-1]
 
@@ -82,7 +83,7 @@ def test_nothing_in_the_users_folder_can_be_written(tmp_path: Path, target: str)
     project.command(
         "stage", "sh", "-c", f"echo bad > {project.folder}/{target}; echo good > {{outputs.o}}", outputs=OUT
     )
-    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.build(access=FileAccess.SANDBOX).ran == ["stage"]
     assert project.read("raw/notes.txt") == "notes"
     assert not (project.folder / "new.txt").exists()
     assert project.read("build/o.txt") == "good\n"
@@ -103,7 +104,7 @@ def test_a_function_cannot_read_what_is_not_declared_either(tmp_path: Path) -> N
             outputs={"o": f"build/{name}.txt"},
             config={"path": path},
         )
-    built = project.build(sandbox=True, keep_going=True)
+    built = project.build(access=FileAccess.SANDBOX, keep_going=True)
     assert built.of(Status.RAN) == ["fine"]
     assert built.error("bad").startswith("pack.work:work failed: Permission denied: ")
     assert built.results["bad"].tail[-1].startswith("PermissionError")
@@ -111,7 +112,7 @@ def test_a_function_cannot_read_what_is_not_declared_either(tmp_path: Path) -> N
 
 def test_what_is_written_without_being_declared_fails_the_stage_and_is_named(project: Project) -> None:
     project.command("stage", "sh", "-c", "echo x > extra.log; echo x > {outputs.o}", outputs=OUT)
-    built = project.build(sandbox=True)
+    built = project.build(access=FileAccess.SANDBOX)
     assert built.error("stage") == "stage wrote extra.log in its folder, and does not declare it."
     assert not (project.folder / "extra.log").exists()
     assert built.put == frozenset()
@@ -119,7 +120,7 @@ def test_what_is_written_without_being_declared_fails_the_stage_and_is_named(pro
 
 def test_temporary_files_are_no_undeclared_ones(project: Project) -> None:
     project.command("stage", "sh", "-c", 'f=$(mktemp); echo x > "$f"; cat "$f" > {outputs.o}', outputs=OUT)
-    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.build(access=FileAccess.SANDBOX).ran == ["stage"]
 
 
 def test_an_input_that_the_stage_edits_fails_it_and_the_users_file_stays(project: Project) -> None:
@@ -129,13 +130,13 @@ def test_an_input_that_the_stage_edits_fails_it_and_the_users_file_stays(project
         inputs={"text": "raw/notes.txt"},
         outputs=OUT,
     )
-    assert "raw/notes.txt changed while it was being used" in project.build(sandbox=True).error("stage")
+    assert "raw/notes.txt changed while it was being used" in project.build(access=FileAccess.SANDBOX).error("stage")
     assert project.read("raw/notes.txt") == "notes"
 
 
 def test_the_key_and_the_bytes_are_the_same_with_and_without(project: Project) -> None:
     cat(project, "{inputs.text}")
-    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.build(access=FileAccess.SANDBOX).ran == ["stage"]
     assert project.build().of(Status.REUSED) == ["stage"]
 
 
@@ -144,7 +145,7 @@ def test_a_chain_reads_what_the_stage_before_put_out(project: Project) -> None:
     project.command(
         "next", "sh", "-c", "cat build/o.txt {inputs.i} > {outputs.o}", inputs={"i": "stage.o"}, outputs={"o": "n.txt"}
     )
-    assert project.build(sandbox=True).ran == ["next", "stage"]
+    assert project.build(access=FileAccess.SANDBOX).ran == ["next", "stage"]
     assert project.read("n.txt") == "notesnotes"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from projects import Project
 
+from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.store.local import LocalStore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")
@@ -100,7 +101,7 @@ def test_what_comes_and_goes_beside_an_input_is_no_change_of_it(project: Project
 def test_a_copy_of_its_own_may_lie_in_a_folder_in_which_files_come_and_go(project: Project) -> None:
     script = "cat one/*.txt > {outputs.o}"
     project.command("stage", "sh", "-c", script, inputs={"data": "one/"}, outputs={"o": "o.txt"})
-    assert project.build(sandbox=True).ran == ["stage"]
+    assert project.build(access=FileAccess.SANDBOX).ran == ["stage"]
 
 
 @pytest.mark.parametrize("put_back", [False, True])
