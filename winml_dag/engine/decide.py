@@ -22,7 +22,7 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Run:
-    """The stage must run. ``basis``: the last time that it did, under this key or this name."""
+    """The stage must run. ``basis``: the last time that it did, under this name or this key."""
 
     key: str
     ingredients: Ingredients
@@ -47,10 +47,11 @@ def decide(
     *last* is what the result was before: a reason compares with that. With *inputs*, it can name files.
     """
     key = cache_key(ingredients)
+    if rebuild:
+        # The store is not asked: each answer could take a round trip to a remote.
+        return Run(key, ingredients, reason.REBUILD, last)
     record = last if last is not None and last.cache_key == key else store.record(key)
     basis = record or last
-    if rebuild:
-        return Run(key, ingredients, reason.REBUILD, basis)
     if record is None:
         why = reason.FIRST_BUILD if last is None else reason.changed(last, ingredients, inputs)
         return Run(key, ingredients, why, basis)

@@ -76,7 +76,9 @@ class LocalRuns:
         self._waiting: Waiting[RunOutcome]
 
     def __enter__(self) -> None:
-        self._pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="stage")
+        # Stages take no more threads than there are jobs. The others store large outputs of commands, which must not
+        # wait for a stage that began later.
+        self._pool = ThreadPoolExecutor(2 * self._jobs, thread_name_prefix="stage")
         self._waiting = Waiting()
 
     def __exit__(

@@ -299,6 +299,22 @@ def test_a_large_output_is_stored_and_put_as_well(project: Project) -> None:
     assert int(project.read("n")) == 5_000_000
 
 
+def test_a_large_output_is_stored_while_a_stage_that_began_later_runs(project: Project) -> None:
+    project.write(
+        "wait.py",
+        "import os, time\n"
+        "def make(inputs, outputs):\n"
+        "    ends = time.monotonic() + 30\n"
+        "    while not os.path.exists('large.bin'):\n"
+        "        assert time.monotonic() < ends, 'the output of the stage before is not in place'\n"
+        "        time.sleep(0.01)\n"
+        "    outputs['o'].touch()\n",
+    )
+    project.command("large", "sh", "-c", "head -c 5000000 /dev/zero > {outputs.o}", outputs={"o": "large.bin"})
+    project.function("later", "wait:make", outputs={"o": "o.txt"})
+    assert project.build(jobs=1).ran == ["large", "later"]
+
+
 def test_a_function_gets_its_paths_and_its_config_and_gives_metrics(project: Project) -> None:
     project.write("tools/__init__.py", "")
     project.write(

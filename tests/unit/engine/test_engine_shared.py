@@ -119,6 +119,13 @@ def test_forty_builds_cost_as_many_looks_as_the_graph_is_deep(machine: Machine) 
     assert len(here.looks) == 5
 
 
+def test_a_rebuild_asks_no_remote_for_what_it_makes_anyway(machine: Machine) -> None:
+    there, here = machine("there"), machine("here")
+    there.built(line(), [source(there)])
+    assert len(here.built(line(), [source(here)], rebuild=True).of(Status.RAN)) == 5
+    assert here.looks == []
+
+
 def test_what_a_run_makes_decidable_is_looked_for_at_once(machine: Machine) -> None:
     def nodes(salt: int) -> list[Node]:
         return [node("first", "weights", salt=salt), *(node(f"reader{number}", "first.out") for number in range(6))]
