@@ -1,0 +1,147 @@
+"""What scripts rely on: the form of every command's JSON, and what keys are made from. A change shows in a diff.
+
+``python tests/golden/test_golden.py`` writes the files anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from winml_dag.cli.main import run
+from winml_dag.engine.keys import config_hash
+from winml_dag.pipeline.planning import plan_request
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.recipe.shipped import shipped_recipes
+from winml_dag.store.local import LocalStore
+
+HERE = Path(__file__).parent
+TARGETS = {
+    "cpu fp32": Overrides(ep="cpu", precision="fp32", random_weights=True),
+    "cpu w8a8": Overrides(ep="cpu", precision="w8a8", random_weights=True),
+    "qnn w8a16": Overrides(ep="qnn", precision="w8a16", compile=True, random_weights=True),
+}
+COPY = "import shutil, sys; shutil.copyfile(*sys.argv[1:])"
+RECIPE = {
+    "stages": {
+        "copy": {
+            "command": [sys.executable, "-c", COPY, "{inputs.i}", "{outputs.o}"],
+            "inputs": {"i": "notes.txt"},
+            "outputs": {"o": "made/notes.txt"},
+        }
+    }
+}
+# In this order, in one folder.
+COMMANDS = (
+    "plan --onnx small.onnx --ep cpu -p w8a8 -o out",
+    "build --onnx small.onnx --ep cpu -p w8a8 -o out",
+    "build -c own.json",
+    "build -c missing.json",
+    "why --onnx small.onnx --ep cpu -p w8a8 -o out quantize",
+    "inspect out",
+    "verify out",
+    "analyze small.onnx --ep cpu",
+    "validate out",
+    "perf out --iterations 2 --warmup 0",
+    "optimize -m small.onnx -o optimized.onnx",
+    "config --onnx small.onnx --ep cpu -p w8a8",
+    "build -c sweep.json -o swept",
+    "report swept",
+    "reproduce --onnx small.onnx --ep cpu -p w8a8 -o out",
+    "catalog",
+    "cache info",
+    "cache list",
+    "cache verify",
+    "clean -o out",
+)
+
+
+def stages() -> object:
+    """Of each shipped recipe and target, the hash of each stage's config. Versions of tools are left out of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = LocalStore(Path(folder))
+        found = {
+            f"{shipped.name} {name}": _stages(Request(shipped.path, overrides), store)
+            for shipped in shipped_recipes()
+            for name, overrides in TARGETS.items()
+        }
+        store.close()
+    return found
+
+
+def _stages(request: Request, store: LocalStore) -> dict[str, str]:
+    graph = plan_request(request, store, download=False, needs_folder=False).graph
+    return {node.id: f"{node.stage.version} {config_hash(node.config)[:16]}" for node in graph.nodes}
+
+
+def forms() -> object:
+    """By command its exit code and the form of its JSON: names and types, and of a list those of all its members."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINML_DAG_CACHE_DIR", f"{folder}/cache")
+        _small_model(Path("small.onnx"))
+        Path("notes.txt").write_text("notes", encoding="utf-8")
+        Path("own.json").write_text(json.dumps(RECIPE), encoding="utf-8")
+        sweep = {"model": "small.onnx", "ep": "cpu", "matrix": {"precision": ["fp32", "w8a8"]}}
+        Path("sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
+        for command in COMMANDS:
+            with (
+                contextlib.redirect_stdout(io.StringIO()) as out,
+                contextlib.redirect_stderr(io.StringIO()) as messages,
+            ):
+                arguments = command.split()
+                form = [] if arguments[0] in {"config", "clean"} else ["--format", "json"]
+                code = run([*arguments, *form])
+            text = out.getvalue()
+            value = json.loads(text) if text.startswith(("{", "[")) else messages.getvalue() if code else text
+            found[command] = {"exit": code, "json": form_of(value)}
+        found["build_manifest.json"] = form_of(
+            json.loads(Path("swept/w8a8/build_manifest.json").read_text(encoding="utf-8"))
+        )
+    return found
+
+
+def form_of(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: form_of(each) for key, each in sorted(value.items())}
+    if isinstance(value, list):
+        distinct = {json.dumps(form_of(each)): form_of(each) for each in value}
+        return [distinct[text] for text in sorted(distinct)]
+    return type(value).__name__
+
+
+def _small_model(path: Path) -> None:
+    """y = relu(x W), 8 by 8."""
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "weight")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["xw"]), helper.make_node("Relu", ["xw"], ["y"])],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [weight],
+    )
+    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+
+
+GOLDEN: dict[str, Callable[[], object]] = {"stages.json": stages, "forms.json": forms}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_nothing_that_scripts_rely_on_has_changed(name: str) -> None:
+    assert GOLDEN[name]() == json.loads((HERE / name).read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    for name, make in GOLDEN.items():
+        text = json.dumps(make(), indent=1, sort_keys=True, ensure_ascii=False)
+        (HERE / name).write_text(f"{text}\n", encoding="utf-8", newline="\n")
