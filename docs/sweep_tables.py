@@ -9,7 +9,7 @@ from recipe_fields import Meaning
 from recipe_tables import fields_table
 
 from winml_dag.recipe.goal import Goal, Search
-from winml_dag.recipe.sweephead import OneGoal
+from winml_dag.recipe.matrix import OneGoal
 
 _HEAD = {
     "name": Meaning("What the sweep is called. Left out: the name of its file."),

@@ -6,17 +6,18 @@ record and stores nothing; what is different it keeps in the scratch folder, for
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import Observer, Silent, StageResult
-from winml_dag.engine.places import first_ended, places
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
@@ -28,6 +29,30 @@ from winml_dag.store.locks import never
 from winml_dag.store.outputs import output_files
 from winml_dag.store.record import Record
 from winml_dag.store.store import RunStore
+
+# Threads that run stages again, each of which waits for the process of one: nothing is decided between them.
+
+
+T = TypeVar("T")
+
+
+@contextmanager
+def places(jobs: int, runner: Runner) -> Iterator[ThreadPoolExecutor]:
+    """Threads for *jobs* runs of *runner*. Whatever ends the block by an exception ends all that runs before."""
+    with ThreadPoolExecutor(jobs, thread_name_prefix="stage") as pool:
+        try:
+            yield pool
+        except BaseException:
+            runner.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def first_ended(running: Iterable[Future[T]]) -> set[Future[T]]:
+    """Wait until one of *running* has ended; on Windows it may come back with none."""
+    # Windows cannot interrupt a wait without end, so Ctrl-C would be heard only after the stage.
+    timeout = 0.2 if os.name == "nt" else None
+    return wait(running, timeout=timeout, return_when=FIRST_COMPLETED).done
 
 
 @dataclass(frozen=True)

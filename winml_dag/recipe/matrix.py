@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -20,7 +21,9 @@ from winml_dag.recipe.bases import Bases
 from winml_dag.recipe.cellnames import clashes, filled, folder_problem, standard_template, template_problem
 from winml_dag.recipe.choice import Choice, matches
 from winml_dag.recipe.document import Location, Position
+from winml_dag.recipe.fields import ListOf, Section, Text
 from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.goal import Goal, Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.pieces import Piece, TextFile, merged, positions_in
@@ -29,8 +32,38 @@ from winml_dag.recipe.reading import RecipeFormat, read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.recipe.sweep import Cell, Sweep
-from winml_dag.recipe.sweephead import ManyGoals, OneGoal
 from winml_dag.recipe.winners import goal_problems
+
+# What a sweep's file says besides the keys of a recipe and the matrix: how it is called, and what it is for.
+
+
+class SweepHead(Section):
+    """``folder``: a template of a cell's folder and name, in which the name of an axis in braces stands for the label
+    of the value there; None: all labels, joined by ``/``. ``measure``: of each cell, once all are built.
+    """
+
+    name: Text | None = None
+    output_dir: Text | None = None
+    folder: Text | None = None
+    measure: ListOf[Literal["perf", "eval"]] = ()
+    search: Search | None = None
+
+
+class OneGoal(SweepHead):
+    goal: Goal | None = None
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        return () if self.goal is None else (self.goal,)
+
+
+class ManyGoals(SweepHead):
+    goal: ListOf[Goal]
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        return self.goal
+
 
 MOST_CELLS = 10_000
 # More lines than anybody reads; one slip can make thousands.

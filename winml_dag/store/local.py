@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import StoreError
 from winml_dag.smallfiles import read_text
 from winml_dag.store.artifact import Artifact, FileEntry, check_name
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import DigestFunction
-from winml_dag.store.expected import Expected
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.locks import Locks, never
@@ -26,6 +25,50 @@ from winml_dag.store.store import NothingBehind
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.traffic import Traffic
+
+
+# Records that will be asked for soon, by name: read some hundreds at a time, each kept until it is asked for.
+
+
+# So many rows are one statement, and so many records little memory.
+_AT_ONCE = 500
+
+Read: TypeAlias = Callable[[Sequence[str]], Mapping[str, Record]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was read for a name; *record* None when there is nothing."""
+
+    record: Record | None
+
+
+class Expected:
+    """Reads with *read* what belongs to *names*, which are asked for in about this order."""
+
+    def __init__(self, names: Sequence[str], read: Read) -> None:
+        self._names = names
+        self._read = read
+        self._places = {name: place for place, name in enumerate(names)}
+        self._here: dict[str, Record | None] = {}
+
+    def take(self, name: str) -> Found | None:
+        """What was read for *name*, once; None when it is not expected."""
+        place = self._places.pop(name, None)
+        if place is None:
+            return None
+        if name not in self._here:
+            start = place - place % _AT_ONCE
+            names = [other for other in self._names[start : start + _AT_ONCE] if other in self._places or other == name]
+            records = self._read(names)
+            self._here.update((other, records.get(other)) for other in names)
+        return Found(self._here.pop(name))
+
+    def forget(self, name: str) -> None:
+        """What was read for *name* is no longer so."""
+        self._places.pop(name, None)
+        self._here.pop(name, None)
+
 
 FORMAT = "1"
 # There when what was made without a remote has been adopted.

@@ -1,6 +1,6 @@
 """Locks between processes and threads, by name; the operating system lets go of them when their owner dies.
 
-Locks of keys are bytes of one file where the system can do that (see ``ranges``), all others are files of their own.
+Locks of keys are bytes of one file where the system can do that; all others are files.
 A lock file stays when its lock is released, so there is one for each key that ever ran here, until
 :meth:`Locks.remove_free` takes those away that nobody holds. It may: who has opened a file that is removed before the
 lock on it is gained sees that it has no name any more and begins anew (filelock checks that), so two that
@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -18,11 +21,103 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import Interrupted, StoreError
-from winml_dag.store import ranges
 from winml_dag.store.files import in_words
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+
+# Locks by number in one file: a byte for each, held through an open file description (Linux).
+#
+# A lock costs 1 us instead of the 300 us of a file of its own, and nothing is left behind: 4000 stages are 4000 claims.
+# Ordinary POSIX locks would not do, since a process loses them all when any part of it closes the file.
+
+
+# Byte 2**62 and all after it belong to nobody.
+_BYTES = 1 << 62
+
+
+class Ranges:
+    """Exclusive locks on the bytes of *file*, made if need be; each is held by one thread of one process at a time.
+
+    Every method raises OSError when the file cannot be made or locked.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._held: dict[int, int] = {}
+        self._all_held = False
+        self._descriptor = -1
+        self._owner = -1
+
+    def acquire(self, number: int) -> bool:
+        """Lock byte *number* if nobody has it, without waiting.
+
+        Raises:
+            RuntimeError: when this very thread has it: it would wait for itself.
+        """
+        with self._lock:
+            if self._held.get(number) == threading.get_ident():
+                raise RuntimeError(f"This thread holds lock {number} already and would wait for itself.")
+            if number in self._held or self._all_held or not self._set(number, 1, exclusive=True):
+                return False
+            self._held[number] = threading.get_ident()
+            return True
+
+    def release(self, number: int) -> None:
+        with self._lock:
+            del self._held[number]
+            self._set(number, 1, exclusive=False)
+
+    def acquire_all(self) -> bool:
+        """Lock every byte if nobody has any, without waiting."""
+        with self._lock:
+            if self._held or self._all_held or not self._set(0, _BYTES, exclusive=True):
+                return False
+            self._all_held = True
+            return True
+
+    def release_all(self) -> None:
+        with self._lock:
+            self._all_held = False
+            self._set(0, _BYTES, exclusive=False)
+
+    def __del__(self) -> None:
+        if self._owner == os.getpid():
+            with suppress(OSError):
+                os.close(self._descriptor)
+
+    def _set(self, start: int, length: int, *, exclusive: bool) -> bool:
+        if self._owner != os.getpid():
+            # A forked child shares the description, and so the locks, of its parent.
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._owner = os.getpid()
+        return _set_lock(self._descriptor, start, length, exclusive=exclusive)
+
+
+if sys.platform == "linux":
+    import fcntl
+
+    AVAILABLE = hasattr(fcntl, "F_OFD_SETLK")
+    # struct flock: type, whence, start, length, process.
+    _FLOCK = struct.Struct("hhqqi4x")
+
+    def _set_lock(descriptor: int, start: int, length: int, *, exclusive: bool) -> bool:
+        kind = fcntl.F_WRLCK if exclusive else fcntl.F_UNLCK
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+else:
+    AVAILABLE = False
+
+    def _set_lock(descriptor: int, start: int, length: int, *, exclusive: bool) -> bool:
+        raise NotImplementedError("Only Linux has such locks.")
+
 
 _SUFFIX = ".lock"
 _GATE = "gate"
@@ -41,7 +136,7 @@ class Locks:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._keys = ranges.Ranges(folder / _KEYS) if ranges.AVAILABLE else None
+        self._keys = Ranges(folder / _KEYS) if AVAILABLE else None
 
     def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
         """Hold a cache *key* as something that :meth:`hold_unused` must respect. Raises as :meth:`hold` does."""
@@ -153,7 +248,7 @@ class Locks:
 class _HeldKey(AbstractContextManager[None]):
     """A key while it is held; a class, since it is made for each stage and a generator costs three times as much."""
 
-    def __init__(self, keys: ranges.Ranges, key: str, gives_up: Callable[[], bool]) -> None:
+    def __init__(self, keys: Ranges, key: str, gives_up: Callable[[], bool]) -> None:
         self._keys = keys
         self._key = key
         self._gives_up = gives_up

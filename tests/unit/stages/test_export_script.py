@@ -10,9 +10,8 @@ from transformers import BartConfig, BartForSequenceClassification
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields
-from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.script import scripted
-from winml_dag.stages.export.sentence_end import SentenceEndClassifier
+from winml_dag.stages.export.loading import load_pytorch_model, scripted
+from winml_dag.stages.export.subject import SentenceEndClassifier
 
 SCRIPT = """
 import torch

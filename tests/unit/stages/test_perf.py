@@ -15,7 +15,6 @@ from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.perf import PerfFields
-from winml_dag.stages.perf.feeds import batch_size_of, in_batches, of_size
 from winml_dag.stages.perf.latency import (
     Latencies,
     clock_resolution_ns,
@@ -26,6 +25,7 @@ from winml_dag.stages.perf.latency import (
 )
 from winml_dag.stages.perf.notices import of_latencies, of_open_sizes
 from winml_dag.stages.perf.waiting import waited_ns, waited_share
+from winml_dag.stages.perf.work import batch_size_of, in_batches, of_size
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))

@@ -28,7 +28,7 @@ from quantization_samples import (
     weights,
 )
 
-from winml_dag.stages.calibrate.measure import measure
+from winml_dag.stages.calibrate.observe import measure
 from winml_dag.stages.normalizations import is_coarse
 from winml_dag.stages.quantize import NodeTypes
 from winml_dag.stages.quantize.equalize import equalize

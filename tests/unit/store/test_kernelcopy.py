@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.store import clone, kernelcopy
+from winml_dag.store import clone
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import digest_bytes
 
@@ -21,8 +21,8 @@ DATA = os.urandom(1 << 20) + b"the end"
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that counts as big, and takes several ranges and chunks."""
     monkeypatch.setattr(clone, "BIG_BYTES", 1 << 19)
-    monkeypatch.setattr(kernelcopy, "_RANGE_BYTES", 100_000)
-    monkeypatch.setattr(kernelcopy, "CHUNK_BYTES", 30_000)
+    monkeypatch.setattr(clone, "_RANGE_BYTES", 100_000)
+    monkeypatch.setattr(clone, "CHUNK_BYTES", 30_000)
     path = tmp_path / "source"
     path.write_bytes(DATA)
     return path

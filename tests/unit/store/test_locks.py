@@ -11,16 +11,16 @@ import pytest
 from store_samples import KEY, OTHER_KEY
 
 from winml_dag.errors import Interrupted, StoreError
-from winml_dag.store import ranges
+from winml_dag.store import locks
 from winml_dag.store.local import LocalStore
 from winml_dag.store.locks import Locks
 
 AS_FILES = """
 import sys
 from pathlib import Path
-from winml_dag.store import ranges
+from winml_dag.store import locks
 from winml_dag.store.local import LocalStore
-ranges.AVAILABLE = sys.argv[3] == "ranges" and ranges.AVAILABLE
+locks.AVAILABLE = sys.argv[3] == "ranges" and locks.AVAILABLE
 """
 HOLD = (
     AS_FILES
@@ -35,9 +35,9 @@ with LocalStore(Path(sys.argv[1])).claim(sys.argv[2]):
 @pytest.fixture(params=["ranges", "files"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How keys are locked: as a system does that has such locks, and as all others do."""
-    if request.param == "ranges" and not ranges.AVAILABLE:
+    if request.param == "ranges" and not locks.AVAILABLE:
         pytest.skip("this system locks files only")
-    monkeypatch.setattr(ranges, "AVAILABLE", request.param == "ranges")
+    monkeypatch.setattr(locks, "AVAILABLE", request.param == "ranges")
     return str(request.param)
 
 
@@ -185,7 +185,7 @@ def test_the_file_of_a_lock_that_is_held_stays(store, holder) -> None:
 
 
 def test_keys_leave_nothing_behind(tmp_path: Path) -> None:
-    if not ranges.AVAILABLE:
+    if not locks.AVAILABLE:
         pytest.skip("this system locks files only")
     store = LocalStore(tmp_path / "cache")
     for number in range(3):

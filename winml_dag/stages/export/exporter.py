@@ -4,21 +4,164 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from onnx import ModelProto
 from torch import Tensor
+from transformers import masking_utils
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import DYNAMO
 from winml_dag.stages.export.outputs import OutputChoice, named_tensors
-from winml_dag.stages.export.tracing import fixed_sizes, one_text_in_a_row
-from winml_dag.stages.export.weights import attach_weights, weights_aside
+
+# Weights that the TorchScript exporter never sees, so that they are not held twice.
+#
+# For a model under 2 GiB that exporter writes the whole file in memory, more than once: exporting 1 GiB of weights took
+# 4.6 GiB. So it is given one number in place of each large weight, at the last moment, when its own passes over the
+# graph are done; then the weights are written one after the other, from where they lie, into a file beside the graph.
+# What is exported is the same to the byte.
+
+
+# The exporter's last pass over the weights: what it returns is what is written. A torch without it exports as it always
+# did, only with more memory.
+_LAST_PASS = "_jit_pass_onnx_deduplicate_initializers"
+
+LEAST_BYTES = 2**16
+
+
+@contextmanager
+def weights_aside() -> Iterator[Mapping[str, Tensor]]:
+    """While an exporter runs, put its large weights into the mapping, by their names in the graph."""
+    aside: dict[str, Tensor] = {}
+    last_pass = getattr(torch._C, _LAST_PASS, None)
+    if last_pass is None:
+        yield aside
+        return
+
+    def put_aside(graph: Any, weights: MutableMapping[str, Tensor], *others: Any) -> dict[str, Tensor]:
+        remaining: dict[str, Tensor] = last_pass(graph, weights, *others)
+        for name, tensor in remaining.items():
+            if tensor.dtype == torch.float32 and tensor.nbytes >= LEAST_BYTES:
+                aside[name] = tensor.detach()
+                remaining[name] = torch.zeros(1)
+        return remaining
+
+    setattr(torch._C, _LAST_PASS, put_aside)
+    try:
+        yield aside
+    finally:
+        setattr(torch._C, _LAST_PASS, last_pass)
+
+
+def attach_weights(path: Path, aside: Mapping[str, Tensor]) -> None:
+    """Give the model at *path*, exported without them, the weights *aside*: they go into a file beside it."""
+    if not aside:
+        return
+    model = onnx.load(path)
+    data = path.with_name(f"{path.name}.data")
+    with data.open("wb") as file:
+        for initializer in model.graph.initializer:
+            if initializer.name in aside:
+                tensor = aside[initializer.name]
+                offset = file.tell()
+                file.write(tensor.contiguous().numpy().data)
+                _refer(initializer, tensor, data.name, offset)
+    onnx.save(model, path)
+
+
+def _refer(initializer: onnx.TensorProto, tensor: Tensor, file: str, offset: int) -> None:
+    initializer.ClearField("raw_data")
+    del initializer.dims[:]
+    initializer.dims.extend(tensor.shape)
+    initializer.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", file), ("offset", offset), ("length", tensor.nbytes)):
+        initializer.external_data.add(key=key, value=str(value))
+
+
+# While it is traced, transformers computes what would do for any input; here, what an exported model needs of that.
+
+
+@contextlib.contextmanager
+def one_text_in_a_row() -> Iterator[None]:
+    """Leave out the mask between several texts packed into one row, which only training has.
+
+    TorchScript has no operator for it, and elsewhere it is a dozen nodes that never mask anything.
+    """
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # noqa: ARG005  # called by keyword
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+@contextlib.contextmanager
+def fixed_sizes(inputs: int) -> Iterator[None]:
+    """While TorchScript traces a module of so many *inputs* for one size of each, let sizes be numbers, and what is
+    interpolated of weights only (position tables, stretched to the size of the image) be constants.
+
+    Otherwise sizes are computed in the graph. Much of that is folded later, but a split by such sizes is exported
+    wrongly, and position tables get a bicubic Resize, which NPUs do not take, or cannot be exported at all, since ONNX
+    before opset 18 has no antialiased one.
+    """
+    base, functions = torch.Tensor.__mro__[1], torch.nn.functional
+    original = functions.interpolate
+
+    def shape(tensor: Tensor) -> torch.Size:
+        with _untraced():
+            return base.shape.__get__(tensor)
+
+    def size(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        with _untraced():
+            return base.size(tensor, *arguments, **options)
+
+    def interpolate(given: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        if not torch.jit.is_tracing() or _depends_on_inputs(given, inputs):
+            return original(given, *arguments, **options)
+        with _untraced():
+            return original(given, *arguments, **options).detach()
+
+    torch.Tensor.shape, torch.Tensor.size, functions.interpolate = property(shape), size, interpolate
+    try:
+        yield
+    finally:
+        del torch.Tensor.shape, torch.Tensor.size  # both are the base class's again
+        functions.interpolate = original
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
+
+
+def _depends_on_inputs(tensor: Tensor, inputs: int) -> bool:
+    """Whether a traced tensor is computed from an input of the graph. Its weights are inputs too, behind the others."""
+    waiting, seen = [torch._C._get_value_trace(tensor)], set()
+    while waiting:
+        value = waiting.pop()
+        if value.debugName() in seen:
+            continue
+        seen.add(value.debugName())
+        node = value.node()
+        if node.kind() == "prim::Param":
+            if value.debugName() in [each.debugName() for each in list(node.outputs())[:inputs]]:
+                return True
+        else:
+            waiting.extend(node.inputs())
+    return False
+
 
 # The attribute of the wrapper that holds the model: the first part of every module scope in the exported graph.
 MODEL_SCOPE = "model"

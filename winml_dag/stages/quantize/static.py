@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QDQQuantizer, QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.constants import constant_tensors
+from winml_dag.onnxmodel.naming import Naming
 from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
@@ -35,9 +36,34 @@ from winml_dag.stages.quantize.mixed import (
 )
 from winml_dag.stages.quantize.outliers import Tamed, tame_outliers
 from winml_dag.stages.quantize.qnnrules import qnn_settings
-from winml_dag.stages.quantize.reciprocals import divide_in_place_of_reciprocals
 from winml_dag.stages.quantize.selection import nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
+
+# Divisions in place of reciprocals, for QNN: its quantized Reciprocal is wrong for values below 1.
+#
+# It inserts a 1 that has the type and scale of the input, so the 1 is cut down to the largest value of the input: of a
+# one-node model, outputs are 0.1 and 0.5 times what they should be where that is 0.1 and 0.5 (QNN SDK 2.51). As the
+# operand of a Div, the 1 has a scale of its own.
+
+
+def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: QuantizeFields) -> None:
+    """Make each Reciprocal of *graphs* (one graph, with and without weights) that *fields* leave to quantize a Div."""
+    selection = select(graphs[0], fields)
+    for graph in graphs:
+        found = [
+            node
+            for node in graph.node
+            if node.op_type == "Reciprocal" and selection.takes("Reciprocal") and node.name not in selection.nodes
+        ]
+        if not found:
+            continue
+        one = Naming.of(graph).new("one")
+        graph.initializer.append(numpy_helper.from_array(np.array(1, np.float32), one))
+        for node in found:
+            division = helper.make_node("Div", [one, node.input[0]], list(node.output), node.name)
+            division.metadata_props.extend(node.metadata_props)
+            node.CopyFrom(division)
+
 
 # Their second inputs are what tools take for weights.
 _OF_MATRICES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
