@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.config import read_config
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.engine.worker import load
 from winml_dag.pipeline.build import BuildOptions

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_store import MemoryRows
 from onnx import TensorProto, helper
 
 from winml_dag.engine.graph import Graph
@@ -34,7 +35,6 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
-from winml_dag.store.memory import MemoryRows
 from winml_dag.store.record import Ingredients, Record
 
 # What the key of each stage is made from.

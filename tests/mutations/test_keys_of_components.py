@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_store import MemoryRows
 from planned_keys import NO_OPTIONS, JsonRecipe, Stages, ingredients_of_all, keys, reached
 from reach import NOTHING
 
@@ -23,7 +24,6 @@ from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Component
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.memory import MemoryRows
 
 _MASK = {"name": "attention_mask", "dtype": "int32", "shape": [1, 8]}
 RECIPE: JsonRecipe = {

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_store import MemoryRows
 from planned_keys import LIBRARY, Warm, plugin_of, reached, stages_of
 from reach import BASES, edited
 
@@ -24,7 +25,6 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.standing import surroundings
 from winml_dag.stages.evaluate import EVALUATE
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.memory import MemoryRows
 
 OPENVINO_BUILD = edited(BASES["float"], "ep", "openvino")
 RECIPES = {"openvino": OPENVINO_BUILD, "qnn": BASES["static"], "cpu": BASES["cpu"]}

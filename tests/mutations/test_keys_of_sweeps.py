@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_store import MemoryRows
 from planned_keys import NO_OPTIONS, Stages, ingredients_of_all, keys, make_onnx, stages_of
 from reach import BASES
 
 from winml_dag.pipeline import plan, resolve
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.store.fingerprints import Fingerprints
-from winml_dag.store.memory import MemoryRows
 
 SWEEP: Mapping[str, Any] = {
     "model": "onnx/model.onnx",

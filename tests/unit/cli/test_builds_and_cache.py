@@ -10,11 +10,11 @@ from typing import Any
 import onnx
 import pytest
 import yaml
+from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.main import run
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline import build as module
 from winml_dag.pipeline.layout import STAGE_FILE

@@ -8,12 +8,12 @@ from typing import Any
 
 import onnx
 import pytest
+from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import print_json
 from winml_dag.cli.compiled import compiled_lines
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.build import BuildOptions, build

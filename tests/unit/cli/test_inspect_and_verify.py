@@ -15,12 +15,12 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.described import Inspected, described_json, described_lines
 from winml_dag.cli.main import run
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.description import describe_model

@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx
 import pytest
+from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import print_json, print_result
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult

@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from memory_executor import MemoryExecutor
 from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.cli.main import run
 from winml_dag.engine import toolchain
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 from winml_dag.pipeline.build import build

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine_samples import join, stage
+from memory_executor import MemoryExecutor
 
 from winml_dag.engine import reason
 from winml_dag.engine.admission import Capacity
@@ -20,7 +21,6 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
 from winml_dag.engine.known import source_artifact
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.progress import Progress, Watch
 from winml_dag.engine.run import Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hypothesis import settings
+from memory_executor import MemoryExecutor, Work
+from memory_store import MemoryStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
-from winml_dag.engine.memory import MemoryExecutor, Work
 from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
@@ -22,7 +23,6 @@ from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.memory import MemoryStore
 
 TEXT = "text"
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memory_store import MemoryStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.store.memory import MemoryStore
 from winml_dag.store.record import Ingredients, Record
 
 MADE = Ingredients(

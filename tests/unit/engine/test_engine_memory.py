@@ -11,6 +11,7 @@ import pytest
 from engine_samples import TEXT, Bench, join, node
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_store import MemoryStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.admission import Capacity
@@ -25,7 +26,6 @@ from winml_dag.engine.runs import LocalRuns
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, SourceFile, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.memory import MemoryStore
 from winml_dag.store.record import Ingredients, Record
 
 MB = 10**6

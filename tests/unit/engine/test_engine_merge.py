@@ -10,11 +10,11 @@ from pathlib import Path
 from engine_samples import Bench, StatStore, join, node, properties
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_executor import MemoryExecutor
 
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import source_artifact
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.run import Runner

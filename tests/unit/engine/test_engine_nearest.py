@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_store import MemoryStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.change import Inputs, changes_between
@@ -16,7 +17,6 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.nearest import MOST_RECORDS, Nearest, NearRecords
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
-from winml_dag.store.memory import MemoryStore
 from winml_dag.store.record import Ingredients, Record
 
 MODEL, OTHER = (Artifact((FileEntry("model.onnx", f"xxh3-128:{digit * 32}", 1),)) for digit in "12")

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memory_executor import MemoryExecutor
+from memory_store import MemoryStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.decide import Run, decide
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import ingredients_of
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.run import Runner
 from winml_dag.engine.stage import Node, Stage, Workspace
 from winml_dag.errors import Interrupted
-from winml_dag.store.memory import MemoryStore
 
 NODE = Node("only", Stage("only", 1, "", "", inputs={}, outputs={"out": "text"}), config={}, inputs={})
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memory_executor import MemoryExecutor
+
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.memory import MemoryExecutor
 from winml_dag.engine.stage import Node, Stage, Workspace
 from winml_dag.pipeline.finished.measurement import MeasurementGraph
 from winml_dag.pipeline.sweep.measuring import Running, run_together

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from collect_samples import DAY
 from collect_samples import key as key_of
+from memory_store import MemoryStore
 from store_samples import KEY
 
 from winml_dag.store.local import LocalStore
-from winml_dag.store.memory import MemoryStore
 from winml_dag.store.record import Ingredients, Record
 
 Publish = Callable[..., Record]

@@ -122,7 +122,7 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
 
 def test_only_what_is_used_is_imported() -> None:
     code = (
-        "import sys, winml_dag.store.local, winml_dag.store.fingerprints, winml_dag.store.memory;"
+        "import sys, winml_dag.store.local, winml_dag.store.fingerprints;"
         "heavy = {'diskcache', 'sqlite3', 'filelock', 'platformdirs', 'numpy', 'onnx', 'pydantic'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

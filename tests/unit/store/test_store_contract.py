@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_store import MemoryStore
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
-from winml_dag.store.memory import MemoryStore
 from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged, Store
 
