@@ -21,8 +21,8 @@ from pathlib import Path
 
 from winml_dag.engine import dispatch
 from winml_dag.engine.admission import Admission, Capacity, Need
-from winml_dag.engine.criticalpath import chains
 from winml_dag.engine.dispatch import Dispatch
+from winml_dag.engine.eta import chains
 from winml_dag.engine.expectations import repeats
 from winml_dag.engine.merge import Merged, Part, merge
 from winml_dag.pipeline.planning import plan_request

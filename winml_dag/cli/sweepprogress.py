@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from winml_dag.engine.forecast import Forecast
+    from winml_dag.engine.eta import Eta
 
 # Between two lines that say how far it all is: few enough for the log of a night, often enough for who waits.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -86,12 +86,12 @@ class _State:
     stages: Counter[Status] = field(default_factory=Counter)
     running: dict[str, _Stage] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    forecast: Forecast | None = None
+    eta: Eta | None = None
     left: str = ""
     left_due: float = 0.0
 
     def begin(self, doing: str, cells: Sequence[str]) -> None:
-        self.doing, self.cells, self.forecast = doing, frozenset(cells), None
+        self.doing, self.cells, self.eta = doing, frozenset(cells), None
         self.done.clear()
 
     def start(self, node: Node, seconds: float | None, progress: ReadProgress) -> None:
@@ -128,15 +128,15 @@ class _State:
             yield f"stages: {', '.join(told)}"
         if left := self._time_left():
             yield left
-        if (forecast := self.forecast) is not None and forecast.capacity.counts_memory and self.running:
-            yield f"memory {forecast.memory_bytes / _GIB:.1f} of {forecast.capacity.memory_bytes / _GIB:.1f} GiB"
+        if (eta := self.eta) is not None and eta.capacity.counts_memory and self.running:
+            yield f"memory {eta.memory_bytes / _GIB:.1f} of {eta.capacity.memory_bytes / _GIB:.1f} GiB"
 
     def _time_left(self) -> str:
         now = time.monotonic()
-        if self.forecast is None or not self.running:
+        if self.eta is None or not self.running:
             return ""
         if now >= self.left_due:
-            seconds = self.forecast.seconds_left()
+            seconds = self.eta.seconds_left()
             self.left = "time left not known yet" if seconds is None else _left(seconds)
             took = time.monotonic() - now
             self.left_due = now + max(_SECONDS_BETWEEN_FORECASTS, took / _SHARE_OF_FORECASTS)
@@ -155,8 +155,8 @@ class _SweepProgress:
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         self._failed(self._state.settle(name, status, why))
 
-    def foretold(self, forecast: Forecast) -> None:
-        self._state.forecast = forecast
+    def foretold(self, eta: Eta) -> None:
+        self._state.eta = eta
 
     def started(
         self,

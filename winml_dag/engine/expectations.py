@@ -8,7 +8,7 @@ from statistics import median
 
 from winml_dag.canonical import json_hash
 from winml_dag.engine.admission import Capacity, Need
-from winml_dag.engine.forecast import Work
+from winml_dag.engine.eta import Work
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node
 from winml_dag.store.record import Record
@@ -79,16 +79,14 @@ class Expectations:
         """Whether there is any record of its stage."""
         return self._usual(node).is_known
 
-    def need(self, node: Node, last: Record | None, input_bytes: int | None) -> Need:
-        """*input_bytes*: as much as it will read; None while that is not known."""
+    def need(self, node: Node, last: Record | None, input_bytes: int) -> Need:
+        """*input_bytes*: as much as it will read."""
         memory = self._memory_bytes(node, last, input_bytes) if self._counts_memory else 0
         return Need(memory, node.pools, node.stage.alone)
 
-    def _memory_bytes(self, node: Node, last: Record | None, input_bytes: int | None) -> int:
-        if (peak := _peak(last)) is not None and (input_bytes is None or peak.is_like(input_bytes)):
+    def _memory_bytes(self, node: Node, last: Record | None, input_bytes: int) -> int:
+        if (peak := _peak(last)) is not None and peak.is_like(input_bytes):
             return round(peak.memory_bytes * _MARGIN)
-        if input_bytes is None:
-            return node.stage.memory.of(0)
         like_it = [peak.memory_bytes for peak in self._usual(node).peaks if peak.is_like(input_bytes)]
         return round(max(like_it) * _MARGIN) if like_it else node.stage.memory.of(input_bytes)
 
@@ -148,21 +146,18 @@ def expected_work(
     graph: Graph,
     names: Mapping[str, str],
     lasts: Mapping[str, Record | None],
-    order: Mapping[str, int],
     expectations: Expectations,
 ) -> Work:
     """What each node would take if it ran; *names*: by id, what its result is remembered under, as *lasts*."""
     free = repeats(graph)
     seconds: dict[str, float] = {}
-    needs: dict[str, Need] = {}
     stage_of: dict[str, str] = {}
     never_seen: set[str] = set()
     for node in graph.nodes:
         last = lasts[names[node.id]]
         seconds[node.id] = 0.0 if node.id in free else expectations.seconds(node, last)
-        needs[node.id] = expectations.need(node, last, None)
         if last is None:
             stage_of[node.id] = node.stage.name
             if not expectations.has_seen(node):
                 never_seen.add(node.stage.name)
-    return Work(graph, seconds, needs, order, stage_of, frozenset(never_seen))
+    return Work(graph, seconds, stage_of, frozenset(never_seen))

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from winml_dag.engine import reason
 from winml_dag.engine.admission import Admission, Capacity, Ticket
 from winml_dag.engine.check import refusal
-from winml_dag.engine.criticalpath import chains
 from winml_dag.engine.decide import Reuse, Run, decide
 from winml_dag.engine.dispatch import Dispatch
+from winml_dag.engine.eta import Eta, chains
 from winml_dag.engine.events import Observer, Silent, StageResult, Status
 from winml_dag.engine.expectations import Expectations, expected_work, remembered
-from winml_dag.engine.forecast import Forecast
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.known import Known
@@ -74,7 +73,7 @@ class Scheduler:
         observer: Observer | None = None,
         *,
         foreseen: Iterable[StageResult] = (),
-        foretold: Callable[[Forecast], None] | None = None,
+        foretold: Callable[[Eta], None] | None = None,
         admission: Admission | None = None,
     ) -> None:
         """*foreseen*: reuses that were decided a moment ago, with the same sources. *foretold* is given what tells how
@@ -98,7 +97,7 @@ class Scheduler:
         # What is remembered by name, as far as it has been read ahead and not been asked for.
         self._lasts: dict[str, Record | None] = {}
         self._foretold = foretold
-        self._forecast: Forecast | None = None
+        self._eta: Eta | None = None
         # By id, what each run holds; None when its place is free already, and what became of it not known yet.
         self._underway: dict[str, Ticket | None] = {}
         # Keys that are being made, each with the other nodes that want it.
@@ -134,14 +133,14 @@ class Scheduler:
         if self._admission.capacity.places == 1 and self._foretold is None:
             return
         self._lasts = remembered(self._store, names.values())
-        work = expected_work(self._graph, names, self._lasts, self._options.order, self._expectations)
+        work = expected_work(self._graph, names, self._lasts, self._expectations)
         self._to_run = Dispatch(self._admission, self._options.order, chains(self._graph, work.seconds))
-        self._forecast = Forecast(work, self._admission, self._runs.now)
+        self._eta = Eta(work, self._admission, self._runs.now)
 
     def _loop(self) -> None:
         self._decide_ready()
-        if self._foretold is not None and self._forecast is not None:
-            self._foretold(self._forecast)
+        if self._foretold is not None and self._eta is not None:
+            self._foretold(self._eta)
         while self._to_run or self._underway:
             self._fill_places()
             if self._underway:
@@ -150,7 +149,7 @@ class Scheduler:
 
     def _fill_places(self) -> None:
         while True:
-            left = 0.0 if self._forecast is None else self._forecast.work_left_seconds
+            left = 0.0 if self._eta is None else self._eta.work_left_seconds
             found = self._to_run.next(left)
             if found is None:
                 return
@@ -166,8 +165,8 @@ class Scheduler:
         inputs = {slot: self._known.artifacts[name] for slot, name in node.inputs.items()}
         watch = Watch()
         self._begun_at[node.id] = next(self._moments)
-        if self._forecast is not None:
-            self._forecast.began(node.id)
+        if self._eta is not None:
+            self._eta.began(node.id)
         self._observer.started(node, decision.reason, decision.estimate_seconds, watch.read)
         outcome = self._runs.start(node, decision, inputs, watch)
         if outcome is None:
@@ -305,8 +304,8 @@ class Scheduler:
 
     def _finish(self, result: StageResult) -> None:
         self._results[result.node.id] = result
-        if self._forecast is not None:
-            ended = self._forecast.failed if result.status is Status.FAILED else self._forecast.ended
+        if self._eta is not None:
+            ended = self._eta.failed if result.status is Status.FAILED else self._eta.ended
             ended(result.node.id)
         if result.status is Status.FAILED and not self._options.keep_going:
             self._stopping = True

@@ -31,8 +31,8 @@ from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
+    from winml_dag.engine.eta import Eta
     from winml_dag.engine.execute import Executor
-    from winml_dag.engine.forecast import Forecast
     from winml_dag.pipeline.buildresult import BuildResult
 
 
@@ -124,7 +124,7 @@ def build_all(
     observer: Observer | None = None,
     executor: Executor | None = None,
     done: Callable[[Outcome], None] = lambda _: None,
-    foretold: Callable[[Forecast], None] | None = None,
+    foretold: Callable[[Eta], None] | None = None,
 ) -> tuple[Outcome, ...]:
     """Bring the output folders of all *planned*, whose labels differ, up to date; *done* is told of each at its end.
     *foretold* is given what tells how long it will take, if anything runs.
@@ -172,7 +172,7 @@ class _Builds:
         observer: Observer,
         executor: Executor | None,
         done: Callable[[Outcome], None],
-        foretold: Callable[[Forecast], None] | None,
+        foretold: Callable[[Eta], None] | None,
     ) -> None:
         self._planned = planned
         self._store = store

@@ -15,8 +15,8 @@ from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:
+    from winml_dag.engine.eta import Eta
     from winml_dag.engine.execute import Executor
-    from winml_dag.engine.forecast import Forecast
     from winml_dag.engine.inplace import InPlace
     from winml_dag.engine.schedule import RunOptions
     from winml_dag.pipeline.cluster.cluster import Cluster
@@ -47,7 +47,7 @@ def run_graph(
     timeout_seconds: float | None = None,
     in_place: InPlace | None = None,
     access: FileAccess = FileAccess.FREE,
-    foretold: Callable[[Forecast], None] | None = None,
+    foretold: Callable[[Eta], None] | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[StageResult, ...]:
     """Run what is not *foreseen* to be reused, in the folder *scratch* of this run's own; one result for each node.

@@ -15,7 +15,7 @@ from world import Offer, VirtualClock, VirtualRemote, Went
 
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.cluster.fleet import Fleet
-from winml_dag.engine.criticalpath import chains
+from winml_dag.engine.eta import chains
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.merge import Merged
 from winml_dag.engine.schedule import RunOptions, Scheduler

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from winml_dag.cli.sweepprogress import SweepLines, SweepTable, sweep_progress
 from winml_dag.engine.admission import Admission, Capacity, Need
+from winml_dag.engine.eta import Eta, Work
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.forecast import Forecast, Work
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason
@@ -35,12 +35,12 @@ def ended(node: Node, status: Status = Status.RAN, error: str = "") -> StageResu
     return StageResult(node, status, WHY, elapsed_seconds=1.0, error=error)
 
 
-def forecast_of(seconds: float) -> Forecast:
+def forecast_of(seconds: float) -> Eta:
     """Of a graph with one node that takes so long, in a machine with 16 GiB of which 4 are taken."""
     one = node("bert/fp32/cpu", "export")
     admission = Admission(Capacity(2, 16 << 30))
     admission.take(Need(4 << 30))
-    return Forecast(Work(Graph.of([one]), {one.id: seconds}, {}, {}), admission)
+    return Eta(Work(Graph.of([one]), {one.id: seconds}), admission)
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -93,7 +93,7 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lines_come_by_themselves_and_stop_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     asked = threading.Event()
 
-    class Asked(Forecast):
+    class Asked(Eta):
         def seconds_left(self) -> float | None:
             asked.set()
             return None
@@ -101,7 +101,7 @@ def test_lines_come_by_themselves_and_stop_with_the_run(capsys: pytest.CaptureFi
     lines = SweepLines(to_stderr=False, every_seconds=0.01)
     lines.phase("building", CELLS)
     like = forecast_of(1.0)
-    lines.foretold(Asked(Work(Graph.of([]), {}, {}, {}), Admission(like.capacity)))
+    lines.foretold(Asked(Work(Graph.of([]), {}), Admission(like.capacity)))
     lines.started(node(CELLS[0], "export"), WHY, None, nothing)
     assert asked.wait(60)
     lines.stop(finished=True)

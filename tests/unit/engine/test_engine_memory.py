@@ -146,7 +146,6 @@ def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_
     found = Expectations(stored(), SHARED)
     assert found.need(OPTIMIZE, last, 1000).memory_bytes == 5500, "and a margin"
     assert found.need(OPTIMIZE, last, 9000).memory_bytes == 100 + 27000, "its model was another one"
-    assert found.need(OPTIMIZE, None, None).memory_bytes == 100
     assert found.seconds(OPTIMIZE, last) == 7.0
     assert found.seconds(OPTIMIZE, None) == UNKNOWN_SECONDS
     records = [record("optimize", float(salt), 1000 * salt, 100 * salt, salt) for salt in (1, 2, 3, 9)]
@@ -193,7 +192,7 @@ def test_rounds_that_change_nothing_take_no_time() -> None:
     assert repeats(graph) == {"optimize.1", "analyze.1"}
     store = stored()
     names = {node.id: node.id for node in nodes}
-    work = expected_work(graph, names, remembered(store, names), {}, Expectations(store, SHARED))
+    work = expected_work(graph, names, remembered(store, names), Expectations(store, SHARED))
     assert sum(work.seconds.values()) == 3 * UNKNOWN_SECONDS
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from engine_samples import Bench, node, properties
-from hypothesis import given
-from hypothesis import strategies as st
+from engine_samples import Bench, node
 
 from winml_dag.engine.admission import Admission, Capacity, Need
-from winml_dag.engine.criticalpath import chains, critical_path
 from winml_dag.engine.dispatch import Dispatch
-from winml_dag.engine.forecast import Forecast, Work, seconds_left
+from winml_dag.engine.eta import Eta, Work, chains, critical_path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import Node
@@ -85,60 +82,50 @@ def test_what_took_long_last_time_begins_first_where_that_helps(bench: Bench, jo
     assert ran.told[0] == f"start {first}"
 
 
-def work_of(nodes: tuple[Node, ...], seconds: Mapping[str, float], needs: Mapping[str, Need] | None = None) -> Work:
-    return Work(Graph.of(nodes), seconds, needs or {}, {})
+def left_of(nodes: tuple[Node, ...], seconds: Mapping[str, float], places: int) -> Eta:
+    """Of *nodes* none of which has begun, at a moment that stays."""
+    return Eta(Work(Graph.of(nodes), seconds), Admission(Capacity(places)), clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize(("places", "seconds"), [(1, 21.0), (2, 18.0), (8, 18.0)])
 def test_how_long_a_run_will_take(places: int, seconds: float) -> None:
-    assert seconds_left(work_of(SWEEP, SECONDS), Capacity(places), frozenset(), {}) == seconds
+    assert left_of(SWEEP, SECONDS, places).seconds_left() == seconds
 
 
-def test_how_long_the_rest_will_take() -> None:
-    work = work_of(SWEEP, SECONDS)
-    left = seconds_left(work, Capacity(2), frozenset({"export", "other"}), {"calibrate": 4.0})
-    assert left == 1.0 + 3.0
-    late = seconds_left(work, Capacity(2), frozenset({"export", "other"}), {"calibrate": 400.0})
-    assert late == 3.0, "what takes longer than expected may end at any moment"
-
-
-def test_what_runs_is_not_begun_again_when_its_maker_is_said_to_end_later() -> None:
-    """Whoever asks does so while it goes on, and may hear of a beginning before the end that it followed."""
-    line = (node("a"), node("b", "a.out"), node("c", "b.out"))
-    work = work_of(line, {"a": 5.0, "b": 4.0, "c": 1.0})
-    assert seconds_left(work, Capacity(2), frozenset(), {"a": 5.0, "b": 0.0}) == 5.0
-
-
-def test_memory_that_two_share_makes_a_run_longer() -> None:
-    both = (node("a"), node("b"))
-    work = work_of(both, {"a": 5.0, "b": 5.0}, {"a": Need(60), "b": Need(60)})
-    assert seconds_left(work, Capacity(2, 1000), frozenset(), {}) == 5.0
-    assert seconds_left(work, Capacity(2, 100), frozenset(), {}) == 10.0
+@pytest.mark.parametrize(("passed", "left"), [(4.0, 1.0 + 3.0), (400.0, 3.0)])
+def test_what_takes_longer_than_expected_may_end_at_any_moment(passed: float, left: float) -> None:
+    now = [0.0]
+    eta = Eta(Work(Graph.of(SWEEP), SECONDS), Admission(Capacity(2)), clock=lambda: now[0])
+    eta.ended("export")
+    eta.ended("other")
+    eta.began("calibrate")
+    now[0] = passed
+    assert eta.seconds_left() == left
 
 
 def test_a_long_line_of_stages_that_take_no_time_is_no_trouble() -> None:
     line = [node("n0")] + [node(f"n{number}", f"n{number - 1}.out") for number in range(1, 3000)]
-    assert seconds_left(work_of(tuple(line), {"n0": 1.0, "n2999": 2.0}), Capacity(2), frozenset(), {}) == 3.0
+    assert left_of(tuple(line), {"n0": 1.0, "n2999": 2.0}, 2).seconds_left() == 3.0
 
 
 def test_a_forecast_follows_what_begins_and_ends() -> None:
     now = [0.0]
-    forecast = Forecast(work_of(SWEEP, SECONDS), Admission(Capacity(2)), clock=lambda: now[0])
-    assert (forecast.work_left_seconds, forecast.seconds_left()) == (21.0, 18.0)
-    forecast.began("export")
-    forecast.began("other")
+    eta = Eta(Work(Graph.of(SWEEP), SECONDS), Admission(Capacity(2)), clock=lambda: now[0])
+    assert (eta.work_left_seconds, eta.seconds_left()) == (21.0, 18.0)
+    eta.began("export")
+    eta.began("other")
     now[0] = 4.0
-    forecast.ended("other")
-    assert (forecast.work_left_seconds, forecast.seconds_left()) == (20.0, 14.0)
-    forecast.ended("other")
-    assert forecast.work_left_seconds == 20.0, "found again after it ran"
+    eta.ended("other")
+    assert (eta.work_left_seconds, eta.seconds_left()) == (20.0, 14.0)
+    eta.ended("other")
+    assert eta.work_left_seconds == 20.0, "found again after it ran"
 
 
 def test_what_a_failure_keeps_from_running_is_not_waited_for() -> None:
-    forecast = Forecast(work_of(SWEEP, SECONDS), Admission(Capacity(1)), clock=lambda: 0.0)
-    forecast.began("export")
-    forecast.failed("export")
-    assert (forecast.work_left_seconds, forecast.seconds_left()) == (1.0, 1.0)
+    eta = left_of(SWEEP, SECONDS, 1)
+    eta.began("export")
+    eta.failed("export")
+    assert (eta.work_left_seconds, eta.seconds_left()) == (1.0, 1.0)
 
 
 def test_a_forecast_learns_from_stages_that_it_only_guessed_at() -> None:
@@ -148,30 +135,15 @@ def test_a_forecast_learns_from_stages_that_it_only_guessed_at() -> None:
     now = [0.0]
     nodes = tuple(node(f"{stage} {number}", of=stage) for stage in ("export", "compile") for number in range(3))
     stages = {each.id: each.stage.name for each in nodes}
-    work = Work(Graph.of(nodes), dict.fromkeys(stages, 2.0), {}, {}, stages, frozenset({"compile"}))
-    forecast = Forecast(work, Admission(Capacity(1)), clock=lambda: now[0])
-    assert forecast.seconds_left() == 12.0, "not more than half is unknown"
+    work = Work(Graph.of(nodes), dict.fromkeys(stages, 2.0), stages, frozenset({"compile"}))
+    eta = Eta(work, Admission(Capacity(1)), clock=lambda: now[0])
+    assert eta.seconds_left() == 12.0, "not more than half is unknown"
     for name, seconds in (("export 0", 4.0), ("compile 0", 20.0)):
-        forecast.began(name)
+        eta.began(name)
         now[0] += seconds
-        forecast.ended(name)
+        eta.ended(name)
         if name == "export 0":
-            assert forecast.seconds_left() == 2 * 4.0 + 3 * 2.0
-            forecast.ended("export 1")
-            assert forecast.seconds_left() is None, "what is left is mostly unknown"
-    assert forecast.seconds_left() == 4.0 + 2 * 20.0
-
-
-@properties
-@given(st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 9)), min_size=1, max_size=10), st.integers(1, 4))
-def test_a_forecast_is_between_what_no_order_can_beat_and_twice_that(
-    made: list[tuple[float, int]], places: int
-) -> None:
-    nodes = tuple(
-        node(f"n{at}", *([f"n{reads % at}.out"] if at and reads % 2 else [])) for at, (_, reads) in enumerate(made)
-    )
-    seconds = {f"n{at}": each for at, (each, _) in enumerate(made)}
-    graph = Graph.of(nodes)
-    least = max(sum(seconds.values()) / places, critical_path(graph, seconds).seconds)
-    found = seconds_left(Work(graph, seconds, {}, {}), Capacity(places), frozenset(), {})
-    assert least * 0.999 <= found <= 2 * least * 1.001
+            assert eta.seconds_left() == 2 * 4.0 + 3 * 2.0
+            eta.ended("export 1")
+            assert eta.seconds_left() is None, "what is left is mostly unknown"
+    assert eta.seconds_left() == 4.0 + 2 * 20.0

@@ -14,7 +14,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, SharedGraph, StageRun
 
 if TYPE_CHECKING:
-    from winml_dag.engine.criticalpath import CriticalPath
+    from winml_dag.engine.eta import CriticalPath
     from winml_dag.pipeline.buildresult import StageView
     from winml_dag.pipeline.builds import Outcome, Planned
     from winml_dag.pipeline.request import Request
@@ -184,7 +184,7 @@ def longest_chain(
 
     A chain of the one graph is a chain of one of its cells, so the longest of theirs is its own.
     """
-    from winml_dag.engine.criticalpath import CriticalPath, critical_path
+    from winml_dag.engine.eta import CriticalPath, critical_path
 
     found = CriticalPath((), 0.0)
     for each, outcome in zip(planned, outcomes, strict=True):

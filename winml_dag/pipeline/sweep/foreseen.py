@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from winml_dag.engine import waves
 from winml_dag.engine.admission import Capacity
+from winml_dag.engine.eta import seconds_left
 from winml_dag.engine.events import Status
 from winml_dag.engine.expectations import Expectations, expected_work, remembered
-from winml_dag.engine.forecast import seconds_left
 from winml_dag.engine.merge import Merged
 from winml_dag.engine.plan import remembered_name
 from winml_dag.errors import WinmlDagError
@@ -77,16 +77,13 @@ def _views(common: Merged, results: Sequence[BuildResult]) -> dict[str, StageVie
 def _seconds(
     common: Merged, graphs: Sequence[BuildGraph], to_run: frozenset[str], store: LocalStore, capacity: Capacity
 ) -> float:
-    """How long it takes to run the nodes *to_run*, in the order that a build would take."""
+    """How long it takes to run the nodes *to_run*."""
     names = {
         node_id: remembered_name(graphs[place].summary.scope, graphs[place].graph.node(own))
         for node_id, ((place, own), *_) in common.readers().items()
     }
-    work = expected_work(
-        common.graph, names, remembered(store, names.values()), common.order, Expectations(store, capacity)
-    )
-    ended = frozenset(node.id for node in common.graph.nodes if node.id not in to_run)
-    return seconds_left(work, capacity, ended, {})
+    work = expected_work(common.graph, names, remembered(store, names.values()), Expectations(store, capacity))
+    return seconds_left(common.graph, {node_id: work.seconds[node_id] for node_id in to_run}, capacity.places)
 
 
 def _never_timed(views: Sequence[StageView], store: LocalStore) -> int:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.engine.criticalpath import CriticalPath
+from winml_dag.engine.eta import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.commit import folder_key
 from winml_dag.pipeline.outputs import refuse_file

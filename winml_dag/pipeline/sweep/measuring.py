@@ -25,8 +25,8 @@ from winml_dag.recipe.paths import resolve_path
 from winml_dag.store.local import LocalStore
 
 if TYPE_CHECKING:
+    from winml_dag.engine.eta import Eta
     from winml_dag.engine.execute import Executor
-    from winml_dag.engine.forecast import Forecast
     from winml_dag.pipeline.finished.evaluation import EvaluationPlan
     from winml_dag.pipeline.finished.host import Host
     from winml_dag.pipeline.finished.perf import PerfPlan
@@ -76,7 +76,7 @@ class Running:
     observer: Observer | None = None
     executor: Executor | None = None
     memory_bytes: int | None = None
-    foretold: Callable[[Forecast], None] | None = None
+    foretold: Callable[[Eta], None] | None = None
 
 
 def _nobody(_: str) -> None:

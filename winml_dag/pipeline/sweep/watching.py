@@ -10,7 +10,7 @@ from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, S
 from winml_dag.pipeline.sweep.result import CellStatus
 
 if TYPE_CHECKING:
-    from winml_dag.engine.forecast import Forecast
+    from winml_dag.engine.eta import Eta
     from winml_dag.engine.reason import Reason
     from winml_dag.engine.stage import Node
 
@@ -24,7 +24,7 @@ class Watcher(Observer, Protocol):
     def cell(self, name: str, status: CellStatus, why: str = "") -> None:
         """What became of a cell in this phase."""
 
-    def foretold(self, forecast: Forecast) -> None:
+    def foretold(self, eta: Eta) -> None:
         """What tells how long the stages will take that run from now on."""
 
 
@@ -35,7 +35,7 @@ class SilentWatcher(Silent):
 
     def cell(self, name: str, status: CellStatus, why: str = "") -> None: ...
 
-    def foretold(self, forecast: Forecast) -> None: ...
+    def foretold(self, eta: Eta) -> None: ...
 
 
 class Timed(PassingOn):
