@@ -6,6 +6,11 @@ nothing prints them but the command line, so that the Python API and the CLI tel
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from winml_dag.canonical import JsonObject
+
 
 class WinmlDagError(Exception):
     """Base of all errors that are somebody's to fix; never shown with a traceback."""
@@ -27,6 +32,19 @@ class StageError(WinmlDagError):
     """A stage could not do what was asked: raised inside a stage, reported with its log."""
 
     exit_code = 1
+
+
+class MeasuredError(StageError):
+    """A stage failed over what it measured. ``metrics``: all that it had measured by then."""
+
+    def __init__(self, message: str, *, advice: str = "", metrics: JsonObject) -> None:
+        super().__init__(message, advice=advice)
+        self.metrics = metrics
+
+
+def measured_by(error: WinmlDagError) -> JsonObject:
+    """Empty for an error without figures."""
+    return error.metrics if isinstance(error, MeasuredError) else {}
 
 
 class StoreError(WinmlDagError):

@@ -122,7 +122,7 @@ def test_python_does_the_same(shared: Project) -> None:
     script = """
 from pathlib import Path
 from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx, validate_onnx
-from winml_dag.engine.measurederror import MeasuredError
+from winml_dag.errors import MeasuredError
 from winml_dag.errors import UsageError
 done = optimize_onnx("model.onnx", "a/optimized.onnx", ep="qnn")
 assert isinstance(done, CommandResult) and done.cached and done.output_path == Path("a/optimized.onnx"), done

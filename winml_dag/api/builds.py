@@ -22,7 +22,7 @@ from winml_dag.api.arguments import (
     store_of,
 )
 from winml_dag.engine.events import Observer
-from winml_dag.engine.measurederror import MeasuredError
+from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.build import BuildOptions, build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result

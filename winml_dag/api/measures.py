@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from winml_dag.api.arguments import FileArguments, remote_of, store_of
-from winml_dag.engine.measurederror import MeasuredError
+from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
 from winml_dag.pipeline.finished.measured import EvalResult, PerfResult, eval_result, perf_result
 from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, carry_out

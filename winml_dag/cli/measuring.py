@@ -106,7 +106,7 @@ def measured(
     """
     from winml_dag.cli.buildreport import failure_lines
     from winml_dag.cli.progress import progress
-    from winml_dag.engine.measurederror import MeasuredError
+    from winml_dag.errors import MeasuredError
     from winml_dag.pipeline.finished.measurement import carry_out
 
     with progress(quiet=how.quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:

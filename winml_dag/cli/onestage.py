@@ -17,8 +17,7 @@ from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import cache_option, format_option, rebuild_option
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import remote_options
-from winml_dag.engine.measurederror import measured_by
-from winml_dag.errors import StageError, WinmlDagError
+from winml_dag.errors import StageError, WinmlDagError, measured_by
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.location import default_cache_dir
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 
 from winml_dag.engine import reason
 from winml_dag.engine.change import NOT_KNOWN, Inputs
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.reason import Reason
+from winml_dag.engine.stage import Node
+from winml_dag.errors import StageError
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import Store
 
@@ -61,3 +64,18 @@ def decide(
         return Reuse(record, reason.UP_TO_DATE)
     came = store.came_from_behind(key)
     return Reuse(record, reason.found_behind(record) if came else reason.found(record))
+
+
+def refusal(node: Node, record: Record) -> StageError | None:
+    """Why the result in *record* does not do for *node*; None when it does.
+
+    The answer is no part of the key: a result that is refused stays in the store, and whoever asks for less gets it.
+    """
+    if not node.check:
+        return None
+    module, _, name = node.check.partition(":")
+    try:
+        getattr(import_module(module), name)(node.config, record.metrics)
+    except StageError as error:
+        return error
+    return None

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from winml_dag.engine import reason
-from winml_dag.engine.check import refusal
-from winml_dag.engine.decide import Reuse, decide
+from winml_dag.engine.decide import Reuse, decide, refusal
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.known import Known

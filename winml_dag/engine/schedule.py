@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from winml_dag.engine import reason
 from winml_dag.engine.admission import Admission, Capacity, Ticket
-from winml_dag.engine.check import refusal
-from winml_dag.engine.decide import Reuse, Run, decide
+from winml_dag.engine.decide import Reuse, Run, decide, refusal
 from winml_dag.engine.dispatch import Dispatch
 from winml_dag.engine.eta import Eta, chains
 from winml_dag.engine.events import Observer, Silent, StageResult, Status

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.measurederror import measured_by
 from winml_dag.engine.progress import Tell, Teller
-from winml_dag.errors import WinmlDagError
+from winml_dag.errors import WinmlDagError, measured_by
 from winml_dag.explanation import explanation
 from winml_dag.smallfiles import read_json
 

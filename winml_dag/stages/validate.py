@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.errors import StageError
+from winml_dag.errors import MeasuredError, StageError
 from winml_dag.stages import kinds
 from winml_dag.stages.bounds import Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns

@@ -11,8 +11,7 @@ import pytest
 from evaluation_samples import linear_model, table
 
 from winml_dag import EvalResult, PerfResult, evaluate_onnx, measure_onnx
-from winml_dag.engine.measurederror import MeasuredError
-from winml_dag.errors import RecipeError
+from winml_dag.errors import MeasuredError, RecipeError
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 from quantization_samples import model_of, weights
 
-from winml_dag.engine.measurederror import MeasuredError
 from winml_dag.engine.stage import Workspace
-from winml_dag.errors import InputError, StageError
+from winml_dag.errors import InputError, MeasuredError, StageError
 from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, rounding, scale_tolerance
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.calibrate.work import run as run_calibrate

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.nodejson import node_json, node_of, stage_json, stage_of
 from winml_dag.engine.progress import Progress
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, node_json, node_of, stage_json, stage_of
 from winml_dag.errors import StageError, StoreError
 from winml_dag.explanation import explanation
 from winml_dag.store.artifact import Artifact, FileEntry

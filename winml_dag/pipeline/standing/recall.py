@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.nodejson import node_json, node_of, stage_json, stage_of
 from winml_dag.engine.placed import placed_files
-from winml_dag.engine.stage import Node, Source, SourceFile, Stage
+from winml_dag.engine.stage import Node, Source, SourceFile, Stage, node_json, node_of, stage_json, stage_of
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
 from winml_dag.pipeline.standing.evidence import PER_PATH
 from winml_dag.pipeline.standing.note import Note
