@@ -12,7 +12,6 @@ from recipe_strategies import WORDS
 
 from winml_dag import WinMLQuantizationConfig
 from winml_dag.errors import RecipeError
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.schema import Compile, Quant, Recipe
 
@@ -73,7 +72,7 @@ def test_every_field_is_among_those_tried() -> None:
 
 
 def _again(recipe: Recipe) -> Recipe:
-    return parse_recipe(json.dumps(to_json(recipe)), "again.json", "json")
+    return parse_recipe(json.dumps(recipe.to_dict()), "again.json", "json")
 
 
 @given(written=SECTIONS)

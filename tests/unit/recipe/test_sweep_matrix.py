@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.errors import InputError, RecipeError, WinmlDagError
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell, Sweep
@@ -37,7 +36,7 @@ def cells_of(sweep: Sweep) -> dict[str, Cell]:
 
 def said_by(cell: Cell) -> dict[str, Any]:
     assert cell.recipe is not None
-    return dict(to_json(cell.recipe.recipe))
+    return cell.recipe.recipe.to_dict()
 
 
 def problems_of(folder: Path, said: Mapping[str, Any] | str) -> tuple[str, ...]:
