@@ -128,7 +128,7 @@ FIELDS: dict[str, Meaning] = {
     "loader.random_weights": _ours("Make the weights up."),
     "loader.random_weights.seed": _ours("Other seed, other weights."),
     "loader.random_weights.config": _ours("Fields of the architecture's configuration, such as `hidden_size`."),
-    "export.opset_version": Meaning("21 when left out (17 in winml-cli)."),
+    "export.opset_version": Meaning("21 when left out (17 in winml-cli). The dynamo exporter begins at 18."),
     "export.batch_size": Meaning("First dimension of all inputs; of an ONNX model, of those that leave it open."),
     "export.input_tensors": Meaning("Inputs to export; those that the architecture usually has when left out."),
     "export.input_tensors.name": Meaning("Name of a parameter of the model's `forward`."),

@@ -138,6 +138,8 @@ OrEmpty = Annotated[T, BeforeValidator(_null_is_empty)]
 
 # What a program is given: more than one line, and nothing at all, are as good as any other text.
 Argument = Annotated[str, AfterValidator(_check_argument)]
+# Below opset 9, PyTorch has every weight among the inputs.
+Opset = Annotated[int, Field(ge=9, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]

@@ -24,6 +24,7 @@ from winml_dag.recipe.fields import (
     IntegerType,
     ListOf,
     MapOf,
+    Opset,
     OrEmpty,
     PrecisionName,
     Seconds,
@@ -87,7 +88,7 @@ class Export(Section):
     names (:data:`~winml_dag.recipe.fields.InputDimension`) for an export, those of its own for an ONNX model.
     """
 
-    opset_version: Count | None = None
+    opset_version: Opset | None = None
     batch_size: Count = 1
     input_tensors: ListOf[InputTensor] | None = None
     output_tensors: ListOf[OutputTensor] | None = None

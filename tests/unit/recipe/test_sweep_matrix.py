@@ -111,6 +111,15 @@ def test_null_takes_a_section_away_and_an_old_name_makes_way_for_the_new_one(tmp
     assert said_by(cells["more"]) == {"quant": {"samples": 9}, "compile": {}}
 
 
+def test_a_path_under_its_other_name_is_that_of_the_folder_it_is_written_in(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "base.yaml").write_text("quant: {load_path: r.json}", encoding="utf-8")
+    kinds = [{"name": "kept"}, {"name": "other", "quant": {"calibration_load_path": "o.json"}}]
+    cells = cells_of(sweep_of(tmp_path, {"base": "there/base.yaml", "matrix": {"kind": kinds}}))
+    assert said_by(cells["kept"])["quant"] == {"calibration_load_path": str(tmp_path / "there" / "r.json")}
+    assert said_by(cells["other"])["quant"] == {"calibration_load_path": "o.json"}
+
+
 def test_cells_are_left_out_for_a_reason_and_added_beside_the_axes(tmp_path: Path) -> None:
     said = {
         "matrix": {
