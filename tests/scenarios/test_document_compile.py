@@ -20,6 +20,8 @@ from oneprocess import OneProcess
 from onnx import TensorProto, helper
 from onnx_samples import perceptron
 
+from winml_dag import WinMLCompileConfig, compile_onnx
+
 pytestmark = pytest.mark.slow
 
 
@@ -84,6 +86,13 @@ def test_the_provider_runs_the_binary_and_nothing_is_left_to_the_cpu(made: Proje
     assert again["validation"]["execution_provider"] == "QNNExecutionProvider"
     assert again["validation"]["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
     assert (again["metrics"]["ep_context_partitions"], again["metrics"]["cpu_nodes"]) == (1, [])
+
+
+def test_python_compiles_for_the_provider_of_a_config(made: Project) -> None:
+    for config in (WinMLCompileConfig(execution_provider="qnn"), {"execution_provider": "qnn"}):
+        done = compile_onnx(made.folder / "qdq.onnx", made.folder / "py.onnx", config=config, cache_dir=made.cache)
+        assert done.cached
+        assert done.metrics["ep_context_partitions"] == 1
 
 
 def test_it_is_done_once(made: Project) -> None:

@@ -200,11 +200,14 @@ def compile_onnx(
         onnx=Path(model),
         ep=ep,
         device=device,
-        compile_settings=None if config is None else _fields(config),
         settings={"export": export or {}},
         validate=None if validate else False,
     )
-    request = replace(_of_onnx(model, output, "compile", overrides), also=tuple(map(Path, also)))
+    request = replace(
+        _of_onnx(model, output, "compile", overrides),
+        recipe=None if config is None else _recipe({"compile": _fields(config)}),
+        also=tuple(map(Path, also)),
+    )
     return _command(request, arguments)
 
 
