@@ -128,7 +128,7 @@ FIELDS: dict[str, Meaning] = {
     "loader.random_weights": _ours("Make the weights up."),
     "loader.random_weights.seed": _ours("Other seed, other weights."),
     "loader.random_weights.config": _ours("Fields of the architecture's configuration, such as `hidden_size`."),
-    "export.opset_version": Meaning("21 when left out (17 in winml-cli)."),
+    "export.opset_version": Meaning("21 when left out (17 in winml-cli). The dynamo exporter begins at 18."),
     "export.batch_size": Meaning("First dimension of all inputs; of an ONNX model, of those that leave it open."),
     "export.input_tensors": Meaning("Inputs to export; those that the architecture usually has when left out."),
     "export.input_tensors.name": Meaning("Name of a parameter of the model's `forward`."),
@@ -211,10 +211,11 @@ FIELDS: dict[str, Meaning] = {
     "quant.fp16_op_block_list": Meaning("fp16: operators that stay in float32, by name or pattern, besides those "
                                         "without a float16 form."),
     "quant.save_calibration": Meaning("Show the ranges in the output folder, as `calibration_ranges.json`."),
-    "quant.distribution": Meaning("Of random calibration data."),
+    "quant.distribution": Meaning("Of random calibration data. Beside ranges from a file: theirs, or it is refused."),
     "quant.seed": Meaning("Random data: 0 when left out. Your data: which samples are taken; the first ones when left "
-                          "out."),
-    "quant.calibration_load_path": Meaning("Ranges from a file, relative to the recipe; nothing is calibrated."),
+                          "out. Beside ranges from a file: theirs, or it is refused."),
+    "quant.calibration_load_path": Meaning("Ranges from a file, relative to the recipe; nothing is calibrated. "
+                                           "`load_path` is another name."),
     "quant.calibration_save_path": Meaning("A file in the recipe's folder that the ranges are put to as well."),
     "compile.execution_provider": Meaning("Name or alias; the key `ep` at the top wins over it."),
     "compile.provider_options": Meaning("Names and values for the provider; both are texts, so put numbers in quotes. "
@@ -241,6 +242,8 @@ FIELDS: dict[str, Meaning] = {
     "compile.ep_device.device": Meaning("Device."),
     "compile.ep_device.source": _unused("Where a provider comes from."),
     "compile.validate": Meaning("`false`: leave the validate stage out."),
+    "compile.quantize": _unused("Of old files. `true` is refused where nothing is quantized, and `false` beside "
+                                "`quant_config`: `quant` and `quant_config` took its place."),
     "compile.verbose": _unused("The compiler's words are in the log of the stage if it fails."),
     "compile.quant_config": _ours("A `quant` section for this target; refused beside `quant`."),
     "compile.ep_config": Meaning("See below."),

@@ -11,6 +11,7 @@ __all__ = [
     "PerfResult",
     "QuantizeResult",
     "SweepResult",
+    "WinMLCompileConfig",
     "WinMLQuantizationConfig",
     "__version__",
     "build_hf_model",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.finished.measured import EvalResult, PerfResult
     from winml_dag.pipeline.quantized import QuantizeResult
     from winml_dag.pipeline.sweep.result import SweepResult
+    from winml_dag.recipe.schema import Compile as WinMLCompileConfig
     from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 

@@ -53,7 +53,7 @@ class StoreError(WinmlDagError):
     exit_code = 1
 
 
-class UsageError(WinmlDagError):
+class UsageError(WinmlDagError, ValueError):
     """Options or inputs that do not fit together: an option's value, a graph that is not one."""
 
     exit_code = 2

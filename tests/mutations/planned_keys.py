@@ -58,9 +58,10 @@ def make_project(folder: Path) -> None:
     for name in ("data.npz", "same.npz", "data.txt", "same.txt", "photo.png", "rows.parquet", "script.py"):
         (folder / name).write_bytes(b"content")
     (folder / "other.py").write_bytes(b"other content")
+    ranges: dict[str, object] = {"method": "minmax", "from": {"seed": None, "distribution": None}}
     for name in ("affinity.json", "renamed.json"):
-        (folder / name).write_bytes(b'{"method": "minmax"}')
-    (folder / "other.json").write_bytes(b'{"method": "minmax", "other": true}')
+        (folder / name).write_text(json.dumps(ranges), encoding="utf-8")
+    (folder / "other.json").write_text(json.dumps({**ranges, "other": True}), encoding="utf-8")
     (folder / "word").mkdir()
     (folder / "word" / "tokenizer.json").write_bytes(b'{"other": true}')
     for name in (

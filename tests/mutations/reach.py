@@ -332,6 +332,7 @@ EDITS: tuple[Edit, ...] = (
     ("compile.validate", "static", False, "validate finalize"),
     ("compile.validate", "text", False, "calibrate validate finalize"),
     ("compile.verbose", "static", True, NOTHING),
+    ("compile.quantize", "static", True, NOTHING),
     ("compile.quant_config", "float", {"weight_type": "int8"}, "analyze calibrate quantize compile validate"),
     ("compile.quant_config", "no tags", {}, "analyze calibrate quantize validate finalize"),
     ("compile.quant_config", "inputs", {}, "optimize analyze calibrate quantize validate finalize"),

@@ -191,7 +191,7 @@ MUST_CHANGE: dict[str, tuple[str, Change, str]] = {
         lambda at: put(at / ROWS / "refs/main", b"c2"),
         "calibrate validate",
     ),
-    "a byte of ranges": ("ranges", lambda at: put(at / "affinity.json", b'{"method":"minmax","x":1}'), "quantize"),
+    "a byte of ranges": ("ranges", lambda at: put(at / "affinity.json", (at / "other.json").read_bytes()), "quantize"),
     "a byte of an option's file": ("option file", lambda at: flip_a_bit(at / "affinity.json"), "compile"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from winml_dag.errors import StageError
+from winml_dag.errors import InputError, RecipeError, StageError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,9 @@ from winml_dag.errors import StageError
 )
 def test_advice_is_a_sentence_of_its_own(message: str, advice: str, told: str) -> None:
     assert str(StageError(message, advice=advice)) == told
+
+
+@pytest.mark.parametrize("mistake", [UsageError("two models"), RecipeError("wrong:", problems=("samples",))])
+def test_what_was_asked_for_wrongly_is_a_value_error(mistake: UsageError) -> None:
+    assert isinstance(mistake, ValueError)
+    assert not isinstance(InputError("no such file"), ValueError)

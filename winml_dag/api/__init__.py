@@ -25,6 +25,7 @@ from winml_dag.pipeline.commandresult import CommandResult
 from winml_dag.pipeline.finished.measured import EvalResult, PerfResult
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.sweep.result import SweepResult
+from winml_dag.recipe.schema import Compile as WinMLCompileConfig
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "PerfResult",
     "QuantizeResult",
     "SweepResult",
+    "WinMLCompileConfig",
     "WinMLQuantizationConfig",
     "build_hf_model",
     "build_onnx_model",

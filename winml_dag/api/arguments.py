@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import UsageError
@@ -15,13 +17,16 @@ from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
-from winml_dag.recipe.spelling import known_instead
+from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.local import LocalStore
 from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
 # Arguments of builds and sweeps that say how to go about it; all others say what to build.
 HOW = ("force_rebuild", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Config: TypeAlias = str | Path | Mapping[str, Any]
 
@@ -42,9 +47,10 @@ class StoreArguments(TypedDict, total=False):
 class CommonArguments(StoreArguments, total=False):
     """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
 
-    ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
-    folder, not copies; ``final_only`` puts the finished model there, and none of those that it was made from.
-    ``scheduler`` is the address of a cluster, such as ``tcp://host:8786``, on whose workers stages run.
+    ``force_rebuild``, or ``rebuild``, runs every stage, known or not; ``validate`` false leaves that stage out;
+    ``link`` puts read-only links into the cache into the output folder, not copies; ``final_only`` puts the finished
+    model there, and none of those that it was made from. ``scheduler`` is the address of a cluster, such as
+    ``tcp://host:8786``, on whose workers stages run.
     """
 
     task: str | None
@@ -55,9 +61,11 @@ class CommonArguments(StoreArguments, total=False):
     compile: bool | None
     optimize: bool | None
     analyze: bool | None
+    validate: bool | None
     max_optim_iterations: int | None
     allow_unsupported_nodes: bool
     force_rebuild: bool
+    rebuild: bool
     link: bool
     final_only: bool
     scheduler: str | None
@@ -91,6 +99,7 @@ class FileArguments(StoreArguments, total=False):
 
     overwrite: bool
     force_rebuild: bool
+    rebuild: bool
     observer: Observer | None
 
 
@@ -112,6 +121,29 @@ class QuantizeArguments(FileArguments, total=False):
     device: str | None
     export: Mapping[str, Any] | None
     validate: bool
+
+
+def only_known(function: Callable[P, R]) -> Callable[P, R]:
+    """*function*, which takes nothing but what its signature and the ``TypedDict`` of its ``arguments`` name.
+
+    Raises:
+        TypeError: for any other name, as for a function without ``**arguments``.
+    """
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        (named,) = get_args(get_type_hints(function)["arguments"])
+        known = inspect.signature(function).parameters.keys() - {"arguments"} | named.__annotations__.keys()
+        if unknown := next((name for name in kwargs if name not in known), None):
+            meant = did_you_mean(unknown, known)
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}{meant}")
+        if "rebuild" in kwargs:
+            if "force_rebuild" in kwargs:
+                raise TypeError(f"{function.__name__}() got 'rebuild' and 'force_rebuild', two names of one argument")
+            kwargs["force_rebuild"] = kwargs.pop("rebuild")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def remote_of(arguments: StoreArguments, recipe: object = None) -> RemoteOptions:

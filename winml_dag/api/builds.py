@@ -18,6 +18,7 @@ from winml_dag.api.arguments import (
     QuantizeArguments,
     StoreArguments,
     on_cluster,
+    only_known,
     remote_of,
     store_of,
 )
@@ -27,17 +28,20 @@ from winml_dag.pipeline.build import BuildOptions, build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result
 from winml_dag.pipeline.planning import plan_request
-from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
+from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.recipe.chain import chained
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.recipe.schema import Compile as WinMLCompileConfig
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 
 # Those that say how to build; all others say what, as the command line's options of the same names do.
 _HOW = (*HOW, "config", "observer")
 
 
+@only_known
 def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments: Unpack[HfArguments]) -> BuildResult:
     """Build a PyTorch model (a hub id or a folder; None takes the recipe's) into *output_dir*.
 
@@ -50,11 +54,13 @@ def build_hf_model(model: str | Path | None, output_dir: str | Path, **arguments
     return _build(Path(output_dir), {"model": None if model is None else str(model)}, arguments)
 
 
+@only_known
 def build_onnx_model(onnx: str | Path, output_dir: str | Path, **arguments: Unpack[OnnxArguments]) -> BuildResult:
     """Build a model that is ONNX already into *output_dir*: everything after export. See :func:`build_hf_model`."""
     return _build(Path(output_dir), {"onnx": Path(onnx)}, arguments)
 
 
+@only_known
 def quantize_onnx(
     model: str | Path, output: str | Path | None = None, **arguments: Unpack[QuantizeArguments]
 ) -> QuantizeResult:
@@ -89,11 +95,12 @@ def quantize_onnx(
         command="quantize",
         output_file=beside(model, "quantize") if output is None else Path(output),
     )
-    done = quantize_result(_carry_out_one(request, arguments))
+    done = _carry_out_one(request, arguments).quantization
     assert done is not None
     return done
 
 
+@only_known
 def export_model(
     model: str | Path,
     output: str | Path,
@@ -123,6 +130,7 @@ def export_model(
     return _command(Request(None, overrides, command="export", output_file=Path(output)), arguments)
 
 
+@only_known
 def optimize_onnx(
     model: str | Path,
     output: str | Path | None = None,
@@ -148,6 +156,7 @@ def optimize_onnx(
     return _command(_of_onnx(model, output, "optimize", overrides), arguments)
 
 
+@only_known
 def calibrate_onnx(
     model: str | Path,
     output: str | Path | None = None,
@@ -169,32 +178,36 @@ def calibrate_onnx(
     return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
 
 
+@only_known
 def compile_onnx(
     model: str | Path,
     output: str | Path | None = None,
     *,
     ep: str | None = None,
     device: str | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: WinMLCompileConfig | Mapping[str, Any] | None = None,
     export: Mapping[str, Any] | None = None,
     also: Sequence[str | Path] = (),
     validate: bool = True,
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
-    beside it. *config*: fields of ``compile``. *export*: sizes of its inputs, as fields of that section. *also*:
-    further models, which get one binary with the first, and are put beside it as ``<model>_compiled.onnx``. Raises as
-    :func:`export_model` does.
+    beside it. *config*: a ``WinMLCompileConfig``, or its fields as a mapping. *export*: sizes of its inputs, as fields
+    of that section. *also*: further models, which get one binary with the first, and are put beside it as
+    ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
     """
     overrides = Overrides(
         onnx=Path(model),
         ep=ep,
         device=device,
-        compile_settings=config,
         settings={"export": export or {}},
         validate=None if validate else False,
     )
-    request = replace(_of_onnx(model, output, "compile", overrides), also=tuple(map(Path, also)))
+    request = replace(
+        _of_onnx(model, output, "compile", overrides),
+        recipe=None if config is None else _recipe({"compile": _fields(config)}),
+        also=tuple(map(Path, also)),
+    )
     return _command(request, arguments)
 
 
@@ -214,8 +227,8 @@ def _carry_out_one(request: Request, arguments: FileArguments) -> BuildResult:
     return _carry_out(request, options, arguments, arguments.get("observer"))
 
 
-def _fields(config: WinMLQuantizationConfig | Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.to_dict() if isinstance(config, WinMLQuantizationConfig) else config
+def _fields(config: Section | Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.to_dict() if isinstance(config, Section) else config
 
 
 def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | OnnxArguments) -> BuildResult:
@@ -244,8 +257,12 @@ def _carry_out(
     return result
 
 
+def _plain(value: Any) -> object:
+    return value.to_dict() if isinstance(value, Section) else os.fspath(value)
+
+
 def _recipe(config: Config | None) -> Path | LoadedRecipe | None:
     if config is None or isinstance(config, str | Path):
         return None if config is None else Path(config)
-    recipe = parse_recipe(json.dumps(config, default=os.fspath), "config", "json")
+    recipe = parse_recipe(json.dumps(config, default=_plain), "config", "json")
     return LoadedRecipe(Path.cwd() / "config", recipe, "json")

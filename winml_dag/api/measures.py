@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import FileArguments, remote_of, store_of
+from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
 from winml_dag.errors import MeasuredError
 from winml_dag.pipeline.commandresult import CommandResult, validation_result
 from winml_dag.pipeline.finished.measured import EvalResult, PerfResult, eval_result, perf_result
 from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, carry_out
 from winml_dag.pipeline.finished.subject import find_subject
 from winml_dag.recipe.assessment import Eval, Perf, Validate
-from winml_dag.recipe.schema import section_of
 from winml_dag.store.local import LocalStore
 
 
+@only_known
 def validate_onnx(
     model: str | Path,
     *,
@@ -36,7 +36,7 @@ def validate_onnx(
     from winml_dag.pipeline.finished.validationplan import ValidationRequest, plan_validation
 
     request = ValidationRequest(
-        section_of(Validate, config or {}, "validate"),
+        Validate.from_dict(config or {}),
         Path.cwd(),
         reference=None if reference is None else Path(reference),
         has_reference=True,
@@ -52,6 +52,7 @@ def validate_onnx(
         return validation_result(_measured(plan.measurement, store, arguments))
 
 
+@only_known
 def measure_onnx(
     model: str | Path,
     *,
@@ -70,7 +71,7 @@ def measure_onnx(
     from winml_dag.pipeline.finished.host import this_host
     from winml_dag.pipeline.finished.perf import PerfRequest, plan_perf
 
-    perf = section_of(Perf, config or {}, "perf")
+    perf = Perf.from_dict(config or {})
     request = PerfRequest(
         perf,
         input_data=None if perf.input_data is None else Path(perf.input_data).absolute(),
@@ -84,6 +85,7 @@ def measure_onnx(
         return perf_result(_measured(plan.measurement, store, arguments, output_dir))
 
 
+@only_known
 def evaluate_onnx(
     model: str | Path,
     dataset: str | Path | None = None,
@@ -105,7 +107,7 @@ def evaluate_onnx(
     said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}
-    request = EvaluationRequest(eval_section(section_of(Eval, config or {}, "eval"), given, data), Path.cwd(), {})
+    request = EvaluationRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd(), {})
     with store_of(arguments, remote_of(arguments)) as store:
         plan = plan_evaluation(find_subject(Path(model)), request, store.fingerprints)
         return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from winml_dag.api.arguments import HOW, CommonArguments, on_cluster, remote_of, store_of
+from winml_dag.api.arguments import HOW, CommonArguments, on_cluster, only_known, remote_of, store_of
 from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sweep.result import SweepResult
@@ -32,7 +32,6 @@ class SweepArguments(CommonArguments, total=False):
     stage_timeout_seconds: float | None
     memory_bytes: int | None
     watcher: Watcher | None
-    validate: bool | None
     random_weights: bool
     trust_remote_code: bool
 
@@ -54,6 +53,7 @@ _HOW = (
 _FLAGS = frozenset({"allow_unsupported_nodes", "random_weights", "trust_remote_code", "final_only"})
 
 
+@only_known
 def build_sweep(
     config: str | Path | Sequence[str | Path],
     output_dir: str | Path | None = None,

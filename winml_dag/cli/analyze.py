@@ -69,7 +69,7 @@ def command(**options: Any) -> int:
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     from winml_dag.pipeline.finished.analysis import AnalysisRequest
     from winml_dag.pipeline.normalization import shapes_of
-    from winml_dag.recipe.schema import Export, section_of
+    from winml_dag.recipe.schema import Export
 
     lint_only = options["no_information"]
     for name in ("run_unknown_op", "save_node", "optim_config", "precision"):
@@ -82,7 +82,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
         options["precision"],
         lint_only=lint_only,
         needs_table=not options["run_unknown_op"],
-        shapes=shapes_of(section_of(Export, given_shapes(options), "export")),
+        shapes=shapes_of(Export.from_dict(given_shapes(options))),
     )
 
 

@@ -20,7 +20,6 @@ from winml_dag.cli.validated import broken_lines, validated_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.compiled import compile_result
-from winml_dag.pipeline.quantized import quantize_result
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult, StageView
@@ -70,7 +69,7 @@ def _model_json(result: BuildResult, *, foreseen: bool) -> JsonObject:
     if foreseen:
         return {**final}
     several = len(result.components) > 1
-    done, compiled = (None, None) if several else (quantize_result(result), compile_result(result))
+    done, compiled = result.quantization, None if several else compile_result(result)
     return {
         **final,
         "quantization": None if done is None else done.to_json(),

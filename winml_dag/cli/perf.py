@@ -117,7 +117,6 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
     from winml_dag.recipe.assessment import Perf
     from winml_dag.recipe.load import load_recipe
     from winml_dag.recipe.paths import resolve_path
-    from winml_dag.recipe.schema import section_of
 
     if options["baseline"] is not None and options["no_baseline"]:
         raise UsageError("--baseline and --no-baseline exclude each other.", advice="Give one of them.")
@@ -125,11 +124,11 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
     if "iterations" in given and "duration" in given:
         raise UsageError("--iterations and --duration say both when to end.", advice="Give one of them.")
     loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
-    written = {} if loaded is None else loaded.recipe.perf.model_dump(mode="json", exclude_unset=True)
+    written = {} if loaded is None else loaded.recipe.perf.to_dict()
     for one, other in (("iterations", "duration"), ("input_data", "sizes")):
         if given.keys() & {one, other}:  # the call's word on either is its word on both
             written = {name: value for name, value in written.items() if name not in (one, other)}
-    perf = section_of(Perf, {**written, **given}, "perf")
+    perf = Perf.from_dict({**written, **given})
     base = Path.cwd() if loaded is None else loaded.path.parent
     return PerfRequest(
         perf,

@@ -89,9 +89,7 @@ def _sensitivity(request: Request) -> Iterator[str]:
 
 def _value(result: BuildResult, request: Request) -> JsonObject:
     """What quantization did."""
-    from winml_dag.pipeline.quantized import quantize_result
-
-    done = quantize_result(result)
+    done = result.quantization
     assert done is not None
     ranking: JsonObject = {}
     if request.overrides.sensitivity and not result.failed:

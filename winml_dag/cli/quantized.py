@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep, quantize_result
+from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def quantized_lines(result: BuildResult) -> Iterator[str]:
     ``quantized 49 of 61 nodes (left in float: 6 Softmax), 86.6 MiB -> 22.4 MiB, calibration 1.2 s on 32 samples (text),
     Q/DQ in 0.8 s``
     """
-    done = quantize_result(result)
+    done = result.quantization
     if done is None:
         return
     for step in done.steps:

@@ -123,7 +123,7 @@ CALIBRATION = Settings(
 EXPORT = Settings(
     (
         click.option("--dynamo/--no-dynamo", default=None, help="PyTorch's newer exporter, or the older one."),
-        click.option("--opset", type=click.IntRange(min=1), help="The version of the ONNX operators [21]."),
+        click.option("--opset", type=click.IntRange(min=9), help="The version of the ONNX operators [21]."),
         click.option(
             "--hierarchy/--no-hierarchy",
             default=None,

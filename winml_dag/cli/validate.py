@@ -75,17 +75,16 @@ def request_of(options: Mapping[str, Any]) -> ValidationRequest:
     from winml_dag.pipeline.finished.validationplan import ValidationRequest
     from winml_dag.recipe.assessment import Validate
     from winml_dag.recipe.load import load_recipe
-    from winml_dag.recipe.schema import section_of
 
     if options["no_reference"] and options["reference"] is not None:
         raise UsageError("--reference and --no-reference exclude each other.", advice="Give one of them.")
     loaded = None if options["recipe"] is None else load_recipe(options["recipe"])
-    written = {} if loaded is None else loaded.recipe.validation.model_dump(mode="json", exclude_unset=True)
+    written = {} if loaded is None else loaded.recipe.validation.to_dict()
     model_id = options["model_id"]
     if model_id is not None and Path(model_id).exists():
         model_id = str(Path(model_id).absolute())
     return ValidationRequest(
-        section=section_of(Validate, {**written, **VALIDATION.given(options), **BOUNDS.given(options)}, "validate"),
+        section=Validate.from_dict({**written, **VALIDATION.given(options), **BOUNDS.given(options)}),
         base=Path.cwd() if loaded is None else loaded.path.parent,
         reference=options["reference"],
         has_reference=not options["no_reference"],

@@ -12,10 +12,9 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
-from winml_dag.recipe.fields import Section
 from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe, section_of
+from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
@@ -63,11 +62,11 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]
         if name == "optim":
             update["optim"] = {**recipe.optim, **_flags(given)}
         elif name == "loader":
-            update["loader"] = section_of(Loader, {**written_fields(recipe.loader), **given}, name)
+            update["loader"] = Loader.from_dict({**recipe.loader.to_dict(), **given})
         elif name == "export":
-            update["export"] = section_of(Export, {**written_fields(recipe.export), **given}, name)
+            update["export"] = Export.from_dict({**(recipe.export or Export()).to_dict(), **given})
         else:
-            update["validation"] = section_of(Validate, {**written_fields(recipe.validation), **given}, name)
+            update["validation"] = Validate.from_dict({**recipe.validation.to_dict(), **given})
     return recipe.model_copy(update=update) if update else recipe
 
 
@@ -75,14 +74,6 @@ def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     if unknown := next((name for name in given if name not in CAPABILITIES), None):
         raise RecipeError(f"optim: {unknown!r} is no optimization{known_instead(unknown, CAPABILITIES)}")
     return given
-
-
-def written_fields(section: Section | None) -> dict[str, JsonValue]:
-    """The fields of *section* that somebody has written, as a recipe has them."""
-    if section is None:
-        return {}
-    plain: dict[str, JsonValue] = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return plain
 
 
 # The fields of ``export`` that also make sense of a model that is ONNX already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError
@@ -12,6 +13,9 @@ from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.outputs import Materialised
 from winml_dag.pipeline.rounds import folded
 from winml_dag.store.remote.traffic import Traffic
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.quantized import QuantizeResult
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,14 @@ class BuildResult:
         """
         several = self.build.output_file is None and len(self.build.models) > 1
         return None if self.failed or self.build.origin == "stages" or several else self.build.model
+
+    @property
+    def quantization(self) -> QuantizeResult | None:
+        """What quantization did; None when nothing is quantized, and of several components: each has its own."""
+        # Imported here: a build that is up to date tells nothing of it.
+        from winml_dag.pipeline.quantized import quantize_result
+
+        return None if len(self.build.components) > 1 else quantize_result(self)
 
     @property
     def components(self) -> Mapping[str, BuildResult]:

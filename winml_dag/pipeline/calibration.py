@@ -39,7 +39,7 @@ _COLUMNS_OF_TASKS: Mapping[str, Mapping[str, str]] = {
 }
 
 # With ranges from a file there is nothing that these could be about. Data is there to validate on.
-_OF_CALIBRATION = ("seed", "save_calibration", "calibration_save_path")
+_OF_CALIBRATION = ("save_calibration", "calibration_save_path")
 
 
 # What names data, or says how it is read.
@@ -137,19 +137,26 @@ def _ranges(asked: Asked, quant: Quant) -> Source:
             f"quant.calibration_load_path: {path} is not a file.",
             advice="Give a file that calibration_save_path or save_calibration has put there.",
         )
-    method = _method(path)
-    if "calibration_method" in quant.model_fields_set and method != quant.calibration_method:
-        raise RecipeError(
-            f"quant.calibration_method is {quant.calibration_method}, but the ranges in {path} were found by {method}. "
-            "Calibrate anew, or take calibration_method away."
-        )
+    for name, found in _found_with(path).items():
+        said = getattr(quant, name)
+        if name in quant.model_fields_set and said not in (None, found):
+            raise RecipeError(
+                f"quant.{name} is {said}, but the ranges in {path} were found with "
+                f"{'data and no seed' if found is None else found}. "
+                f"Calibrate anew, or take {name} away."
+            )
     return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES_FILE, path),))
 
 
-def _method(path: Path) -> str:
+def _found_with(path: Path) -> Mapping[str, object]:
+    """By field of ``quant``, what the ranges in the file *path* were found with."""
     before_reading(path)
     try:
-        return str(read_json(path)["method"])
+        ranges = read_json(path)
+        came = ranges["from"]
+        found = {"calibration_method": str(ranges["method"]), "seed": came["seed"]}
+        # Data has no distribution, and settings that are written out in full say one all the same.
+        return found if came["distribution"] is None else {**found, "distribution": came["distribution"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"quant.calibration_load_path: {path} has no activation ranges as calibrate writes them"

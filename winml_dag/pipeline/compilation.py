@@ -46,11 +46,7 @@ def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue] | No
         section = Compile(enable_ep_context=False) if "compile" in recipe.model_fields_set else Compile()
     asked = Compile.from_dict(settings)
     said = _said(asked)
-    written = {
-        name: value
-        for name, value in section.model_dump(mode="json", by_alias=True, exclude_unset=True).items()
-        if option_of(name) not in said
-    }
+    written = {name: value for name, value in section.to_dict().items() if option_of(name) not in said}
     kept = {name: value for name, value in section.provider_options.items() if name not in said}
     options = {
         name: str(Path(value).absolute()) if name in file_options(target.ep) else value

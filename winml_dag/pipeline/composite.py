@@ -11,17 +11,18 @@ from typing import Any, TypeVar
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source
 from winml_dag.errors import RecipeError
-from winml_dag.pipeline.asked import Asked, Model, written_fields
+from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.layout import prefixed
 from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
-from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, section_of
+from winml_dag.recipe.fields import Section
+from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
 from winml_dag.recipe.schema import Component as Own
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig
 from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
 from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
 
-S = TypeVar("S", Quant, Compile)
+S = TypeVar("S", bound=Section)
 
 # What of ``export`` is about tensors by their names: what one component does not take is for another.
 _OF_TENSORS = ("input_tensors", "dynamic_axes")
@@ -83,9 +84,7 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     update: dict[str, object] = {"loader": loader}
     left = {"components"}
     if "export" in wrote:
-        update["export"] = section_of(
-            Export, {**written_fields(recipe.export), **written_fields(own.export)}, _at(component, "export")
-        )
+        update["export"] = _merged(Export, recipe.export, own.export, _at(component, "export"))
     if "optim" in wrote:
         update["optim"] = {**recipe.optim, **own.optim}
     if "quant" in wrote:
@@ -95,8 +94,8 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     if "compile" in wrote:
         update["compile"] = _merged(Compile, recipe.compile, own.compile, _at(component, "compile"))
     if "validation" in wrote:
-        update["validation"] = type(own.validation).model_validate(
-            {**written_fields(recipe.validation), **written_fields(own.validation)}
+        update["validation"] = _merged(
+            type(own.validation), recipe.validation, own.validation, _at(component, "validate")
         )
     if "skip_optimize" in wrote:
         update["skip_optimize"] = own.skip_optimize
@@ -116,7 +115,7 @@ def _merged(kind: type[S], for_all: S | None, own: S | None, name: str) -> S | N
     """The section with the fields of both; null leaves the stage out, whatever holds for all."""
     if own is None:
         return None
-    return section_of(kind, {**written_fields(for_all), **written_fields(own)}, name)
+    return kind.from_dict({**(for_all or kind()).to_dict(), **own.to_dict()}, name)
 
 
 def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:

@@ -11,7 +11,6 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.placed import KEPT
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.relocated import relocated
 
@@ -68,7 +67,7 @@ def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
 
 
 def _told_here(loaded: LoadedRecipe) -> JsonObject:
-    value: JsonObject = relocated(to_json(loaded.recipe), loaded.path.parent)[0]  # type: ignore[assignment]
+    value: JsonObject = relocated(loaded.recipe.to_dict(), loaded.path.parent)[0]  # type: ignore[assignment]
     # Words of commands name files too, and nothing tells which words do.
     return {**value, "folder": str(loaded.path.parent.absolute())} if loaded.recipe.stages else value
 

@@ -112,9 +112,7 @@ def _told(recipe: Path | LoadedRecipe | None) -> JsonValue:
     """Its file, or what it says and where it says so, for the paths in it. Raises ValueError for what is no JSON."""
     if recipe is None or isinstance(recipe, Path):
         return None if recipe is None else str(recipe)
-    from winml_dag.recipe.dump import to_json
-
-    return {"file": str(recipe.path), "format": recipe.format, "says": json_hash(to_json(recipe.recipe))}
+    return {"file": str(recipe.path), "format": recipe.format, "says": json_hash(recipe.recipe.to_dict())}
 
 
 # What is put behind the name of a model for what a command makes of it, when nobody says where that goes. For optimize

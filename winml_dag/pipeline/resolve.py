@@ -153,6 +153,7 @@ def resolve(
     task = task_for(asked, model)
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
+    sections.refuse_other_quantize(asked, quant, onnx)
     would_compile = compile_config(asked, target)
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
     lacks = _Lacks(refuse=runs)
@@ -331,8 +332,7 @@ def _with_settings(quant: Quant, overrides: Overrides) -> Quant:
     """*quant* with the fields that this run asks for otherwise."""
     if not overrides.quant_settings:
         return quant
-    written = quant.model_dump(mode="json", exclude_unset=True)
-    return Quant.from_dict({**written, **overrides.quant_settings})
+    return Quant.from_dict({**quant.to_dict(), **overrides.quant_settings})
 
 
 def _precision(asked: Asked, target: Target) -> Precision | None:

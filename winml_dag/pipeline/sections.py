@@ -46,6 +46,22 @@ def refuse_unused(recipe: Recipe) -> None:
         )
 
 
+def refuse_other_quantize(asked: Asked, quant: Quant | Skip, onnx: OnnxFile | None) -> None:
+    """Raise RecipeError for a ``compile.quantize``, which decides nothing, that is not what happens."""
+    section, overrides = asked.recipe.compile, asked.overrides
+    if section is None or section.quantize is None:
+        return
+    if not section.quantize and section.quant_config is not None:
+        raise RecipeError("compile.quantize is false, but there is compile.quant_config. Keep one of them.")
+    given = onnx is not None and onnx.kind in kinds.INTEGER_MODELS
+    otherwise = overrides.quant is not None or overrides.precision is not None
+    if section.quantize and isinstance(quant, Skip) and not (given or otherwise):
+        raise RecipeError(
+            f"compile.quantize is true, but nothing would be quantized: {quant.reason}.",
+            advice="Its place was taken by a quant section, or compile.quant_config: give one of them.",
+        )
+
+
 def export_config(asked: Asked, task: str | None, model_type: str | None) -> ExportConfig:
     loader, random = asked.recipe.loader, asked.random_weights
     return ExportConfig(

@@ -12,13 +12,12 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.ep.options import NPU_SETTINGS
-from winml_dag.pipeline.asked import Asked, Model, written_fields
+from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import file_option_names
 from winml_dag.pipeline.sections import DEFAULT_OPSET
 from winml_dag.pipeline.validation import left_out
 from winml_dag.pipeline.variant import Build, Skip
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Compile, Export, Quant
@@ -38,7 +37,7 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None, d
 
     Defaults are written out: another version may have others.
     """
-    written = {name: value for name, value in to_json(asked.recipe).items() if name not in _DECIDED}
+    written = {name: value for name, value in asked.recipe.to_dict().items() if name not in _DECIDED}
     # Random weights and a script of the user's make a model that has no file.
     made = model.onnx is None and model.folder is None
     export = asked.recipe.export or Export()
@@ -99,7 +98,7 @@ def _model(model: Model, build: Build) -> str:
 
 def _quant(quant: Quant, asked: Asked, output_dir: Path, *, whole: bool) -> JsonObject:
     # Where else the ranges are put is no part of what is built.
-    written = _whole(quant) if whole else written_fields(quant)
+    written = _whole(quant) if whole else quant.to_dict()
     settings = {name: value for name, value in written.items() if name != "calibration_save_path"}
     for name in ("calibration_data", "calibration_load_path"):
         if name in settings:
@@ -116,7 +115,7 @@ def _validate(asked: Asked, output_dir: Path) -> JsonObject:
     is left out may have been said elsewhere, and is said here.
     """
     section = asked.recipe.validation
-    written = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    written = section.to_dict()
     if section.input_data is not None:
         written["input_data"] = _portable(resolve_path(asked.base, section.input_data), output_dir)
     if (enabled := left_out(asked) is None) is not section.enabled:
@@ -125,9 +124,9 @@ def _validate(asked: Asked, output_dir: Path) -> JsonObject:
 
 
 def _compile(config: CompileConfig, asked: Asked, build: Build) -> JsonObject:
-    """The section as decided; its own quantization, if it has one, is in ``quant`` by now."""
+    """The section as decided; what it says of quantization is in ``quant`` by now."""
     section = asked.recipe.compile or Compile()
-    settings = {name: value for name, value in _whole(section).items() if name != "quant_config"}
+    settings = {name: value for name, value in _whole(section).items() if name not in ("quant_config", "quantize")}
     if section.qnn_sdk_root is not None:
         settings["qnn_sdk_root"] = _portable(resolve_path(asked.base, section.qnn_sdk_root), build.summary.output_dir)
     return {

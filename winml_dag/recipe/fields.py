@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    Strict,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
-from winml_dag.errors import UsageError
+from winml_dag.errors import RecipeError, UsageError
 from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.spelling import known_instead
@@ -34,6 +43,29 @@ class Section(BaseModel):
         defer_build=True,
         protected_namespaces=(),  # model_id and its like are winml-cli's names
     )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object], name: str = "") -> Self:
+        """The section with the fields *values*, as a recipe has them under *name*, by default that of the class.
+
+        Raises:
+            RecipeError: with one line in ``problems`` for everything that is wrong.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            # Imported here: few values are wrong, and it needs a while.
+            from winml_dag.recipe.document import Positions
+            from winml_dag.recipe.problems import problems
+
+            name = name or cls.__name__.lower()
+            found = problems(error, cls, Positions(), name)
+            raise RecipeError(f"The {name} section is wrong:", problems=found) from None
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """What was set, as a recipe has it; from that, :meth:`from_dict` makes an equal section."""
+        plain: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return plain
 
 
 def problem(message: str, at: tuple[str, ...] = ()) -> PydanticCustomError:
@@ -106,6 +138,8 @@ OrEmpty = Annotated[T, BeforeValidator(_null_is_empty)]
 
 # What a program is given: more than one line, and nothing at all, are as good as any other text.
 Argument = Annotated[str, AfterValidator(_check_argument)]
+# Below opset 9, PyTorch has every weight among the inputs.
+Opset = Annotated[int, Field(ge=9, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]

@@ -9,7 +9,8 @@ from functools import cached_property
 from winml_dag.recipe.document import Document, Location, Position, Positions
 
 # Two names of one field: who writes one of them means to replace the other.
-_TWINS = {"samples": "calibration_samples", "calibration_samples": "samples"}
+_PAIRS = (("samples", "calibration_samples"), ("calibration_load_path", "load_path"))
+_TWINS = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 
 
 @dataclass(frozen=True)

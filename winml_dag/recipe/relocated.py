@@ -13,7 +13,7 @@ from winml_dag.readlog import before_reading
 from winml_dag.recipe.paths import is_path_like
 
 # By section, the fields that are paths, and those that may as well be ids on the hub.
-_QUANT = ("calibration_data", "calibration_load_path")
+_QUANT = ("calibration_data", "calibration_load_path", "load_path")
 _QUANT_EITHER = ("model_id", "dataset_name")
 _COMPILE = ("qnn_sdk_root",)
 _EVAL = ("input_data", "reference_path")

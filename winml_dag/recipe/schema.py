@@ -8,9 +8,9 @@ says otherwise. Paths are kept as written: see :mod:`winml_dag.recipe.paths`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, model_validator
 
 from winml_dag.recipe.assessment import Eval, Perf, Validate
 from winml_dag.recipe.fields import (
@@ -24,6 +24,7 @@ from winml_dag.recipe.fields import (
     IntegerType,
     ListOf,
     MapOf,
+    Opset,
     OrEmpty,
     PrecisionName,
     Seconds,
@@ -34,8 +35,6 @@ from winml_dag.recipe.fields import (
     WeightType,
     problem,
 )
-
-S = TypeVar("S", bound=Section)
 
 
 class RandomWeights(Section):
@@ -89,7 +88,7 @@ class Export(Section):
     names (:data:`~winml_dag.recipe.fields.InputDimension`) for an export, those of its own for an ONNX model.
     """
 
-    opset_version: Count | None = None
+    opset_version: Opset | None = None
     batch_size: Count = 1
     input_tensors: ListOf[InputTensor] | None = None
     output_tensors: ListOf[OutputTensor] | None = None
@@ -161,40 +160,10 @@ class Quant(Section):
     save_calibration: bool = False
     distribution: Literal["uniform", "normal"] = "uniform"
     seed: Seed | None = None
-    calibration_load_path: Text | None = None
+    calibration_load_path: Text | None = Field(
+        default=None, validation_alias=AliasChoices("calibration_load_path", "load_path")
+    )
     calibration_save_path: Text | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> Self:
-        """The section with the fields *values*, as a recipe has them.
-
-        Raises:
-            RecipeError: with one line in ``problems`` for everything that is wrong.
-        """
-        return section_of(cls, values, "quant")
-
-    def to_dict(self) -> dict[str, JsonValue]:
-        """What was set, as a recipe has it; from that, :meth:`from_dict` makes an equal section."""
-        plain: dict[str, JsonValue] = self.model_dump(mode="json", exclude_unset=True)
-        return plain
-
-
-def section_of(kind: type[S], values: Mapping[str, object], name: str) -> S:
-    """The section *name* of a recipe with the fields *values*, as a recipe has them.
-
-    Raises:
-        RecipeError: with one line in ``problems`` for everything that is wrong.
-    """
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        # Imported here: few values are wrong, and it needs a while.
-        from winml_dag.errors import RecipeError
-        from winml_dag.recipe.document import Positions
-        from winml_dag.recipe.problems import problems
-
-        found = problems(error, kind, Positions(), name)
-        raise RecipeError(f"The {name} section is wrong:", problems=found) from None
 
 
 class EpDevice(Section):
@@ -232,24 +201,17 @@ class EpConfig(EpSettings):
 class Compile(EpSettings):
     """What the execution provider makes of the model. Both forms are read; the flat one is what the object has.
 
-    Ours: ``quant_config``, a ``quant`` section for this target.
+    Ours: ``quant_config``, a ``quant`` section for this target. ``quantize`` is in files of old versions of winml-cli,
+    and is refused where it does not say what happens anyway.
     """
 
     execution_provider: Text | None = None
     ep_device: EpDevice | None = None
     validation: bool = Field(default=True, alias="validate")
     verbose: bool = False
+    quantize: bool | None = None
     quant_config: Quant | None = None
     ep_config: EpConfig | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> Self:
-        """The section with the fields *values*, as a recipe has them.
-
-        Raises:
-            RecipeError: with one line in ``problems`` for everything that is wrong.
-        """
-        return section_of(cls, values, "compile")
 
     @model_validator(mode="after")
     def _flatten(self) -> Self:

@@ -19,7 +19,7 @@ from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
-from winml_dag.pipeline.quantized import QuantizeResult, quantize_result
+from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.stages.quality import Quality, what_to_try
 from winml_dag.store.local import LocalStore
@@ -76,7 +76,7 @@ def lines(result: BuildResult, capsys: pytest.CaptureFixture[str], *, quiet: boo
 
 
 def done(result: BuildResult) -> QuantizeResult:
-    found = quantize_result(result)
+    found = result.quantization
     assert found is not None
     return found
 
@@ -136,7 +136,7 @@ def test_nothing_is_said_of_it_where_nobody_wants_to_hear_or_nothing_ran(capsys:
 
 def test_a_float_model_has_no_quality_line(capsys: pytest.CaptureFixture[str]) -> None:
     result = built("fp32")
-    assert quantize_result(result) is None
+    assert result.quantization is None
     assert [line[:6] for line in lines(result, capsys)] == ["Built "]
     assert json.loads(Path("out/build_manifest.json").read_text())["quality"] is None
 

@@ -17,7 +17,8 @@ from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build, Skip
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 
-RANGES = json.dumps({"method": "minmax"})
+RANGES = json.dumps({"method": "minmax", "from": {"seed": 0, "distribution": "normal"}})
+OF_DATA = json.dumps({"method": "minmax", "from": {"seed": None, "distribution": None}})
 
 
 @pytest.fixture
@@ -28,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
     onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
     for name in ("ranges.json", "data.npz", "words.txt", "photo.png", "rows.parquet", "rows.jsonl"):
         (tmp_path / name).write_text(RANGES, encoding="utf-8")
+    (tmp_path / "of_data.json").write_text(OF_DATA, encoding="utf-8")
     (tmp_path / "processor").mkdir()
     (tmp_path / "processor" / "tokenizer.json").write_text("{}", encoding="utf-8")
     (tmp_path / "set").mkdir()
@@ -46,8 +48,10 @@ def resolved(folder: Path, **quant: Any) -> Build:
     [
         ({"calibration_load_path": "ranges.json", "calibration_save_path": "a.json"}, "load_path and .*save_path"),
         ({"calibration_load_path": "ranges.json", "save_calibration": True}, "load_path and .*save_calibration"),
-        ({"calibration_load_path": "ranges.json", "seed": 3}, "load_path and .*seed"),
-        ({"calibration_load_path": "ranges.json", "calibration_method": "entropy"}, "found by minmax"),
+        ({"load_path": "ranges.json", "seed": 3}, "quant.seed is 3, .*ranges.json were found with 0"),
+        ({"load_path": "ranges.json", "distribution": "uniform"}, "quant.distribution is uniform.*with normal"),
+        ({"load_path": "of_data.json", "seed": 0}, "quant.seed is 0.*with data and no seed"),
+        ({"calibration_load_path": "ranges.json", "calibration_method": "entropy"}, "entropy.* found with minmax"),
         ({"calibration_load_path": "none.json"}, "none.json is not a file"),
         ({"calibration_load_path": "model.onnx"}, "has no activation ranges"),
         ({"calibration_data": "data.npz", "dataset_name": "set"}, "two sets of data"),
@@ -73,6 +77,21 @@ def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
     assert build.calibrate.reason == "the activation ranges come from ranges.json"
     assert build.inputs.ranges is not None
     assert [file.path for file in build.inputs.ranges.files] == [folder / "ranges.json"]
+
+
+@pytest.mark.parametrize(
+    "agreeing",
+    [
+        {"load_path": "ranges.json", "seed": 0, "distribution": "normal"},
+        {"load_path": "ranges.json", "seed": None, "calibration_method": "minmax"},
+        {"load_path": "of_data.json", "distribution": "uniform"},
+    ],
+)
+def test_how_loaded_ranges_were_found_may_be_said_beside_them(folder, agreeing):
+    loaded = resolved(folder, calibration_load_path=agreeing["load_path"])
+    build = resolved(folder, **agreeing)
+    assert build.inputs.ranges == loaded.inputs.ranges
+    assert build.calibrate == loaded.calibrate
 
 
 def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):

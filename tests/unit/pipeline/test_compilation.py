@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from winml_dag.ep.options import SOCS, complete_options
 from winml_dag.ep.registry import resolve_target
@@ -21,7 +24,9 @@ from winml_dag.pipeline.compilation import (
     with_compile_settings,
 )
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.variant import Skip
+from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.compile import CompileConfig
 
@@ -133,3 +138,43 @@ def test_a_recipe_without_a_target_is_compiled_only_when_asked_for_and_says_how(
     assert isinstance(left_out, Skip)
     assert "--compile" in left_out.reason
     assert isinstance(compile_config(asked(None, {"embed_context": True}), NPU), CompileConfig)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "words"),
+    [
+        ({"compile": {"quantize": True}}, Overrides(), "compile.quantize is true, but nothing would be quantized"),
+        ({"precision": "fp32", "compile": {"quantize": True}}, Overrides(), "quant section, or compile.quant_config"),
+        ({"compile": {"quantize": False, "quant_config": {}}}, Overrides(), "quantize is false, but there is"),
+        ({"compile": {"quantize": True, "quant_config": {}}}, Overrides(), None),
+        ({"quant": {}, "compile": {"quantize": True}}, Overrides(), None),
+        ({"precision": "w8a8", "compile": {"quantize": True}}, Overrides(), None),
+        ({"compile": {"quantize": True}}, Overrides(quant=False), None),
+        ({"quant": {}, "compile": {"quantize": False}}, Overrides(), None),
+        ({"compile": {"quantize": None}}, Overrides(), None),
+    ],
+)
+def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
+    tmp_path: Path, recipe: dict[str, Any], overrides: Overrides, words: str | None
+) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [result])
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+
+    def resolved(section: dict[str, Any]) -> Build:
+        whole = {"model": "model.onnx", "ep": "cpu", **recipe, "compile": section}
+        loaded = LoadedRecipe(tmp_path / "r.json", parse_recipe(json.dumps(whole), "r.json", "json"), "json")
+        return resolve(loaded, overrides, tmp_path / "out")
+
+    if words is not None:
+        with pytest.raises(RecipeError, match=words):
+            resolved(recipe["compile"])
+        return
+    without = {name: value for name, value in recipe["compile"].items() if name != "quantize"}
+    ours, plain = resolved(recipe["compile"]), resolved(without)
+    assert (ours.quantize, ours.compile, ours.summary.settings) == (
+        plain.quantize,
+        plain.compile,
+        plain.summary.settings,
+    )

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from winml_dag.pipeline.sweep.kept import FLOAT, SIXTEEN, Keeping, with_kept
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe
 
@@ -17,7 +16,7 @@ SIXTEEN_BITS = Keeping(SIXTEEN, "uint16")
 
 def trial(recipe: dict[str, Any], keeping: Keeping, *nodes: str) -> Any:
     loaded = LoadedRecipe(Path("sweep.yaml"), Recipe.model_validate(recipe), "yaml")
-    return to_json(with_kept(loaded, nodes, keeping).recipe)
+    return with_kept(loaded, nodes, keeping).recipe.to_dict()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ _input_tensors = st.lists(
     max_size=2,
 )
 _export = st.none() | _section(
-    opset_version=st.none() | _counts,
+    opset_version=st.none() | st.integers(9, 2**31 - 1),
     batch_size=_counts,
     dynamo=st.none() | _booleans,
     input_tensors=st.none() | _input_tensors,

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_strategies import WORDS
 
-from winml_dag import WinMLQuantizationConfig
+from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig
 from winml_dag.errors import RecipeError
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.schema import Compile, Quant, Recipe
 
@@ -73,7 +72,7 @@ def test_every_field_is_among_those_tried() -> None:
 
 
 def _again(recipe: Recipe) -> Recipe:
-    return parse_recipe(json.dumps(to_json(recipe)), "again.json", "json")
+    return parse_recipe(json.dumps(recipe.to_dict()), "again.json", "json")
 
 
 @given(written=SECTIONS)
@@ -104,6 +103,50 @@ def test_the_class_that_python_has_goes_to_a_mapping_and_back(written: dict[str,
     again = WinMLQuantizationConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config
     assert again.model_fields_set == config.model_fields_set
+
+
+# Other fields of compile, beside which its quantization has to come back.
+_COMPILE = st.fixed_dictionaries(
+    {},
+    optional={
+        "execution_provider": _TEXTS,
+        "provider_options": st.dictionaries(WORDS, WORDS, max_size=2),
+        "embed_context": _BOOLEANS,
+        "validate": _BOOLEANS,
+        "ep_device": st.none() | st.fixed_dictionaries({}, optional={"ep": _TEXTS, "source": _TEXTS}),
+        "quantize": _SWITCHES,
+        "quant_config": st.none() | SECTIONS,
+    },
+)
+
+
+@given(written=_COMPILE)
+@settings(deadline=None)
+def test_compile_goes_to_a_mapping_and_back_with_its_quantization(written: dict[str, Any]) -> None:
+    config = WinMLCompileConfig.from_dict(written)
+    plain = json.loads(json.dumps(config.to_dict()))
+    again = WinMLCompileConfig.from_dict(plain)
+    assert again == config
+    assert again.model_fields_set == config.model_fields_set
+    if written.get("quant_config") is not None:
+        inner = WinMLQuantizationConfig.from_dict(written["quant_config"])
+        assert plain["quant_config"] == inner.to_dict()
+        assert again.quant_config == inner
+
+
+def test_the_nested_form_of_compile_comes_back_flat() -> None:
+    nested = {"ep_config": {"provider": "qnn", "embed_context": True}, "quant_config": {"samples": 3}}
+    assert WinMLCompileConfig.from_dict(nested).to_dict() == {
+        "execution_provider": "qnn",
+        "embed_context": True,
+        "quant_config": {"samples": 3},
+    }
+
+
+def test_the_other_name_of_a_field_is_read_and_never_written() -> None:
+    assert WinMLQuantizationConfig.from_dict({"load_path": "r.json"}).to_dict() == {"calibration_load_path": "r.json"}
+    with pytest.raises(RecipeError, match="is another name of 'calibration_load_path'"):
+        WinMLQuantizationConfig.from_dict({"load_path": "r.json", "calibration_load_path": "r.json"})
 
 
 @given(written=SECTIONS)

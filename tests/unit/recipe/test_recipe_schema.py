@@ -256,3 +256,9 @@ def test_what_is_wrong_is_said_in_the_words_of_the_recipe(line: str, complaint: 
     with pytest.raises(RecipeError) as caught:
         parse_recipe(f"# a comment\n{line}\n", "bert.yaml", "yaml")
     assert caught.value.problems == (f"bert.yaml:2: {complaint}",)
+
+
+def test_an_opset_that_no_export_writes_soundly_is_refused() -> None:
+    assert recipe(export={"opset_version": 9}).export.opset_version == 9
+    with pytest.raises(ValidationError, match="greater than or equal to 9"):
+        recipe(export={"opset_version": 8})

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.errors import InputError, RecipeError, WinmlDagError
-from winml_dag.recipe.dump import to_json
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell, Sweep
@@ -37,7 +36,7 @@ def cells_of(sweep: Sweep) -> dict[str, Cell]:
 
 def said_by(cell: Cell) -> dict[str, Any]:
     assert cell.recipe is not None
-    return dict(to_json(cell.recipe.recipe))
+    return cell.recipe.recipe.to_dict()
 
 
 def problems_of(folder: Path, said: Mapping[str, Any] | str) -> tuple[str, ...]:
@@ -110,6 +109,15 @@ def test_null_takes_a_section_away_and_an_old_name_makes_way_for_the_new_one(tmp
     cells = cells_of(sweep_of(tmp_path, said))
     assert said_by(cells["float"]) == {"quant": None, "compile": None}
     assert said_by(cells["more"]) == {"quant": {"samples": 9}, "compile": {}}
+
+
+def test_a_path_under_its_other_name_is_that_of_the_folder_it_is_written_in(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "base.yaml").write_text("quant: {load_path: r.json}", encoding="utf-8")
+    kinds = [{"name": "kept"}, {"name": "other", "quant": {"calibration_load_path": "o.json"}}]
+    cells = cells_of(sweep_of(tmp_path, {"base": "there/base.yaml", "matrix": {"kind": kinds}}))
+    assert said_by(cells["kept"])["quant"] == {"calibration_load_path": str(tmp_path / "there" / "r.json")}
+    assert said_by(cells["other"])["quant"] == {"calibration_load_path": "o.json"}
 
 
 def test_cells_are_left_out_for_a_reason_and_added_beside_the_axes(tmp_path: Path) -> None:

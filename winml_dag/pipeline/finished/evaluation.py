@@ -20,7 +20,6 @@ from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
-from winml_dag.recipe.schema import section_of
 from winml_dag.smallfiles import read_json
 from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateConfig, EvaluateFields
 from winml_dag.stages.samples import TABLES, kind_of
@@ -96,11 +95,11 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     Raises:
         RecipeError: with one line in ``problems`` for everything that is wrong.
     """
-    section = {} if written is None else written.model_dump(mode="json", exclude_unset=True)
-    below = section.get("dataset") or {}
+    section = {} if written is None else written.to_dict()
+    below = {} if written is None else written.dataset.to_dict()
     if not _LABELS.isdisjoint(dataset):
         below = {name: value for name, value in below.items() if name not in _LABELS}
-    return section_of(Eval, {**section, **said, "dataset": {**below, **dataset}}, "eval")
+    return Eval.from_dict({**section, **said, "dataset": {**below, **dataset}})
 
 
 def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: Fingerprints) -> EvaluationPlan:

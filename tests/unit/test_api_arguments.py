@@ -1,0 +1,37 @@
+"""What the functions for Python take by name: what they are documented to take, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import winml_dag
+
+FUNCTIONS: list[Callable[..., Any]] = [
+    getattr(winml_dag, name) for name in winml_dag.__all__ if name[0].islower() and callable(getattr(winml_dag, name))
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_an_argument_that_there_is_not_is_a_type_error_of_the_function(function: Callable[..., Any]) -> None:
+    name = function.__name__
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'overwrit'"):
+        function("model.onnx", "out", overwrit=True)
+    with pytest.raises(TypeError, match=rf"{name}\(\) .*'chache_dir'; did you mean 'cache_dir'\?"):
+        function("model.onnx", "out", chache_dir="cache")
+    with pytest.raises(TypeError, match=rf"{name}\(\) .*'arguments'"):
+        function("model.onnx", "out", arguments={})
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_rebuild_is_force_rebuild(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="'rebuild' and 'force_rebuild', two names of one argument"):
+        function("model.onnx", "out", rebuild=True, force_rebuild=True)
+
+
+def test_fields_of_a_build_that_no_function_names_are_none_of_its_arguments() -> None:
+    """Not even where the object that holds what was asked for has a field of that name."""
+    with pytest.raises(TypeError, match=r"build_onnx_model\(\) got an unexpected keyword argument 'sensitivity'"):
+        winml_dag.build_onnx_model("model.onnx", "out", sensitivity=True)  # type: ignore[call-arg]
