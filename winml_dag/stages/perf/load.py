@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag.engine import elsewhere
 from winml_dag.engine.process import describe_exit
 from winml_dag.engine.resident import Resident, resident
 from winml_dag.ep.registry import Target, find_ep
@@ -41,7 +42,7 @@ importlib.import_module(sys.argv[3]).main(*sys.argv[4:])
 
 def fresh_python(module: str, *arguments: str) -> list[str]:
     """The command that calls ``main(*arguments)`` of *module*, one of this package's."""
-    finder = Path(__file__).with_name("elsewhere.py")
+    finder = Path(elsewhere.__file__)
     return [sys.executable, "-P", "-c", _RUN, str(finder), str(finder.resolve().parents[1]), module, *arguments]
 
 
