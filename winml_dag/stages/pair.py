@@ -69,8 +69,8 @@ class Measured:
                 raise StageError(
                     f"Output {whole.name!r} of the float model has {reference} on {words}. That is the model as it was"
                     " before anything was done to it, on the CPU.",
-                    advice="Give inputs that make sense to it (validate.input_data); if it has no numbers on those"
-                    " either, mend the model. --no-validate builds it as it is.",
+                    advice="Give inputs that make sense to it (validate.input_data). If it has them on those too, mend"
+                    " the model; if they are meant, --no-validate builds it as it is.",
                 )
 
     def warnings(self, words: str) -> Iterator[str]:
