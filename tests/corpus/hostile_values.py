@@ -211,6 +211,8 @@ def _(g: Graph) -> None:
     x = g.dense(g.input(shape=(4, 16)), 16, 8)
     keep = g.const(np.arange(32).reshape(4, 8) % 5 != 0, bool)
     g.output(g.add("Where", keep, x, g.const(-np.inf)))
+    in_floats = ("cpu/fp32", "cpu/fp16", "cpu/dynamic", "cpu/w4a32")
+    g.may_refuse = dict.fromkeys(in_floats, "an infinite output is a failure, of the float model too")
 
 
 # Normalizations written out, and what stands between them.

@@ -101,7 +101,32 @@ def test_all_targets_that_were_measured_are_told_together(shared: Project, analy
     assert by_name["QNNExecutionProvider", "npu"]["partial"] == 1
     result = json.loads((shared.folder / "all.json").read_text(encoding="utf-8"))
     assert [(each["ep_type"], each["device_type"]) for each in result["results"]] == list(by_name)
-    assert set(result["metadata"]["detected_pattern_count"]) == {name for name, _ in by_name}
+    assert result["metadata"]["detected_pattern_count"] == {"SUBGRAPH/GeluPattern": 1}
+
+
+@pytest.mark.parametrize("ep", ["dml", "openvino", "vitisai", "cuda"])
+def test_a_target_without_a_table_has_every_operator_as_unknown(
+    shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str], ep: str
+) -> None:
+    found = analyzed(1, "gelu.onnx", "--ep", ep, "-o", f"{ep}.json")
+    result = json.loads((shared.folder / f"{ep}.json").read_text(encoding="utf-8"))
+    assert result == found["analysis"]
+    (target,) = result["results"]
+    assert target["classification"] == {
+        "supported": [],
+        "partial": [],
+        "unsupported": [],
+        "unknown": ["OP/ai.onnx/Pow", "OP/ai.onnx/Mul", "OP/ai.onnx/Add", "OP/ai.onnx/Tanh"],
+    }
+    assert (target["runtime_support"], target["has_errors"], target["has_warnings"]) == (False, False, False)
+    (notice,) = found["notices"]
+    assert "There is no table of what" in notice
+    assert notice in " ".join(run_text(capsys, "gelu.onnx", "--ep", ep).split())
+
+
+def run_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["analyze", *arguments]) == 1
+    return capsys.readouterr().out
 
 
 def test_what_would_help_is_a_file_that_optimize_takes(
@@ -138,7 +163,6 @@ def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) ->
 @pytest.mark.parametrize(
     ("code", "arguments", "words"),
     [
-        (2, ("model.onnx", "--ep", "vitisai"), "was never measured"),
         (2, ("model.onnx", "--ep", "all", "-d", "gpu"), "There are tables for: "),
         (2, ("model.onnx", "--no-information", "--run-unknown-op"), "--run-unknown-op"),
         (2, ("model.onnx", "--ep", "all", "--optim-config", "optim.json", "-o", "never.json"), "one target"),

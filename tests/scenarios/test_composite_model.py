@@ -170,5 +170,11 @@ def test_what_looks_at_a_folder_of_several_models_asks_which(project: Project) -
     assert "in fp16 for CPUExecutionProvider" in told
     valid = project.run("validate", "out", "--submodel", "decoder")
     assert "against out/decoder_export.onnx" in valid.stdout.replace("\\", "/"), valid.stderr
+    (project.out / "decoder_export.onnx").unlink()
+    again = project.run("validate", "out", "--submodel", "decoder").stdout.replace("\\", "/")
+    assert "against out/decoder_export.onnx" in again
+    assert "reused" in again
+    verified = project.run("verify", "out")
+    assert (verified.returncode, "missing, an intermediate: " in verified.stdout) == (0, True), verified.stdout
     cleaned = project.run("clean", "-o", "out")
     assert (cleaned.returncode, (project.folder / "out").exists()) == (0, False), cleaned.stderr

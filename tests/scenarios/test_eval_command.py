@@ -120,6 +120,26 @@ def test_outputs_are_compared_without_labels(shared: Project) -> None:
     assert (value["samples"], value["data"]) == (6, "npz")
 
 
+def test_the_cache_has_the_reference_when_intermediates_were_deleted(shared: Project, tmp_path: Path) -> None:
+    own = shared.folder / "own.onnx"
+    own.write_bytes((shared.folder / "good.onnx").read_bytes())
+    built = shared.run("build", "--onnx", "own.onnx", "--ep", "cpu", "-p", "fp16", "-o", "made")
+    assert built.returncode == 0, built.stderr
+    first = evaluated(shared, "made", "--mode", "compare")
+    for path in (own, shared.folder / "made" / "optimized.onnx"):
+        path.unlink()
+
+    cached = evaluated(shared, "made", "--mode", "compare")
+    live = evaluated(shared, "made", "--mode", "compare", "--rebuild")
+    assert (cached["measured"], live["measured"]) == ("cached", "live")
+    assert first["outputs"] == cached["outputs"] == live["outputs"]
+    assert Path(live["reference"]) == Path("made/optimized.onnx")
+
+    nowhere = asked(shared, "made", "--mode", "compare", "--cache-dir", str(tmp_path))
+    assert nowhere.returncode == 2
+    assert "no float model of a build is beside it or in the cache" in nowhere.stderr
+
+
 def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: Project) -> None:
     recipe = {
         "model": "good.onnx",

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import yaml
@@ -219,6 +220,45 @@ def test_a_model_of_the_old_zoo_builds_in_every_precision(shared: Project, preci
     assert metrics["initializers_dropped_from_inputs"] == 52
     assert metrics["opset_after"] == (21 if precision.startswith("w8") else 9)
     assert [spec.name for spec in inspect_model(shared.folder / out / "model.onnx").inputs] == ["data_0"]
+
+
+def listed(path: Path) -> None:
+    """A layer between two equal biases, and a product that QNN leaves to the CPU. Every constant is an input too."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[1, 4] y) '
+        "{ a = Add(x, before) h = MatMul(a, weight) d = Cast<to = 11>(h) m = Mul(d, double) f = Cast<to = 1>(m) "
+        "r = Relu(f) y = Add(r, after) }"
+    )
+    model = onnx.parser.parse_model(text)
+    bias, weight = np.full(1, 0.5, np.float32), np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
+    constants = {"before": bias, "weight": weight, "double": np.full(1, 2.0), "after": bias}
+    for name, values in constants.items():
+        tensor = onnx.numpy_helper.from_array(values, name)
+        model.graph.initializer.append(tensor)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, values.shape))
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(
+    ("command", "made"),
+    [
+        ("build -p fp32 -o listed-fp32 --onnx", "listed-fp32/model.onnx"),
+        ("build -p fp16 -o listed-fp16 --onnx", "listed-fp16/model.onnx"),
+        ("compile -o listed.qnn.onnx -m", "listed.qnn.onnx"),
+    ],
+)
+def test_what_is_compiled_of_a_model_whose_constants_are_inputs_is_loaded_back(
+    shared: Project, command: str, made: str
+) -> None:
+    pytest.importorskip("onnxruntime_qnn")
+    listed(shared.folder / "listed.onnx")
+    done = shared.run(*command.split(), "listed.onnx", "--ep", "qnn", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    summary = inspect_model(shared.folder / made)
+    assert (summary.is_compiled, [spec.name for spec in summary.inputs]) == (True, ["x"])
+    said = json.loads(done.stdout)
+    (validated,) = (each for each in said.get("builds", [said])[0]["stages"] if each["stage"] == "validate")
+    assert validated["status"] == "ran"
 
 
 def test_an_old_opset_is_raised_for_integers_and_kept_for_floats(shared: Project) -> None:

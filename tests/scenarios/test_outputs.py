@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,12 @@ def test_every_file_has_its_name(project: Project) -> None:
     }
 
 
+def test_the_analysis_says_what_the_model_was_exported_with(project: Project) -> None:
+    analysis = json.loads((project.out / "analyze_result.json").read_text(encoding="utf-8"))
+    version = metadata.version("torch").partition("+")[0]
+    assert (analysis["metadata"]["producer_name"], analysis["metadata"]["producer_version"]) == ("pytorch", version)
+
+
 @pytest.mark.parametrize("stem", ["model", "compiled"])
 def test_the_sidecar_lies_under_the_name_that_the_model_refers_to(project: Project, stem: str) -> None:
     model = onnx.load(project.out / f"{stem}.onnx")
@@ -77,7 +84,16 @@ def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte
         "validate",
         "finalize",
     ]
-    assert stages["analyze"]["filename"] == "analyze_result.json"
+    assert {name: stage["filename"] for name, stage in stages.items()} == {
+        "export": "export.onnx",
+        "optimize": "optimized.onnx",
+        "analyze": "analyze_result.json",
+        "calibrate": None,
+        "quantize": "quantized.onnx",
+        "compile": "compiled.onnx",
+        "validate": None,
+        "finalize": "model.onnx",
+    }
     assert stages["quantize"]["nodes_quantized"] > 0
     assert stages["quantize"]["qdq_insertion_time_seconds"] > 0
     assert stages["calibrate"]["calibration_time_seconds"] > 0

@@ -244,6 +244,23 @@ def test_of_a_folder_that_is_not_as_it_was_built_nothing_is_told(out: Path, tmp_
     assert not (tmp_path / "document.json").exists()
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_an_intermediate_that_was_deleted_is_left_out(out: Path, format_: str) -> None:
+    names = _names(told_of(out, format_))
+    (out / "quantized.onnx").unlink()
+    assert names - _names(told_of(out, format_)) == {"quantized.onnx"}
+
+
+def _names(value: Any) -> set[str]:
+    """All names in a document."""
+    if isinstance(value, list):
+        return {name for each in value for name in _names(each)}
+    if not isinstance(value, dict):
+        return set()
+    own = {value["name"]} if isinstance(value.get("name"), str) else set()
+    return own | {name for each in value.values() for name in _names(each)}
+
+
 def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
     built: Project, tmp_path: Path, says: Says
 ) -> None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from onnx_samples import perceptron, samples
 
@@ -52,3 +54,18 @@ def test_other_inputs_to_validate_on_run_validate_alone(tmp_path: Path) -> None:
     # The settings that a build leaves are those of the build, wherever they lie.
     build(tmp_path, "-c", "recipe.yaml", "-o", "out", "--input-data", "mine.npz")
     assert ran(build(tmp_path, "-c", "out/winml_build_config.json", "-o", "out")) == set()
+
+
+def test_nan_of_the_float_model_fails_a_build_unless_nothing_is_validated(tmp_path: Path) -> None:
+    values = "(float[1, 4] x) => (float[1, 4] y) <float[4] four = {4, 4, 4, 1}>"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g {values} {{ less = Sub(x, four) y = Sqrt(less) }}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "nan.onnx")
+    np.savez(tmp_path / "four.npz", x=np.full((4, 1, 4), 3.0, np.float32))
+    arguments = ["--onnx", "nan.onnx", "--ep", "cpu", "--input-data", "four.npz", "-o", "out"]
+    command = [sys.executable, "-m", "winml_dag", "build", "--cache-dir", "cache", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Output 'y' of the float model has 12 NaN and 0 infinite values on 4 npz samples" in done.stderr
+    assert not (tmp_path / "out" / "model.onnx").exists()
+    assert "validate" not in ran(build(tmp_path, *arguments[:4], "--no-validate", "-o", "out"))
+    assert (tmp_path / "out" / "model.onnx").exists()

@@ -48,7 +48,7 @@ def validate_onnx(
         model_id=None,
     )
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_validation(find_subject(Path(model)), request, store.fingerprints)
+        plan = plan_validation(find_subject(Path(model)), request, store)
         return validation_result(_measured(plan.measurement, store, arguments))
 
 
@@ -109,7 +109,7 @@ def evaluate_onnx(
     data = {} if dataset is None else {"path": os.fspath(dataset)}
     request = EvaluationRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd(), {})
     with store_of(arguments, remote_of(arguments)) as store:
-        plan = plan_evaluation(find_subject(Path(model)), request, store.fingerprints)
+        plan = plan_evaluation(find_subject(Path(model)), request, store)
         return eval_result(plan, _measured(plan.measurement, store, arguments, output_dir))
 
 

@@ -81,7 +81,6 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
         options["device"],
         options["precision"],
         lint_only=lint_only,
-        needs_table=not options["run_unknown_op"],
         shapes=shapes_of(Export.from_dict(given_shapes(options))),
     )
 

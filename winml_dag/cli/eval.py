@@ -142,7 +142,7 @@ def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Ev
         refuse_unbuilt(request.section)
     subject = subject_of(options, how, cache_dir)
     store = opened(cache_dir, how.remote)
-    plan = plan_evaluation(subject, request, store.fingerprints)
+    plan = plan_evaluation(subject, request, store)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
     )

@@ -66,7 +66,7 @@ def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[Va
     request = request_of(options)
     subject = subject_of(options, how, cache_dir)
     store = opened(cache_dir, how.remote)
-    plan = plan_validation(subject, request, store.fingerprints)
+    plan = plan_validation(subject, request, store)
     return plan, measured(plan.measurement, store, how, folder=options["output_dir"])
 
 

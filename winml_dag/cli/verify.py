@@ -35,8 +35,8 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
     With --against, hold it against SLSA provenance or a CycloneDX bill of materials, which is believed only as far as
     its format: no signature is checked. By-products may be missing, since they were not to be shipped.
 
-    Ends with 0 when all is as it was built, and with 1 when not. Files that no build put there are told, and are no
-    fault.
+    Ends with 0 when all that is shipped is as it was built, and with 1 when not. Intermediate models that were deleted
+    or changed since, and files that no build put there, are told, and are no fault.
 
     \b
     winml-dag verify out
@@ -123,7 +123,8 @@ def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
 
     for file in files:
         if file.found is not Found.SOUND:
-            yield f"{file.found}: {file.path}{f' ({file.detail})' if file.detail else ''}"
+            what = f"{file.found}, an intermediate" if file.is_intermediate else file.found
+            yield f"{what}: {file.path}{f' ({file.detail})' if file.detail else ''}"
 
 
 def _named(what: str, names: Sequence[str], folder: Path) -> Iterator[str]:
@@ -134,7 +135,13 @@ def _named(what: str, names: Sequence[str], folder: Path) -> Iterator[str]:
 
 def _files_json(files: Sequence[FileCheck]) -> list[JsonValue]:
     return [
-        {"path": str(file.path), "found": str(file.found), "size_bytes": file.size, "detail": file.detail or None}
+        {
+            "path": str(file.path),
+            "found": str(file.found),
+            "intermediate": file.is_intermediate,
+            "size_bytes": file.size,
+            "detail": file.detail or None,
+        }
         for file in files
     ]
 

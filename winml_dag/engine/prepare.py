@@ -174,9 +174,10 @@ class Preparer:
         return watch_file(path, file, self._in_place, folder)
 
     def _stored(self, node: Node, inputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
-        """The files that *node* reads and that the store has: not those of sources."""
+        """The files that *node* reads and that the store has."""
         for slot, name in node.inputs.items():
-            if name not in self._graph.sources:
+            source = self._graph.sources.get(name)
+            if source is None or source.stored is not None:
                 yield from inputs[slot].files
 
     def _made_in(self, folder: Path, name: str, artifact: Artifact) -> _Made | None:
@@ -200,7 +201,7 @@ class Preparer:
 
     def _copy(self, name: str, artifact: Artifact, folder: Path) -> None:
         source = self._graph.sources.get(name)
-        if source is None:
+        if source is None or source.stored is not None:
             self._store.fetch(artifact, folder)
         else:
             place_source(source, artifact, folder)

@@ -15,6 +15,7 @@ from typing import Any
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
+from winml_dag.store.artifact import Artifact
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
@@ -158,13 +159,15 @@ class SourceFile:
 @dataclass(frozen=True)
 class Source:
     """An input that no stage makes, by content: its name in the graph, its kind, its files; ``folders``: of one that is
-    a folder, it and all folders in it that were looked into.
+    a folder, it and all folders in it that were looked into. ``stored``: a result of an earlier run, which the store
+    has; it has no files elsewhere.
     """
 
     name: str
     kind: str
     files: tuple[SourceFile, ...]
     folders: tuple[Path, ...] = ()
+    stored: Artifact | None = None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,8 @@ class Model:
     """An ONNX file without its tensor data; ``domain``, ``version`` and ``description`` are its maker's words."""
 
     ir_version: int
-    producer: str
+    producer_name: str
+    producer_version: str
     opsets: dict[str, int]
     metadata: dict[str, str]
     graph: Graph
@@ -110,6 +111,11 @@ class Model:
     domain: str = ""
     version: int = 0
     description: str = ""
+
+    @property
+    def producer(self) -> str:
+        """Name and version, as far as they are told."""
+        return f"{self.producer_name} {self.producer_version}".strip()
 
 
 def all_nodes(model: Model) -> list[Node]:

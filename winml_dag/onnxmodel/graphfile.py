@@ -53,8 +53,7 @@ def read_model(path: Path, *, values: bool = False) -> Model:
 
 def _model(file: File, values: bool) -> Model:
     ir_version = 0
-    producer: list[str] = ["", ""]
-    domain = description = ""
+    producer_name = producer_version = domain = description = ""
     version = 0
     opsets: dict[str, int] = {}
     metadata: dict[str, str] = {}
@@ -64,9 +63,12 @@ def _model(file: File, values: bool) -> Model:
         if number == 1:
             expect(wire, VARINT)
             ir_version = signed(start)
-        elif number in (2, 3):
+        elif number == 2:
             expect(wire, BYTES)
-            producer[number - 2] = file.text(start, end)
+            producer_name = file.text(start, end)
+        elif number == 3:
+            expect(wire, BYTES)
+            producer_version = file.text(start, end)
         elif number == 4:
             expect(wire, BYTES)
             domain = file.text(start, end)
@@ -93,8 +95,18 @@ def _model(file: File, values: bool) -> Model:
             functions.append(_function(file, start, end))
     if graph is None or ir_version <= 0 or (ir_version >= 3 and not opsets):
         raise MalformedError
-    maker = " ".join(producer).strip()
-    return Model(ir_version, maker, opsets, metadata, graph, tuple(functions), domain, version, description)
+    return Model(
+        ir_version,
+        producer_name,
+        producer_version,
+        opsets,
+        metadata,
+        graph,
+        tuple(functions),
+        domain,
+        version,
+        description,
+    )
 
 
 def _plain(domain: str) -> str:

@@ -1,8 +1,7 @@
 """What a model says of itself: class names, who made it, descriptions. Tools that rewrite a model lose it.
 
-Our own export is the only source of noise that we answer for (torch notes source paths and its version), so that is
-where :func:`canonicalise` belongs. Everything else is the user's and goes from stage to stage with
-:func:`carry_metadata`.
+Our own export is the only source of noise that we answer for (torch notes source paths), so that is where
+:func:`canonicalise` belongs. Everything else is the user's and goes from stage to stage with :func:`carry_metadata`.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ def _carry(source: _Described, result: _Described, fields: tuple[str, ...] = ())
 def canonicalise(model: ModelProto) -> None:
     """Take out, in place, what varies between machines and runs without changing the model.
 
-    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), and the
-    producer. Of the metadata of the model and of nodes, our own ``winml.*`` stays.
+    These are doc strings, metadata of elements (torch notes source paths of the exporting script there), and for which
+    hardware the producer was built. Of the metadata of the model and of nodes, our own ``winml.*`` stays.
     """
-    for name in ("doc_string", "producer_name", "producer_version"):
-        model.ClearField(name)
+    model.ClearField("doc_string")
+    model.producer_version = model.producer_version.partition("+")[0]  # of 2.13.0+cpu
     _keep_own(model)
     _clean_graph(model.graph)
     for function in model.functions:

@@ -24,7 +24,17 @@ from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.layout import EXPORTED, MANIFEST, MODEL, STAGE_FILE, component_of, is_carried_on, prefixed
+from winml_dag.pipeline.layout import (
+    EXPORTED,
+    MANIFEST,
+    MODEL,
+    STAGE_FILE,
+    component_of,
+    is_carried_on,
+    is_ours,
+    prefixed,
+    visible_outputs,
+)
 from winml_dag.pipeline.quantized import calibration_step, quality_json
 from winml_dag.pipeline.rounds import folded
 from winml_dag.pipeline.search import Searched, searches
@@ -332,21 +342,23 @@ def _reads_ranges(node: Node) -> bool:
 def _filenames(
     planned: BuildGraph, node: Node, outputs: Mapping[str, Artifact], *, carried_on: bool
 ) -> dict[str, JsonValue]:
-    """The file in the folder that a stage is known by; where all components are exported together, one for each."""
-    components = planned.summary.components
-    if node.folder is None and not all(planned.shows(node, slot) for slot in node.stage.outputs):
-        return {"filename": None}
-    if node.stage.name == "export" and components:
-        return {"filename": None, "filenames": [prefixed(EXPORTED, name) for name in components]}
-    name = None if carried_on else _filename("" if node.folder else node.stage.name, outputs)
-    return {"filename": None if name is None else prefixed(name, component_of(node, components))}
-
-
-def _filename(stage: str, outputs: Mapping[str, Artifact]) -> str | None:
-    name = STAGE_FILE.get(stage)
-    if name is not None:
-        return name
-    return next((file.name for artifact in outputs.values() for file in artifact.files), None)
+    """The file in the output folder that a stage is known by, if it leaves one there; where all components are exported
+    together, one for each.
+    """
+    summary, stage = planned.summary, node.stage.name
+    shown = [
+        prefixed(file.name, component)
+        for slot, component in visible_outputs(node, summary.settings, summary.components)
+        if is_ours(node) and not carried_on and planned.shows(node, slot)
+        for file in outputs[slot].files
+    ]
+    if stage == "export" and summary.components:
+        exported = (prefixed(EXPORTED, name) for name in summary.components)
+        return {"filename": None, "filenames": [name for name in exported if name in shown]}
+    if stage in STAGE_FILE:
+        main = prefixed(STAGE_FILE[stage], component_of(node, summary.components))
+        return {"filename": main if main in shown else None}
+    return {"filename": next(iter(shown), None)}
 
 
 def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult], like: Mapping[str, str]) -> JsonObject:

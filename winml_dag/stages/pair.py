@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,31 +45,41 @@ class Odd:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of every output, and what of the reference's values is no number, by output."""
+    """Figures of every output, and what of the reference's values and of the model's is no number, by output."""
 
     outputs: tuple[OutputFigures, ...]
-    odd: dict[str, Odd]
+    reference: dict[str, Odd]
+    found: dict[str, Odd]
 
-    def require_reference(self, words: str) -> None:
-        """Raise StageError when an output of the reference has no number at all, so that nothing was compared."""
+    def require_numbers(self, words: str) -> None:
+        """Raise StageError for NaN and infinities, wherever they come from; *words* say what the models were run on.
+
+        Infinities of the reference alone are no fault: integers hold none, so a quantized model has a number in place
+        of a mask. But there has to be something else to compare.
+        """
         for output in self.outputs:
-            name, (count,), odd = output.whole.name, output.whole.shape, self.odd[output.whole.name]
-            if count and odd.nan + odd.infinite == count:
+            whole, (count,) = output.whole, output.whole.shape
+            found, reference = self.found[whole.name], self.reference[whole.name]
+            own = Odd(whole.nan_count, whole.inf_count) or (Odd() if reference else found)
+            if own:
                 raise StageError(
-                    f"Output {name!r} of the float model has no number on any of {words} ({odd}), so there is nothing"
-                    " to compare with. That is the model as it was before anything was done to it, on the CPU.",
-                    advice="Give inputs that make sense to it (validate.input_data); if it has no numbers on those"
-                    " either, mend the model. --no-validate builds it as it is.",
+                    f"Output {whole.name!r} has {own} on {words} where the reference has numbers.", advice=_OVERFLOW
+                )
+            if found or reference.nan or (count and reference.infinite == count):
+                raise StageError(
+                    f"Output {whole.name!r} of the float model has {reference} on {words}. That is the model as it was"
+                    " before anything was done to it, on the CPU.",
+                    advice="Give inputs that make sense to it (validate.input_data). If it has them on those too, mend"
+                    " the model; if they are meant, --no-validate builds it as it is.",
                 )
 
     def warnings(self, words: str) -> Iterator[str]:
-        """A sentence for each output of the reference with odd values; *words* say what it was run on."""
-        for name, odd in self.odd.items():
+        """A sentence for each output that is infinite in the reference alone."""
+        for name, odd in self.reference.items():
             if odd:
                 yield (
-                    f"Output {name!r} of the reference itself has {odd} on {words}: NaN is compared with nothing, and"
-                    " what is infinite counts as its largest number. Give inputs that make sense to the model"
-                    " (validate.input_data); if it has them on those too, the reference is broken."
+                    f"Output {name!r} of the float model has {odd} on {words}, and of the result it has none: what is"
+                    " infinite counts as the largest number."
                 )
 
 
@@ -106,7 +116,7 @@ class Pair:
             StageError: when one of them does not run, or an output has another shape or kind of values.
         """
         measuring = Measuring(self.names, scores)
-        odd = {name: Odd() for name in self.names}
+        reference, candidate = ({name: Odd() for name in self.names} for _ in range(2))
         for done, feed in enumerate(feeds):
             progress(done, feeds.count, "samples")
             with failures_explained(feeds.kind):
@@ -114,10 +124,11 @@ class Pair:
                 found = run_model(self._candidate, self.names, feed)
             for name, wanted, got in zip(self.names, expected, found, strict=True):
                 _require_alike(name, wanted, got)
-                odd[name] += Odd.of(wanted)
+                reference[name] += Odd.of(wanted)
+                candidate[name] += Odd.of(got)
             measuring.add(feed, expected, found)
         progress(feeds.count, feeds.count, "samples")
-        return Measured(measuring.figures(), odd)
+        return Measured(measuring.figures(), reference, candidate)
 
 
 def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str, progress: Tell = tell_nobody) -> None:
@@ -139,18 +150,6 @@ def run_alone(session: onnxruntime.InferenceSession, feeds: Samples, words: str,
                     " made from as the reference.",
                 )
     progress(feeds.count, feeds.count, "samples")
-
-
-def require_numbers(figures: Sequence[OutputFigures], words: str) -> None:
-    """Raise StageError when an output has NaN or infinities where the reference has numbers."""
-    for output in figures:
-        whole = output.whole
-        if whole.nan_count or whole.inf_count:
-            raise StageError(
-                f"Output {whole.name!r} has {Odd(whole.nan_count, whole.inf_count)} on {words} where the reference has"
-                " numbers.",
-                advice=_OVERFLOW,
-            )
 
 
 def ones(sample: Feed) -> Samples:

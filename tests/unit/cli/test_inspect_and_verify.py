@@ -180,11 +180,34 @@ def test_every_file_that_is_not_as_built_is_named(out: Path, says: Says) -> None
     (out / "winml_build_config.json").write_text(json.dumps({**settings, "precision": "fp16"}))
     text = says("verify", "out", code=1)
     assert f"changed: {out / 'model.onnx'} (xxh3-128:" in text
-    assert f"missing: {out / 'optimized.onnx'}" in text
+    assert f"missing, an intermediate: {out / 'optimized.onnx'}" in text
     assert f"changed: {out / 'winml_build_config.json'} (other settings than those of the build)" in text
     assert "Not sound: out, 0 of 3 files as built" in text
     (out / "model.onnx").write_bytes(content + b"!")
     assert f"{len(content) + 1} bytes instead of {len(content)}" in says("verify", "out", code=1)
+
+
+@pytest.mark.parametrize("found", ["missing", "changed"])
+def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, says: Says, found: str) -> None:
+    if found == "missing":
+        (out / "optimized.onnx").unlink()
+    else:
+        tiny(out / "optimized.onnx", producer_name="somebody")
+    text = says("verify", "out")
+    assert f"{found}, an intermediate: {out / 'optimized.onnx'}" in text
+    assert "Sound: out, 2 of 3 files as built" in text
+    (folder,) = value(says("verify", "out", "--format", "json"))["folders"]
+    assert {Path(file["path"]).name: (file["found"], file["intermediate"]) for file in folder["files"]} == {
+        "model.onnx": ("sound", False),
+        "optimized.onnx": (found, True),
+        "winml_build_config.json": ("sound", False),
+    }
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "winml_build_config.json"])
+def test_what_is_shipped_must_be_there(out: Path, says: Says, name: str) -> None:
+    (out / name).unlink()
+    assert f"missing: {out / name}" in says("verify", "out", code=1)
 
 
 def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, says: Says) -> None:

@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 def planned(model: Path, said: dict[str, Any], dataset: dict[str, Any] | None = None, **how: Any) -> EvaluationPlan:
     section = eval_section(None, said, {"path": "data.csv"} if dataset is None else dataset)
     request = EvaluationRequest(section, model.parent, how.pop("options", {}), download=False, **how)
-    return plan_evaluation(find_subject(model), request, LocalStore(model.parent / "cache").fingerprints)
+    return plan_evaluation(find_subject(model), request, LocalStore(model.parent / "cache"))
 
 
 def key(plan: EvaluationPlan) -> Any:

@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.finished.subject import find_subject, measured_on, request_for
+from winml_dag.pipeline.finished.subject import float_model as float_model_of
+from winml_dag.store.local import LocalStore
 
 
 def _save(path: Path, *nodes: onnx.NodeProto) -> Path:
@@ -71,8 +73,9 @@ def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
     assert subject.provider_options == {"soc_model": "60"}, "an option that names a file is no option of a session"
     assert subject.uncompiled is not None
     assert subject.uncompiled.path.name == "quantized.onnx"
-    assert subject.reference is not None
-    assert subject.reference.path.name == "optimized.onnx"
+    reference = float_model_of(subject, LocalStore(built / "cache"))
+    assert reference is not None
+    assert reference.path == built / "optimized.onnx"
 
 
 def test_a_file_of_an_output_folder_is_known_by_its_build(built: Path) -> None:
@@ -93,8 +96,12 @@ def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> Non
 
     subject = find_subject(built)
 
+    mine = (built.parent / "mine.onnx").resolve()
     assert subject.uncompiled is not None
-    assert subject.uncompiled.path.resolve() == (built.parent / "mine.onnx").resolve()
+    assert subject.uncompiled.path.resolve() == mine
+    reference = float_model_of(subject, LocalStore(built / "cache"))
+    assert reference is not None
+    assert reference.path.resolve() == mine
 
 
 def test_a_compiled_model_alone_says_whose_it_is(tmp_path: Path) -> None:

@@ -192,15 +192,36 @@ def test_a_model_without_a_reference_has_to_load_run_and_give_numbers(tmp_path):
         validate(tmp_path / "on ones", model("Reciprocal", added=-1.0))
 
 
-def test_a_reference_that_gives_no_numbers_itself_is_told_of(tmp_path):
-    candidate, reference = model("Sqrt"), model("Sqrt")
-    report = validate(tmp_path / "a", candidate, reference, rows(1, -1, -2), samples=None)
-    (warning,) = report["warnings"]
-    assert "'y' of the reference itself has 12 NaN and 0 infinite values on 3 npz samples" in warning
-    assert "validate.input_data" in warning
-    assert validate(tmp_path / "b", candidate, reference, rows(1, 2), samples=None)["warnings"] == []
-    (warning,) = validate(tmp_path / "c", model("Log", added=-1.0), model("Log", added=-1.0), rows(2))["warnings"]
-    assert "0 NaN and 6 infinite values on inputs of ones" in warning
+@pytest.mark.parametrize("candidate", ["Sqrt", "Abs"])
+def test_nan_of_the_float_model_is_a_failure_whatever_was_made_of_it(tmp_path, candidate):
+    of_float = r"Output 'y' of the float model has 12 NaN and 0 infinite values on 3 npz samples\."
+    with pytest.raises(StageError, match=of_float) as failed:
+        validate(tmp_path / "a", model(candidate), model("Sqrt"), rows(1, -1, -2), samples=None)
+    assert "validate.input_data" in failed.value.advice
+    assert "--no-validate" in failed.value.advice
+    assert validate(tmp_path / "b", model("Sqrt"), model("Sqrt"), rows(1, 2), samples=None)["warnings"] == []
+
+
+def test_infinities_fail_unless_the_result_has_numbers_in_their_place(tmp_path):
+    """A mask, in floats and in what integers hold."""
+
+    def masked(low: float) -> onnx.ModelProto:
+        nodes = [helper.make_node("Where", ["keep", "x", "low"], ["y"])]
+        constants = {"keep": np.array([True, True, False]), "low": np.array(low, np.float32)}
+        return model_of(nodes, {"x": (TensorProto.FLOAT, SHAPE)}, {"y": SHAPE}, constants)
+
+    with pytest.raises(StageError, match="Output 'y' of the float model has 0 NaN and 6 infinite values on 3 random"):
+        validate(tmp_path / "floats", masked(-np.inf), masked(-np.inf))
+    with pytest.raises(StageError, match="Output 'y' has 0 NaN and 6 infinite values on 3 random samples where"):
+        validate(tmp_path / "overflow", masked(-np.inf), masked(-3.4e38))
+    report = validate(tmp_path / "integers", masked(-2.0), masked(-np.inf))
+    assert "'y' of the float model has 0 NaN and 6 infinite values on 3 random samples" in report["warnings"][0]
+    assert report["quality"]["cosine"] == 1.0
+
+
+def test_a_float_model_without_any_number_proves_nothing(tmp_path):
+    with pytest.raises(StageError, match="Output 'y' of the float model has 0 NaN and 18 infinite values"):
+        validate(tmp_path, model(), model("Reciprocal", added=-1.0), rows(1, 1, 1), samples=None)
 
 
 def test_an_output_of_another_kind_of_values_is_told_of(tmp_path):

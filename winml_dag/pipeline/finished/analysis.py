@@ -48,7 +48,6 @@ class AnalysisRequest:
         ep, device: the targets: names, ``all``, or None and ``auto`` for what the model was built for.
         precision: what it will be quantized to before it runs; None where it runs as it is.
         lint_only: no target is asked for; only the model is looked at.
-        needs_table: whether a target that nobody has measured is refused.
         learned: by target, what trials have told.
         shapes: the sizes of its inputs.
     """
@@ -57,7 +56,6 @@ class AnalysisRequest:
     device: str | None = None
     precision: str | None = None
     lint_only: bool = False
-    needs_table: bool = True
     learned: Mapping[Target, tuple[Learned, ...]] = field(default_factory=dict)
     shapes: RequestedShapes = field(default_factory=RequestedShapes)
 
@@ -96,8 +94,8 @@ def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fing
     """The analysis of *subject* that *request* means.
 
     Raises:
-        UsageError: for a target that there is not, or whose support nobody has measured where that is needed, for a
-            precision that it does not run, and for sizes that the model cannot have or the target needs.
+        UsageError: for a target that there is not, for a precision that it does not run, and for sizes that the model
+            cannot have or the target needs.
     """
     targets = tuple(_targets(subject, request))
     model = subject.model.source()
@@ -123,11 +121,10 @@ def plan_analysis(subject: Subject, request: AnalysisRequest, fingerprints: Fing
             # Of several targets each has its own.
             tables = replace(tables, name=f"{tables.name} of {target.ep.alias} {target.device}")
             sources.append(tables)
-        elif request.needs_table and not request.lint_only:
-            raise UsageError(
-                f"What {target.ep.name} takes on the device {target.device} was never measured, so nothing can be said"
-                " of the model's operators.",
-                advice=f"{_measured()} With --run-unknown-op they are tried; --no-information leaves them out.",
+        elif not request.lint_only and target not in request.learned:
+            notices.append(
+                f"There is no table of what {target.ep.name} takes on the device {target.device}, so its verdict on"
+                f" every operator is unknown. {_measured()} --run-unknown-op tries the operators on the target."
             )
         inputs = {"model": judged, **({} if tables is None else {"support": tables.name})}
         nodes.append(
@@ -277,12 +274,12 @@ def _tried(analysis: TargetAnalysis, store: LocalStore, observer: Observer | Non
 def merged(plan: AnalysisPlan, analyses: Sequence[TargetAnalysis], made_at: str) -> JsonObject:
     """One analyze_result.json of all that *plan* asked for: they are of one model. *made_at*: when it was found out."""
     first = analyses[0].file
-    metadata, counts = first["metadata"], _pattern_counts(analyses)
+    metadata = first["metadata"]
     assert isinstance(metadata, Mapping)
     return {
         **first,
         "analysis_timestamp": made_at,
-        "metadata": {**metadata, "model_path": plan.subject.model.path.name, "detected_pattern_count": counts},
+        "metadata": {**metadata, "model_path": plan.subject.model.path.name},
         "results": [result for each in analyses for result in _results(each)],
     }
 
@@ -304,12 +301,3 @@ def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
     results = analysis.file["results"]
     assert isinstance(results, list)
     return results
-
-
-def _pattern_counts(analyses: Sequence[TargetAnalysis]) -> dict[str, JsonObject]:
-    found: dict[str, JsonObject] = {}
-    for each in analyses:
-        patterns = each.metrics["patterns"]
-        if isinstance(patterns, Mapping) and patterns:
-            found[each.target.ep.name] = patterns
-    return found

@@ -16,7 +16,15 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits
 from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on, processor_of, reference_at
+from winml_dag.pipeline.finished.subject import (
+    StoredModel,
+    Subject,
+    float_model,
+    measured_on,
+    options_on,
+    processor_of,
+    reference_at,
+)
 from winml_dag.pipeline.sources import OnnxFile, calibration_source, data_source
 from winml_dag.recipe.assessment import Dataset, Eval
 from winml_dag.recipe.paths import is_path_like, resolve_path
@@ -25,7 +33,7 @@ from winml_dag.stages.evaluate import EVALUATE, EVALUATED_AS, TASKS, EvaluateCon
 from winml_dag.stages.samples import TABLES, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
 
 _ASKER = Asker("eval.dataset.path", "eval.dataset.name", "eval.dataset.split", "eval.dataset.path")
 
@@ -85,7 +93,7 @@ class EvaluationPlan:
     subject: Subject
     target: Target
     task: str | None
-    reference: OnnxFile | None
+    reference: OnnxFile | StoredModel | None
     notices: tuple[str, ...]
 
 
@@ -102,7 +110,7 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     return Eval.from_dict({**section, **said, "dataset": {**below, **dataset}})
 
 
-def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: Fingerprints) -> EvaluationPlan:
+def plan_evaluation(subject: Subject, request: EvaluationRequest, store: LocalStore) -> EvaluationPlan:
     """The evaluation of *subject* that *request* means.
 
     Raises:
@@ -119,7 +127,7 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
     _require_data(section)
     data = _input_data(section, request.base) if compares and section.input_data else _data(request)
     processor = None if data is None else _processor(subject, request, data, task)
-    reference = _reference(subject, request)
+    reference = _reference(subject, request, store)
     config = EvaluateConfig(
         _fields(subject, request, task, data),
         RunTarget(target.ep.name, target.device, options_on(subject, target, request.options)),
@@ -131,9 +139,9 @@ def plan_evaluation(subject: Subject, request: EvaluationRequest, fingerprints: 
         "processor": processor,
     }
     packages = packages_of(data, processor)
-    node = measuring_node(EVALUATE, config_json(config), inputs, target, fingerprints, packages)
+    node = measuring_node(EVALUATE, config_json(config), inputs, target, store.fingerprints, packages)
     scope = f"eval {section.mode} {subject.model.path.resolve()}"
-    planned = plan_measurement([node], inputs.values(), fingerprints, scope)
+    planned = plan_measurement([node], inputs.values(), store.fingerprints, scope)
     return EvaluationPlan(planned, subject, target, task, reference, tuple(_notices(request, target, reference)))
 
 
@@ -279,23 +287,23 @@ def _processor(subject: Subject, request: EvaluationRequest, data: Source, task:
     return processor_of(subject, named, request.base, download=request.download)
 
 
-def _reference(subject: Subject, request: EvaluationRequest) -> OnnxFile | None:
-    """The float model: as the user says, else what the build left of it."""
+def _reference(subject: Subject, request: EvaluationRequest, store: LocalStore) -> OnnxFile | StoredModel | None:
+    """The float model: as the user says, else what the build made of it."""
     named = request.section.reference_path
     if named is not None:
         return reference_at(resolve_path(request.base, named))
-    found = subject.reference if request.has_reference else None
+    found = float_model(subject, store) if request.has_reference else None
     if found is None and request.section.mode == "compare":
         if not request.has_reference:
             raise UsageError("--mode compare needs the reference that --no-reference leaves out.")
         raise UsageError(
-            f"There is nothing to compare {subject.name} with: no build left a float model beside it.",
+            f"There is nothing to compare {subject.name} with: no float model of a build is beside it or in the cache.",
             advice="Give one with --reference.",
         )
     return found
 
 
-def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | None) -> Iterator[str]:
+def _notices(request: EvaluationRequest, target: Target, reference: OnnxFile | StoredModel | None) -> Iterator[str]:
     if reference is None and request.has_reference:
         yield "No float model is at hand, so nothing says what the precision has cost. Give one with --reference."
     if is_emulated(target):

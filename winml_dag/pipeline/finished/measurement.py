@@ -143,7 +143,7 @@ def plan_measurement(
     """
     given = {source.name: source for source in sources if source is not None}
     digested = {
-        name: Artifact.of(fingerprints.entries([(file.path, file.name) for file in source.files]))
+        name: source.stored or Artifact.of(fingerprints.entries([(file.path, file.name) for file in source.files]))
         for name, source in given.items()
     }
     return MeasurementGraph(Graph.of(nodes, list(given.values())), digested, scope)

@@ -15,7 +15,7 @@ from winml_dag.engine.stage import Source
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.finished.modelfile import GIVE, component_file, model_file
@@ -27,13 +27,15 @@ from winml_dag.recipe.load import load_recipe
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.smallfiles import read_json
 from winml_dag.stages import kinds
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.local import LocalStore
 
 _RECIPE_SUFFIXES = (".yaml", ".yml", ".json")
 _GIVE = f"{GIVE} A recipe is given with -c."
 # What a compiled model was made from: the last of these that the build left.
 _BEFORE_COMPILE = (QUANTIZED, OPTIMIZED, NORMALIZED, EXPORTED)
-# What quality is measured against: the model before anything was done to it.
-_FLOAT = (EXPORTED, OPTIMIZED)
+# What quality is measured against: the model before anything was done to it; by the stage that makes it.
+_FLOAT = {"export": EXPORTED, "optimize": OPTIMIZED}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,6 @@ class Subject:
         target: what it was built for; without a build, whose EPContext nodes it has, else the CPU.
         provider_options: those that it was built with, without options that name files.
         uncompiled: what it was compiled from; None when it is not compiled, or that is not at hand.
-        reference: the float model that it was made from; None when that is not at hand.
         manifest: of the build that made it; None for a file that no build of ours says is its own.
         settings: the build's recipe with everything decided (``winml_build_config.json``); empty without one.
     """
@@ -56,7 +57,6 @@ class Subject:
     target: Target
     provider_options: Mapping[str, str] = field(default_factory=dict)
     uncompiled: OnnxFile | None = None
-    reference: OnnxFile | None = None
     manifest: Manifest | None = None
     settings: JsonObject = field(default_factory=dict)
 
@@ -65,10 +65,14 @@ class Subject:
         return self.model.path.parent
 
     @property
+    def component(self) -> str:
+        """Whose model it is, in a folder with one for each of several components."""
+        return "" if self.manifest is None else component_in(self.manifest.value, self.model.path.name)
+
+    @property
     def precision(self) -> str | None:
         """That of the build; of its float models, and of a file that no build made, it says nothing."""
-        component = "" if self.manifest is None else component_in(self.manifest.value, self.model.path.name)
-        is_float = self.model.path.name in [prefixed(name, component) for name in _FLOAT]
+        is_float = self.model.path.name in [prefixed(name, self.component) for name in _FLOAT.values()]
         return None if is_float else self._said("precision")
 
     @property
@@ -78,6 +82,17 @@ class Subject:
     def _said(self, name: str) -> str | None:
         value = None if self.manifest is None else told_of(self.manifest.value, self.model.path.name).get(name)
         return value if isinstance(value, str) else None
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model that a build made, and that the cache has: *path* is its place in the folder, where it is no more."""
+
+    path: Path
+    artifact: Artifact
+
+    def source(self) -> Source:
+        return Source(str(self.path), kinds.FLOAT_MODEL, (), stored=self.artifact)
 
 
 def find_subject(path: Path, component: str | None = None) -> Subject:
@@ -169,6 +184,33 @@ def options_on(subject: Subject, target: Target, given: Mapping[str, str]) -> di
     return {name: value for name, value in options.items() if name not in files}
 
 
+def float_model(subject: Subject, store: LocalStore) -> OnnxFile | StoredModel | None:
+    """The float model that *subject* was made from: from its folder, else from the cache, else what the build began
+    with; None where nobody has it.
+    """
+    if subject.manifest is None:
+        return None
+    for stage, name in _FLOAT.items():
+        if found := _first(_left(subject.folder, subject.manifest, {}, (name,), subject.component)):
+            return found
+        made = _made_by(stage, subject.manifest.value, subject.component)
+        if made is not None and not store.missing(made.files):
+            return StoredModel(subject.folder / prefixed(name, subject.component), made)
+    return _first(_left(subject.folder, subject.manifest, subject.settings, (), subject.component))
+
+
+def _made_by(stage: str, manifest: JsonObject, component: str) -> Artifact | None:
+    """The last model that *stage* made of *component*; all components have one export."""
+    stages = manifest["stages"]
+    assert isinstance(stages, list)  # read_manifest has gone through it
+    for told in reversed(stages):
+        with suppress(StoreError, KeyError, TypeError, AttributeError):  # a manifest may be anybody's
+            if told["name"] == stage and told["status"] == "completed":
+                slot = "model" if component in ("", told["id"].partition(".")[0]) else prefixed("model", component)
+                return Artifact.from_json(told["outputs"][slot]["files"])
+    return None
+
+
 def reference_at(path: Path) -> OnnxFile:
     """The model at *path*, to hold others against.
 
@@ -218,7 +260,6 @@ def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
         target,
         provider_options=_provider_options(settings, target.ep),
         uncompiled=_first(_left(folder, manifest, settings, _BEFORE_COMPILE, component)) if compiled else None,
-        reference=_first(_left(folder, manifest, settings, _FLOAT, component)),
         manifest=manifest,
         settings=settings,
     )

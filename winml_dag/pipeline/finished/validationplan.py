@@ -18,7 +18,15 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.calibration import columns_of, packages_of, require_packages
 from winml_dag.pipeline.finished.measurement import MeasurementGraph, measuring_node, plan_measurement
-from winml_dag.pipeline.finished.subject import Subject, measured_on, options_on, processor_of, reference_at
+from winml_dag.pipeline.finished.subject import (
+    StoredModel,
+    Subject,
+    float_model,
+    measured_on,
+    options_on,
+    processor_of,
+    reference_at,
+)
 from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.manifest import component_in
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
@@ -31,7 +39,7 @@ from winml_dag.stages.bounds import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
 from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields
-from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
 
 _WITHOUT_RANGES = ("dynamic", "rtn", "fp16")
 
@@ -71,11 +79,11 @@ class ValidationPlan:
     subject: Subject
     target: Target
     precision: str
-    reference: OnnxFile | None
+    reference: OnnxFile | StoredModel | None
     bounds: Bounds
 
 
-def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: Fingerprints) -> ValidationPlan:
+def plan_validation(subject: Subject, request: ValidationRequest, store: LocalStore) -> ValidationPlan:
     """The validation of *subject* that *request* means.
 
     Raises:
@@ -85,7 +93,7 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
     """
     target = measured_on(subject, request.ep, request.device)
     require_installed(target)
-    reference = _reference(subject, request, target)
+    reference = _reference(subject, request, target, store)
     precision = _precision(subject, request, reference)
     data = _data(request)
     kind = None if data is None else str(kind_of(data.files[0].name))
@@ -107,14 +115,16 @@ def plan_validation(subject: Subject, request: ValidationRequest, fingerprints: 
         "ranges": _ranges(subject) if fields.calibrated else None,
     }
     packages = packages_of(data, processor)
-    node = measuring_node(VALIDATE, config_json(config), inputs, target, fingerprints, packages)
+    node = measuring_node(VALIDATE, config_json(config), inputs, target, store.fingerprints, packages)
     scope = f"validate {subject.model.path.resolve()}"
-    planned = plan_measurement([node], inputs.values(), fingerprints, scope)
+    planned = plan_measurement([node], inputs.values(), store.fingerprints, scope)
     return ValidationPlan(planned, subject, target, precision, reference, fields.bounds)
 
 
-def _reference(subject: Subject, request: ValidationRequest, target: Target) -> OnnxFile | None:
-    """As the user says, else what the build left of the float model, else the model itself on the CPU: a provider that
+def _reference(
+    subject: Subject, request: ValidationRequest, target: Target, store: LocalStore
+) -> OnnxFile | StoredModel | None:
+    """As the user says, else what the build made of the float model, else the model itself on the CPU: a provider that
     takes ONNX has to give what the CPU gives.
     """
     if request.reference is not None:
@@ -122,12 +132,13 @@ def _reference(subject: Subject, request: ValidationRequest, target: Target) -> 
     if not request.has_reference:
         return None
     itself = subject.model
-    if subject.reference is not None and subject.reference.path.resolve() != itself.path.resolve():
-        return subject.reference
+    made = float_model(subject, store)
+    if made is not None and made.path.resolve() != itself.path.resolve():
+        return made
     return None if target.ep == CPU or itself.kind == kinds.COMPILED_MODEL else itself
 
 
-def _precision(subject: Subject, request: ValidationRequest, reference: OnnxFile | None) -> str:
+def _precision(subject: Subject, request: ValidationRequest, reference: OnnxFile | StoredModel | None) -> str:
     """Whose bounds count: of a model that is held against itself, no precision's."""
     if request.precision is not None:
         return parse_precision(request.precision).name

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.placed import KEPT
 from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
-from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, final_artifacts, read_manifest
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
+from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, component_names, final_artifacts, read_manifest
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
@@ -41,12 +41,19 @@ class Found(StrEnum):
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of the manifest. ``detail`` says how it differs; ``size`` is what it should have, in bytes."""
+    """One file of the manifest. ``detail`` says how it differs; ``size`` is what it should have, in bytes.
+    ``is_intermediate``: nobody ships it, so it may have been deleted or changed since.
+    """
 
     path: Path
     found: Found
     size: int
     detail: str = ""
+    is_intermediate: bool = False
+
+    @property
+    def is_fault(self) -> bool:
+        return self.found is not Found.SOUND and not self.is_intermediate
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Verification:
 
     @property
     def is_sound(self) -> bool:
-        return not self.contradictions and not self.unfinished and all(file.found is Found.SOUND for file in self.files)
+        return not self.contradictions and not self.unfinished and not any(file.is_fault for file in self.files)
 
 
 def verify(path: Path) -> list[Verification]:
@@ -91,6 +98,24 @@ def verify(path: Path) -> list[Verification]:
             advice="Give the output folder of a build.",
         )
     return [_verify_folder(found) for found in folders]
+
+
+def intermediates(value: JsonObject) -> frozenset[str]:
+    """The names of the models that the build of the manifest *value* went through, and of what belongs to them."""
+    passed, shipped = set[str](), set[str]()
+    for stage in _stages(value):
+        component, _, _ = str(stage.get("id")).partition(".")
+        for slot, output in _mapping(stage.get("outputs")).items():
+            if not slot.endswith("model") or "placed" in stage:
+                continue
+            files = [file.name for file in _files(output)]
+            if stage.get("name") == "finalize":
+                shipped.update(files)
+            else:
+                # All components have one export, with a slot for each.
+                own = component if component in component_names(value) else slot.removesuffix("model").rstrip("_")
+                passed.update(prefixed(name, own) for name in files)
+    return frozenset(passed - shipped)
 
 
 def _kept(folder: Path) -> list[Path]:
@@ -139,7 +164,11 @@ def _fault(path: Path) -> str:
 
 def _verify_folder(folder: Path) -> Verification:
     manifest = load_manifest(folder)
-    checks = [check_file(folder / entry.name, entry) for entry in manifest.files]
+    unshipped = intermediates(manifest.value)
+    checks = [
+        replace(check_file(folder / entry.name, entry), is_intermediate=entry.name in unshipped)
+        for entry in manifest.files
+    ]
     if (placed_in := recipe_folder(folder, manifest)) is not None:
         for entries in manifest.placed.values():
             checks += [check_file(placed_in / entry.name, entry) for entry in entries]
@@ -180,10 +209,14 @@ def _together(manifest: Manifest, entry: FileEntry) -> Iterator[str]:
 def _output_files(value: JsonObject) -> Iterator[Sequence[FileEntry]]:
     for stage in _stages(value):
         for output in _mapping(stage.get("outputs")).values():
-            try:
-                yield Artifact.from_json(_mapping(output).get("files")).files
-            except StoreError:  # told by contradictions()
-                continue
+            yield _files(output)
+
+
+def _files(output: JsonValue) -> Sequence[FileEntry]:
+    try:
+        return Artifact.from_json(_mapping(output).get("files")).files
+    except StoreError:  # told by contradictions()
+        return ()
 
 
 def recipe_folder(folder: Path, manifest: Manifest) -> Path | None:

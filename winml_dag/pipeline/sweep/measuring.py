@@ -220,6 +220,6 @@ def _planned_eval(cell: Finished, store: LocalStore) -> EvaluationPlan | WinmlDa
         section = eval_section(cell.recipe.recipe.eval, {}, {})
         refuse_unbuilt(section)
         request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
-        return plan_evaluation(find_subject(cell.folder), request, store.fingerprints)
+        return plan_evaluation(find_subject(cell.folder), request, store)
     except WinmlDagError as error:
         return error

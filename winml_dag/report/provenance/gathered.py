@@ -61,9 +61,9 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
     files = tuple(_files(folder, "" if below == "." else below, manifest, top))
     # After they were hashed: what changes in between is seen, too.
     (checked,) = verify(folder)
-    if not checked.is_sound:
+    if faults := list(_faults(checked)):
         raise InputError(
-            f"{folder} is not as its build left it: {_first_faults(checked)}.",
+            f"{folder} is not as its build left it: {'; '.join(faults[:_MOST_NAMED])}.",
             advice=f"`winml-dag verify {folder}` tells all; build again.",
         )
     dependencies = tuple(_dependencies(folder, manifest.value))
@@ -73,11 +73,14 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
     return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies, tensors)
 
 
-def _first_faults(checked: Verification) -> str:
-    faults = [f"{file.path.name} is {file.found}" for file in checked.files if file.found is not Found.SOUND]
-    faults += [text.rstrip(".") for text in checked.contradictions]
-    faults += ["a build is writing to it, or was killed"] if checked.unfinished else []
-    return "; ".join(faults[:_MOST_NAMED])
+def _faults(checked: Verification) -> Iterator[str]:
+    for file in checked.files:
+        # An intermediate that was deleted is not told of; one that was changed would be told of as made by the build.
+        if file.is_fault or file.found not in (Found.SOUND, Found.MISSING):
+            yield f"{file.path.name} is {file.found}"
+    yield from (text.rstrip(".") for text in checked.contradictions)
+    if checked.unfinished:
+        yield "a build is writing to it, or was killed"
 
 
 def _tensors(model: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -109,6 +112,8 @@ def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[H
     finals, makers = final_artifacts(value), _makers(value)
     shipped = _shipped(value)
     for entry in manifest.files:
+        if not (folder / entry.name).exists():  # a fault, unless it is an intermediate
+            continue
         yield HashedFile(
             _below(name, entry.name),
             *_hashed(folder / entry.name, entry),

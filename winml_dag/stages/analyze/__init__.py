@@ -96,7 +96,7 @@ class AnalyzeConfig:
 
 ANALYZE = Stage(
     name="analyze",
-    version=3,
+    version=4,
     work="winml_dag.stages.analyze.work:run",
     config="winml_dag.stages.analyze:AnalyzeConfig",
     inputs={

@@ -60,19 +60,18 @@ def identifier(*content: str) -> str:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def metadata(name: str, model: Model, patterns: Mapping[str, int], ep: str) -> JsonObject:
+def metadata(name: str, model: Model, patterns: Mapping[str, int]) -> JsonObject:
     """What the model is: *name* is that of its file, *patterns* how often each was found."""
     counts = Counter(node.op_type for node in model.graph.nodes)
-    producer, _, version = model.producer.rpartition(" ")
     return {
         "model_path": name,
         "opset_version": opset(model),
-        "producer_name": producer or version,
-        "producer_version": version if producer else "",
+        "producer_name": model.producer_name,
+        "producer_version": model.producer_version,
         "total_operators": len(model.graph.nodes),
         "operator_counts": dict(counts),
         "unique_operator_types": len(counts),
-        "detected_pattern_count": {ep: dict(patterns)} if patterns else {},
+        "detected_pattern_count": dict(patterns),
     }
 
 

@@ -60,7 +60,7 @@ def run(config: AnalyzeConfig, workspace: Workspace) -> JsonObject:
         workspace.outputs["result"] / RESULT_FILE,
         {
             "analysis_timestamp": None,
-            "metadata": metadata(path.name, model, patterns, config.target.execution_provider),
+            "metadata": metadata(path.name, model, patterns),
             "results": [target_result(config.target, version, judged, [each.json() for each in information])],
             "lint": lint_json(lint),
         },

@@ -75,7 +75,7 @@ class ExportConfig:
 
 EXPORT = Stage(
     name="export",
-    version=3,
+    version=4,
     work="winml_dag.stages.export.work:run",
     config="winml_dag.stages.export:ExportConfig",
     inputs={
