@@ -206,7 +206,7 @@ def without_numbers(path: Path, value: float, rows: int) -> None:
     [
         (np.nan, 4),
         (np.inf, 4),
-        pytest.param(np.nan, 1, marks=pytest.mark.xfail(strict=True, reason="the float model has them too")),
+        (np.nan, 1),
     ],
 )
 def test_outputs_with_nan_or_infinities_fail_and_name_where_they_come_from(

@@ -243,7 +243,6 @@ def _delete_intermediates(project: Project) -> None:
         (project.folder / "copy" / name).unlink()
 
 
-@pytest.mark.xfail(strict=True, reason="verify takes a deleted intermediate for damage")
 def test_intermediates_may_be_deleted(copied: Project) -> None:
     _delete_intermediates(copied)
     said = run(copied, "verify", "copy")
@@ -251,7 +250,6 @@ def test_intermediates_may_be_deleted(copied: Project) -> None:
         assert name in said
 
 
-@pytest.mark.xfail(strict=True, reason="the reference is looked for in the folder only")
 def test_without_intermediates_the_model_is_still_compared_with_the_float_model(copied: Project) -> None:
     _delete_intermediates(copied)
     run(copied, "eval", "copy", "--mode", "compare")
@@ -353,21 +351,18 @@ def test_the_time_of_an_analysis_is_where_it_makes_no_bytes_differ(built: Projec
     assert datetime.fromisoformat(built.manifest()["analysis_timestamp"])
 
 
-@pytest.mark.xfail(strict=True, reason="the producer is lost in builds")
 def test_the_analysis_names_who_made_the_model(built: Project) -> None:
     metadata = read(built.out / "analyze_result.json")["metadata"]
     assert metadata["producer_name"] == "pytorch"
     assert re.match(r"\d+\.\d+", metadata["producer_version"])
 
 
-@pytest.mark.xfail(strict=True, reason="counts of patterns are below the name of the provider")
 def test_detected_patterns_are_counted_by_name(built: Project) -> None:
     patterns = read(built.out / "analyze_result.json")["metadata"]["detected_pattern_count"]
     assert patterns
     assert all(isinstance(count, int) for count in patterns.values())
 
 
-@pytest.mark.xfail(strict=True, reason="a target without a table is refused")
 @pytest.mark.parametrize("ep", ["dml", "openvino", "vitisai", "cuda"])
 def test_of_a_target_that_nobody_measured_every_operator_is_unknown(built: Project, ep: str) -> None:
     built.run("analyze", "-m", "model.onnx", "--ep", ep, "-o", f"cache/{ep}.json")
@@ -399,7 +394,6 @@ def test_the_manifest_has_every_field(built: Project) -> None:
     assert stages["quantize"]["nodes_skipped"] == 0
 
 
-@pytest.mark.xfail(strict=True, reason="calibrate and validate name files that are in the cache only")
 def test_the_manifest_names_only_files_that_are_there(built: Project) -> None:
     names = {stage["filename"] for stage in built.manifest()["stages"]} - {None}
     assert names <= set(built.contents())
