@@ -192,14 +192,7 @@ def _refuse_model(path: Path, name: str, command: _Command) -> None:
             advice="For a PyTorch model there is `winml-dag build`, which exports it first.",
         )
     model = OnnxFile.at(path)
-    if model.kind == kinds.COMPILED_MODEL:
-        makers = ", ".join(sorted({context.source or "an execution provider" for context in model.summary.ep_context}))
-        raise UsageError(
-            f"{path} is a compiled model: its EPContext nodes hold the binary of {makers}, which cannot be"
-            f" {command.done}.",
-            advice="Use the ONNX model that it was compiled from.",
-        )
-    if command.float_only:
+    if command.float_only and model.kind != kinds.COMPILED_MODEL:  # of that it is said whose binary it has
         _refuse_unless_float(model, command.done)
 
 

@@ -211,8 +211,9 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("optimize -m m.onnx -c bad.yaml", 2, "optimm"),
         ("optimize -m m.onnx --enable gelu_fusio", 2, "'gelu_fusio' is no optimization; did you mean 'gelu_fusion'?"),
         ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is switched on and off."),
-        ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of QNN, which cannot"
-                                  " be optimized. Use the ONNX model that it was compiled from."),
+        ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of"
+                                  " QNNExecutionProvider, which cannot be optimized. Use the ONNX model"
+                                  " that it was compiled from."),
         ("optimize -m q.onnx", 2, "q.onnx is quantized already (QOperator). Use the float32 model."),
         ("calibrate -m c.onnx", 2, "which cannot be calibrated"),
         ("calibrate -m q.onnx", 2, "quantized already"),
