@@ -182,19 +182,20 @@ def compile_onnx(
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
-    beside it. *config*: fields of ``compile``. *export*: sizes of its inputs, as fields of that section. *also*:
-    further models, which get one binary with the first, and are put beside it as ``<model>_compiled.onnx``. Raises as
-    :func:`export_model` does.
+    beside it; for a provider that runs ONNX models as they are, optimize it. *config*: fields of ``compile``, of which
+    ``quant_config`` has the model quantized first; paths are relative to the current folder. *export*: sizes of its
+    inputs, as fields of that section. *also*: further models, which get one binary with the first, and are put beside
+    it as ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
     """
     overrides = Overrides(
         onnx=Path(model),
         ep=ep,
         device=device,
-        compile_settings=config,
         settings={"export": export or {}},
         validate=None if validate else False,
     )
-    request = replace(_of_onnx(model, output, "compile", overrides), also=tuple(map(Path, also)))
+    recipe = None if config is None else _recipe({"compile": config})
+    request = replace(_of_onnx(model, output, "compile", overrides), recipe=recipe, also=tuple(map(Path, also)))
     return _command(request, arguments)
 
 
@@ -247,5 +248,9 @@ def _carry_out(
 def _recipe(config: Config | None) -> Path | LoadedRecipe | None:
     if config is None or isinstance(config, str | Path):
         return None if config is None else Path(config)
-    recipe = parse_recipe(json.dumps(config, default=os.fspath), "config", "json")
+    recipe = parse_recipe(json.dumps(config, default=_plain), "config", "json")
     return LoadedRecipe(Path.cwd() / "config", recipe, "json")
+
+
+def _plain(value: Any) -> Any:
+    return value.to_dict() if isinstance(value, WinMLQuantizationConfig) else os.fspath(value)

@@ -41,7 +41,7 @@ from winml_dag.stages.export.components import Component
 
 T = TypeVar("T")
 
-_DONE = {"optimize": "optimized", "quantize": "quantized", "calibrate": "calibrated", "compile": "compiled again"}
+_DONE = {"compile": "compiled again", "optimize": "optimized", "quantize": "quantized", "calibrate": "calibrated"}
 
 
 def build_of(
@@ -161,7 +161,7 @@ def resolve(
     standard_only = _takes_standard_only(target, quant, would_compile)
     optimize = sections.optimize_config(asked, onnx, quant, standard_only=standard_only)
     if onnx is not None and onnx.kind == kinds.COMPILED_MODEL:
-        stages = {"optimize": optimize, "quantize": quant, "calibrate": quant, "compile": compile_}
+        stages = {"compile": compile_, "optimize": optimize, "quantize": quant, "calibrate": quant}
         _refuse_to_change(onnx, {name: config for name, config in stages.items() if name in only})
     lacks = _Lacks(refuse=runs)
     if not isinstance(compile_, Skip):

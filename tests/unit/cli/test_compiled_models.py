@@ -65,8 +65,8 @@ def test_a_command_that_would_change_it_names_whose_binary_it_is(told: Told, com
     before = sorted(Path().iterdir())
     code, said = told(*command.format(f"{ep.alias}.onnx").split())
     assert code == 2
-    sentence = f"{ep.alias}.onnx is a compiled model: its EPContext nodes hold the binary of {ep.name}, which cannot be"
-    assert f"{sentence} {done}. Use the ONNX model that it was compiled from." in said
+    sentence = f"{ep.alias}.onnx is a compiled model: its EPContext nodes hold the binary of {ep.name}, which cannot"
+    assert f"{sentence} be {done}. Use the ONNX model that it was compiled from." in said
     assert sorted(path for path in Path().iterdir() if path.name != "cache") == before
 
 

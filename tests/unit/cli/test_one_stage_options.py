@@ -219,9 +219,10 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("calibrate -m q.onnx", 2, "quantized already"),
         ("calibrate -m m.onnx -o x.onnx", 2, "x.onnx does not end with .json"),
         ("calibrate -m m.onnx --calibration-data no.npz", 3, "no.npz does not exist"),
-        ("compile -m m.onnx", 2, "There is nothing to compile for CPUExecutionProvider: it runs the ONNX model as it"
-                                 " is. Name a provider that compiles ahead of time, such as --ep qnn."),
-        ("compile -m m.onnx -d dml", 2, "nothing to compile for DmlExecutionProvider"),
+        ("compile -m m.onnx --embed", 2, "compile.embed_context is set, but there is nothing to compile for"
+                                         " CPUExecutionProvider: it runs the ONNX model as it is."),
+        ("compile -m m.onnx -m q.onnx -d dml --output-dir b", 2, "Models share a binary, and DmlExecutionProvider has"
+                                                                " none: it runs the ONNX model as it is."),
         ("compile -m c.onnx -d qnn", 2, "which cannot be compiled again"),
         ("compile -m m.onnx -d qnn --ep-option vtcm", 2, "'vtcm' is not NAME=VALUE"),
         ("compile -m m.onnx -d qnn --ep-option a=1 --ep-option a=2", 2, "a is given twice"),
@@ -243,7 +244,8 @@ def test_mistakes_end_with_a_sentence(refused: Refused, arguments: str, code: in
 
 
 @pytest.mark.parametrize(
-    "arguments", ["optimize -m nope.onnx", "compile -m m.onnx", "validate m.onnx --min-cosine 1", "export -o x.onnx"]
+    "arguments",
+    ["optimize -m nope.onnx", "compile -m m.onnx --embed", "validate m.onnx --min-cosine 1", "export -o x.onnx"],
 )
 def test_what_is_refused_is_one_json_object_too(
     refused: Refused, capsys: pytest.CaptureFixture[str], arguments: str
