@@ -21,7 +21,7 @@ from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
 # Arguments of builds and sweeps that say how to go about it; all others say what to build.
-HOW = ("force_rebuild", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
+HOW = ("force_rebuild", "overwrite", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
 
 Config: TypeAlias = str | Path | Mapping[str, Any]
 
@@ -42,9 +42,10 @@ class StoreArguments(TypedDict, total=False):
 class CommonArguments(StoreArguments, total=False):
     """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
 
-    ``force_rebuild`` runs every stage, known or not; ``link`` puts read-only links into the cache into the output
-    folder, not copies; ``final_only`` puts the finished model there, and none of those that it was made from.
-    ``scheduler`` is the address of a cluster, such as ``tcp://host:8786``, on whose workers stages run.
+    ``force_rebuild`` runs every stage, known or not; ``overwrite`` replaces files in the output folder that are not
+    ours, where the build has files of their names; ``link`` puts read-only links into the cache there, not copies;
+    ``final_only`` puts the finished model there, and none of those that it was made from. ``scheduler`` is the address
+    of a cluster, such as ``tcp://host:8786``, on whose workers stages run.
     """
 
     task: str | None
@@ -58,6 +59,7 @@ class CommonArguments(StoreArguments, total=False):
     max_optim_iterations: int | None
     allow_unsupported_nodes: bool
     force_rebuild: bool
+    overwrite: bool
     link: bool
     final_only: bool
     scheduler: str | None

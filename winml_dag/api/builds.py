@@ -226,7 +226,10 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
     final_only = arguments.get("final_only", False)
     request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote, final_only=final_only)
     options = BuildOptions(
-        arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
+        arguments.get("jobs", 1),
+        rebuild=arguments.get("force_rebuild", False),
+        link=arguments.get("link", False),
+        overwrite=arguments.get("overwrite", False),
     )
     with on_cluster(options, arguments, remote) as where:
         return _carry_out(request, where, arguments, arguments.get("observer"))

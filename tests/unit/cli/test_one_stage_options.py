@@ -260,7 +260,8 @@ def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
-    how = {"rebuild", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox", "verbose", "quiet", "format_"}
+    how = {"rebuild", "overwrite", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox"}
+    how |= {"verbose", "quiet", "format_"}
     which = {"recipes", "filters", "shard", "retry_failed"}
     of_build = {name: value for name, value in parameters.items() if name not in how | which | {*CLUSTER_OPTIONS}}
     request, _ = request_from({**of_build, "recipe": None})
