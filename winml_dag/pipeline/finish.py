@@ -128,16 +128,12 @@ def output_folder(planned: BuildGraph, store: LocalStore, *, overwrite: bool = F
     """The output folder of a build, and what in it is ours."""
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
-    sources = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
-    place = folder.resolve()
-    read = {path.name for path in sources if path.parent == place}
+    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
     # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
-    files = (
-        () if previous is None else (*previous.files, *(FileEntry(name, "", 0) for name in (MANIFEST, BUILD_CONFIG)))
-    )
-    owned = tuple(entry for entry in files if entry.name not in read)
+    ours = () if previous is None else (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
+    owned = [entry for entry in ours if (folder / entry.name).resolve() not in read]
     if _is_recipe(folder / BUILD_CONFIG, planned):
-        read.add(BUILD_CONFIG)
+        read.add((folder / BUILD_CONFIG).resolve())
     return OutputFolder(folder, owned, store, store.fingerprints, store.changes, read=read, overwrite=overwrite)
 
 

@@ -46,7 +46,7 @@ class Materialised:
 class OutputFolder:
     """A folder that builds write to. *owned* are the files that the last build of ours put there, as its manifest has
     them; *changes*: where the cache keeps journals. With *overwrite*, files of somebody else's may be replaced, but
-    never one of *read*, which the build reads.
+    never one of *read*, which the build reads (without links).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OutputFolder:
         fingerprints: Fingerprints,
         changes: Path,
         *,
-        read: Collection[str] = (),
+        read: Collection[Path] = (),
         overwrite: bool = False,
     ) -> None:
         self._folder = folder
@@ -74,14 +74,15 @@ class OutputFolder:
             path = self._folder / name
             if name in self._owned or not os.path.lexists(path):
                 continue
-            can_go = name not in self._read and stat.S_ISREG(path.lstat().st_mode)
+            is_read = path.resolve() in self._read
+            can_go = not is_read and stat.S_ISREG(path.lstat().st_mode)
             if self._overwrite and can_go:
                 continue
             # Imported here: only an error needs it.
             from winml_dag.pipeline.manifest import is_of_winml_cli
 
             why = f"no {MANIFEST} beside it says that a build of ours made it"
-            if name in self._read:
+            if is_read:
                 why = "this build reads it"
             elif is_of_winml_cli(self._folder):
                 why = "this is the folder of a build of winml-cli"
