@@ -46,8 +46,9 @@ SECTIONS = {
     "": "The keys at the top of a recipe.",
     "loader": "Where the PyTorch model comes from. Not read when the model is ONNX already.",
     "loader.random_weights": (
-        "Weights made from a seed instead of loaded; `random_weights: true` means all defaults. Needs "
-        "`loader.model_type`."
+        "Weights made from a seed instead of loaded; `random_weights: true` means all defaults. A model that the "
+        "recipe names is not read then, and the result does not go by its name; `-m` takes the place of random "
+        "weights. Needs `loader.model_type`."
     ),
     "export": (
         "How the PyTorch model becomes ONNX. Of a model that is ONNX already, `batch_size`, `shape_config` and "
@@ -69,8 +70,8 @@ SECTIONS = {
         "[Mixed precision](precisions.md#mixed-precision)."
     ),
     "compile": (
-        "What the execution provider makes of the model ahead of time. Left out: compile runs when the recipe names "
-        "an `ep` or `device` that compiles. Null: it does not run."
+        "What the execution provider makes of the model ahead of time. Left out: compile runs for an `ep` or "
+        "`device` that compiles, named in the recipe or on the command line. Null: it does not run."
     ),
     "compile.ep_device": "Another way to name provider and device, as winml-cli writes it.",
     "compile.ep_config": (

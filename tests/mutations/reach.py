@@ -371,7 +371,7 @@ _RENAMED = {"compile.provider": "compile.execution_provider"}
 
 # The same for the options of a run, on top of a base recipe.
 OPTIONS: tuple[Edit, ...] = (
-    ("model", "static", "another name", NOTHING),
+    ("model", "static", "other", "export"),
     ("model", "folder", "same", NOTHING),
     ("model", "folder", "other", "export"),
     ("model", "onnx", "other", "export optimize validate"),

@@ -149,7 +149,11 @@ MUST_CHANGE: dict[str, tuple[str, Change, str]] = {
         "optimize validate",
     ),
     "external data renamed": ("onnx", lambda at: rename_external_data(at / "onnx"), "optimize validate"),
-    "a compiled model's binary": ("compiled", lambda at: flip_a_bit(at / "compiled/model.bin"), "analyze finalize"),
+    "a compiled model's binary": (
+        "compiled",
+        lambda at: flip_a_bit(at / "compiled/model.bin"),
+        "analyze validate finalize",
+    ),
     #
     "a byte of a text": ("safetensors", lambda at: flip_a_bit(at / "data.txt"), "calibrate validate"),
     "a byte of a sample": ("onnx", lambda at: flip_a_bit(at / "data/a.npz"), "calibrate validate"),

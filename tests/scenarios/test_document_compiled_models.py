@@ -98,7 +98,6 @@ def test_whose_binary_it_is_is_said(built: Project, model: str) -> None:
 # The same cause elsewhere: what a compiled model is for is in its nodes, and nothing else may be said of it.
 
 
-@pytest.mark.xfail(strict=True, reason="config writes a recipe for the CPU")
 def test_config_writes_no_recipe_that_a_build_refuses(built: Project) -> None:
     """Either it is refused, or what it writes is for the provider, and builds."""
     finished = built.run("config", "--onnx", "build/model.onnx", "-o", "of-compiled.json")
@@ -110,7 +109,6 @@ def test_config_writes_no_recipe_that_a_build_refuses(built: Project) -> None:
     assert built.manifest("of-compiled")["execution_provider"] == "QNNExecutionProvider"
 
 
-@pytest.mark.xfail(strict=True, reason="a build takes it for a model for the CPU")
 def test_a_build_tells_whose_it_is(built: Project) -> None:
     """Either it is refused, or the manifest has the provider of the nodes."""
     asked = ("build", "--onnx", "build/model.onnx", "--no-optimize", "--no-analyze", "--no-validate", "-o", "as-it-is")
@@ -121,7 +119,6 @@ def test_a_build_tells_whose_it_is(built: Project) -> None:
     assert built.manifest("as-it-is")["execution_provider"] == "QNNExecutionProvider"
 
 
-@pytest.mark.xfail(strict=True, reason="the provider of this machine is named")
 def test_one_of_another_provider_is_not_laid_at_the_door_of_qnn(built: Project) -> None:
     left_out = ("--no-quant", "--no-optimize", "--no-analyze", "--no-compile")
     finished = built.run("build", "--onnx", "openvino.onnx", "--ep", "qnn", *left_out, "-o", "wrong")
@@ -130,7 +127,6 @@ def test_one_of_another_provider_is_not_laid_at_the_door_of_qnn(built: Project) 
     assert "QNNExecutionProvider compiled this model" not in finished.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="random weights of the recipe win over the model on the command line")
 def test_build_reads_the_model_that_the_command_line_names(built: Project) -> None:
     config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     loader = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": config}}

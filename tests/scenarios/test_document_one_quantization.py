@@ -172,7 +172,6 @@ def test_distribution_seed_and_load_path_are_used(shared: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="compile drops quant_config")
 def test_compile_quantizes_with_its_quant_config_or_refuses_it(shared: Project) -> None:
     pytest.importorskip("onnxruntime_qnn")
     section = {"execution_provider": "qnn", "quant_config": SECTION}
@@ -187,7 +186,6 @@ def test_compile_quantizes_with_its_quant_config_or_refuses_it(shared: Project) 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="compile drops quant_config")
 def test_compile_onnx_quantizes_with_its_quant_config_or_refuses_it(shared: Project) -> None:
     pytest.importorskip("onnxruntime_qnn")
     quant = WinMLQuantizationConfig.from_dict({**SECTION, "calibration_data": str(shared.folder / "data.npz")})
@@ -334,7 +332,6 @@ def test_build_onnx_leaves_out_what_the_model_has_behind_it(shared: Project) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a recipe without a compile section compiles nothing for a device that is named")
 def test_device_qnn_compiles_what_a_recipe_describes(shared: Project) -> None:
     pytest.importorskip("onnxruntime_qnn")
     recipe = {"model": "model.onnx", "quant": SECTION}

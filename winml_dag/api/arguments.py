@@ -23,7 +23,7 @@ from winml_dag.store.location import default_cache_dir
 from winml_dag.store.remote.settings import Mode
 
 # Arguments of builds and sweeps that say how to go about it; all others say what to build.
-HOW = ("force_rebuild", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
+HOW = ("force_rebuild", "overwrite", "link", "final_only", "scheduler", "jobs", "cache_dir", "remote", "remote_mode")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,9 +48,10 @@ class CommonArguments(StoreArguments, total=False):
     """What one build and a sweep take. None, or leaving one out, lets the recipe decide.
 
     ``force_rebuild``, or ``rebuild``, runs every stage, known or not; ``validate`` false leaves that stage out;
-    ``link`` puts read-only links into the cache into the output folder, not copies; ``final_only`` puts the finished
-    model there, and none of those that it was made from. ``scheduler`` is the address of a cluster, such as
-    ``tcp://host:8786``, on whose workers stages run.
+    ``overwrite`` replaces files in the output folder that are not ours, where the build has files of their names;
+    ``link`` puts read-only links into the cache there, not copies; ``final_only`` puts the finished model there, and
+    none of those that it was made from. ``scheduler`` is the address of a cluster, such as ``tcp://host:8786``, on
+    whose workers stages run.
     """
 
     task: str | None
@@ -66,6 +67,7 @@ class CommonArguments(StoreArguments, total=False):
     allow_unsupported_nodes: bool
     force_rebuild: bool
     rebuild: bool
+    overwrite: bool
     link: bool
     final_only: bool
     scheduler: str | None

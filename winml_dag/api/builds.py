@@ -88,7 +88,7 @@ def quantize_onnx(
         validate=None if arguments.get("validate", True) else False,
     )
     config = arguments.get("config")
-    recipe = None if config is None else _recipe({"quant": _fields(config)})
+    recipe = None if config is None else _recipe({"quant": config})
     request = Request(
         recipe,
         overrides,
@@ -192,9 +192,10 @@ def compile_onnx(
     **arguments: Unpack[FileArguments],
 ) -> CommandResult:
     """Compile the ONNX file *model* for *ep* or *device* into the file *output*, by default ``<model>_compiled.onnx``
-    beside it. *config*: a ``WinMLCompileConfig``, or its fields as a mapping. *export*: sizes of its inputs, as fields
-    of that section. *also*: further models, which get one binary with the first, and are put beside it as
-    ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
+    beside it; for a provider that runs ONNX models as they are, optimize it. *config*: a ``WinMLCompileConfig``, or its
+    fields as a mapping, of which ``quant_config`` has the model quantized first; paths are relative to the current
+    folder. *export*: sizes of its inputs, as fields of that section. *also*: further models, which get one binary with
+    the first, and are put beside it as ``<model>_compiled.onnx``. Raises as :func:`export_model` does.
     """
     overrides = Overrides(
         onnx=Path(model),
@@ -203,11 +204,8 @@ def compile_onnx(
         settings={"export": export or {}},
         validate=None if validate else False,
     )
-    request = replace(
-        _of_onnx(model, output, "compile", overrides),
-        recipe=None if config is None else _recipe({"compile": _fields(config)}),
-        also=tuple(map(Path, also)),
-    )
+    recipe = None if config is None else _recipe({"compile": config})
+    request = replace(_of_onnx(model, output, "compile", overrides), recipe=recipe, also=tuple(map(Path, also)))
     return _command(request, arguments)
 
 
@@ -238,7 +236,10 @@ def _build(output_dir: Path, model: dict[str, Any], arguments: HfArguments | Onn
     final_only = arguments.get("final_only", False)
     request = Request(_recipe(config), Overrides(**model, **what), output_dir, remote=remote, final_only=final_only)
     options = BuildOptions(
-        arguments.get("jobs", 1), rebuild=arguments.get("force_rebuild", False), link=arguments.get("link", False)
+        arguments.get("jobs", 1),
+        rebuild=arguments.get("force_rebuild", False),
+        link=arguments.get("link", False),
+        overwrite=arguments.get("overwrite", False),
     )
     with on_cluster(options, arguments, remote) as where:
         return _carry_out(request, where, arguments, arguments.get("observer"))

@@ -84,6 +84,7 @@ def build_sweep(
         stage_timeout_seconds=arguments.get("stage_timeout_seconds"),
         memory_bytes=arguments.get("memory_bytes"),
         link=arguments.get("link", False),
+        overwrite=arguments.get("overwrite", False),
     )
     watcher = arguments.get("watcher") or SilentWatcher()
     with on_cluster(options, arguments, remote) as where, store_of(arguments, remote) as store:

@@ -59,6 +59,7 @@ class _Seconds(click.FloatRange):
 )
 @click.option("--stage-timeout", type=_Seconds(min=0.1), help="Seconds after which any stage is ended.")
 @cluster_options
+@click.option("--overwrite", is_flag=True, help="Replace files that are not ours.")
 @click.option("--link", is_flag=True, help="Put read-only links into the cache into the output folder, not copies.")
 @click.option("--sandbox", is_flag=True, help="Let stages of your own see nothing but their declared inputs.")
 @click.option(
@@ -77,6 +78,7 @@ def command(
     memory: int | None,
     keep_going: bool | None,
     stage_timeout: float | None,
+    overwrite: bool,
     link: bool,
     sandbox: bool,
     check_inputs: bool,
@@ -120,7 +122,7 @@ def command(
 
     access = _access(sandbox=sandbox, check_inputs=check_inputs)
     how = BuildOptions(
-        jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, access, memory_bytes=memory
+        jobs or os.cpu_count() or 1, bool(keep_going), rebuild, stage_timeout, link, access, overwrite, memory
     )
     with errors_as_json(format_), with_cluster(how, where, cache_dir, request.remote, quiet=quiet) as how:
         # Of several builds, one that fails says nothing of the others.

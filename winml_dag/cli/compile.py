@@ -37,7 +37,8 @@ from winml_dag.pipeline.request import Overrides, Request, beside
 @how_options
 def command(**options: Any) -> int:
     """Compile an ONNX model ahead of time: one file, with the provider's binary beside it or (`--embed`) inside. It is
-    loaded, run and held against the model that it was made from.
+    loaded, run and held against the model that it was made from. For a provider that runs ONNX models as they are, the
+    model is optimized.
 
     \b
     winml-dag compile -m quantized.onnx --ep qnn --soc-model 60

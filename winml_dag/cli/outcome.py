@@ -23,11 +23,12 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 def _lines(result: BuildResult, request: Request) -> Iterator[str]:
     from winml_dag.ep.registry import CPU
-    from winml_dag.pipeline.commandresult import command_result
+    from winml_dag.pipeline.commandresult import command_result, main_view
+    from winml_dag.pipeline.quantized import quantize_result
 
     assert request.command is not None
     outcome = command_result(result, request.command)
-    line, components = _LINES.get(request.command), _by_component(outcome.metrics)
+    line, components = _LINES.get(main_view(result, request.command).stage), _by_component(outcome.metrics)
     took = f"{outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
     if line and components:
         for name in result.build.components:
@@ -35,9 +36,9 @@ def _lines(result: BuildResult, request: Request) -> Iterator[str]:
         yield f"{counted(len(components), 'component')} of one model in {took}"
     elif line:
         yield f"{line(outcome.metrics)}, {took}"
-    # Of other providers every build says it.
+    # Of other providers, and of what was quantized, every build says it.
     on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
-    if on_cpu and outcome.quality is not None:
+    if on_cpu and outcome.quality is not None and quantize_result(result) is None:
         yield f"held against the model that was given: {outcome.quality.sentence()}"
 
 

@@ -36,6 +36,9 @@ class Asked:
 
     @property
     def random_weights(self) -> RandomWeights | None:
+        """None where this run names a model: its weights take the place of those that the recipe makes up."""
+        if self.overrides.model is not None or self.overrides.onnx is not None:
+            return None
         written = self.recipe.loader.random_weights
         return RandomWeights() if written is None and self.overrides.random_weights else written
 
@@ -111,6 +114,8 @@ def find_model(asked: Asked, *, download: bool) -> Model:
         InputError: for a model that is missing or damaged.
     """
     overrides, loader = asked.overrides, asked.recipe.loader
+    if overrides.random_weights and (named := overrides.model or overrides.onnx) is not None:
+        raise UsageError(f"--random-weights makes weights up, and {named} has its own.", advice="Give one of them.")
     if overrides.onnx is not None:
         if overrides.model is not None:
             raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
@@ -118,10 +123,10 @@ def find_model(asked: Asked, *, download: bool) -> Model:
     # A path on the command line is relative to where the user stands, one in a recipe to the recipe.
     base = Path.cwd() if overrides.model is not None else asked.base
     name = overrides.model or loader.path or asked.recipe.model
-    if name is not None and name.casefold().endswith(".onnx"):
-        return _onnx_model(asked, name, resolve_path(base, name))
     if asked.random_weights is not None:
         return _random_model(asked, name)
+    if name is not None and name.casefold().endswith(".onnx"):
+        return _onnx_model(asked, name, resolve_path(base, name))
     if name is None and loader.user_script is not None:
         return Model(Path(loader.user_script).name, model_type=loader.model_type)
     if name is None:
@@ -143,19 +148,19 @@ def _onnx_model(asked: Asked, name: str, path: Path) -> Model:
     return Model(name, onnx=OnnxFile.at(path))
 
 
-def _random_model(asked: Asked, name: str | None) -> Model:
-    if asked.recipe.export is None:
-        raise RecipeError(
-            "export is null, which means that the model is ONNX already, but random weights are for a model that is "
-            "exported."
-        )
+def _random_model(asked: Asked, named: str | None) -> Model:
+    """*named*: the model that the recipe names, which is not read and gives the result no name."""
+    is_onnx = named is not None and named.casefold().endswith(".onnx")
+    if asked.recipe.export is None or is_onnx:
+        why = f"{named} is ONNX" if is_onnx else "export is null, which means that the model is ONNX"
+        raise RecipeError(f"{why} already, but random weights are for a model that is exported.")
     model_type = asked.recipe.loader.model_type
     if model_type is None:
         raise RecipeError(
             "Random weights need loader.model_type, which says what architecture to make.",
             advice="Set it, for example to bert or resnet.",
         )
-    return Model(name or f"{model_type} with random weights", model_type=model_type)
+    return Model(f"{model_type} with random weights", model_type=model_type)
 
 
 def user_script(asked: Asked, model: Model) -> Source | None:

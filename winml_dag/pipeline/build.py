@@ -38,9 +38,9 @@ _TRIES = 3
 class BuildOptions:
     """How to go about it, none of which changes a byte of the result.
 
-    ``access``: how stages of the recipe's own get at files. ``link``: files that are put into the
-    output folder are read-only hard links into the cache, not copies. ``overwrite``: a single output file may take the
-    place of somebody else's. ``memory_bytes``: what the stages that run at the same time may take; None: what this
+    ``access``: how stages of the recipe's own get at files. ``link``: files that are put into the output folder are
+    read-only hard links into the cache, not copies. ``overwrite``: what is put may take the place of somebody else's
+    file. ``memory_bytes``: what the stages that run at the same time may take; None: what this
     machine has, less a reserve. ``cluster``: other machines that stages run on.
     """
 

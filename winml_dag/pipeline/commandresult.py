@@ -59,7 +59,7 @@ class CommandResult:
 
 def command_result(result: BuildResult, command: str) -> CommandResult:
     """What became of *command*, whose stage has its name, in *result*."""
-    main = next(view for view in result.stages if view.stage == command)
+    main = main_view(result, command)
     validation = next((view for view in result.stages if view.stage == "validate"), None)
     done = [view.result for view in result.stages if view.result is not None]
     return CommandResult(
@@ -76,6 +76,12 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
         warnings=result.build.notices,
         also_paths=() if result.failed else tuple(result.build.output_dir / name for name in result.build.also),
     )
+
+
+def main_view(result: BuildResult, command: str) -> StageView:
+    """The stage that *command* is about; what is optimized in place of being compiled is told as such."""
+    names = (command, "optimize", "finalize")
+    return next(view for name in names for view in result.stages if view.stage == name and view.result is not None)
 
 
 def validation_result(done: Measurement) -> CommandResult:

@@ -68,8 +68,7 @@ def _said(asked: Compile) -> frozenset[str]:
 def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
     """The config of compile, or why it is left out.
 
-    It runs when ``--compile`` or the section says so; without a section, when the recipe itself, or without a recipe
-    the command line, names a target that compiles.
+    It runs for a target that compiles, unless the command line or the recipe says otherwise.
     """
     recipe, overrides = asked.recipe, asked.overrides
     section = recipe.compile
@@ -83,10 +82,6 @@ def compile_config(asked: Asked, target: Target) -> CompileConfig | Skip:
             return Skip("compile.enable_ep_context is false")
         if section is None and asked.wrote("compile"):
             return Skip("the recipe's compile section is null")
-        if section is None and asked.has_recipe and not (asked.wrote("ep") or asked.wrote("device")):
-            return Skip(
-                "the recipe has no compile section and names no target of its own (--compile runs it all the same)"
-            )
     options = compile_options(target, provider_options(asked, target))
     named = file_option_names(asked, target)
     section = section or Compile()

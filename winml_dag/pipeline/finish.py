@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from winml_dag.engine.placed import placed_files
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import finish_change, folder_key, is_changing
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, reserved
-from winml_dag.pipeline.manifest import Manifest, make_manifest, manifest_text, read_manifest, with_part
+from winml_dag.pipeline.manifest import make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.pipeline.outputfile import OutputFile
 from winml_dag.pipeline.outputs import Materialised, OutputFolder
 from winml_dag.pipeline.userstages.folder import UserFolder
@@ -32,7 +33,7 @@ def refuse_foreign(planned: BuildGraph, store: LocalStore, *, overwrite: bool) -
     elif not planned.others:  # of a part, the manifest was seen to be the one that we wrote
         build = planned.summary
         names = reserved(build.settings, build.components) if planned.final else (MANIFEST,)
-        output_folder(planned, store).refuse_foreign(names)
+        output_folder(planned, store, overwrite=overwrite).refuse_foreign(names)
 
 
 def materialise(
@@ -73,7 +74,8 @@ def materialise(
         # First, since it is what settles whose files lie there: a killed build may have put some, and no manifest yet.
         finish_change(build.output_dir, store.changes)
         # Whose they are may also have changed while we waited for a build that began together with this one.
-        return placed.and_then(output_folder(planned, store).materialise(files, texts, link=link))
+        folder = output_folder(planned, store, overwrite=overwrite)
+        return placed.and_then(folder.materialise(files, texts, link=link))
 
 
 def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
@@ -122,12 +124,28 @@ def _settings(planned: BuildGraph) -> dict[str, bytes]:
     return {BUILD_CONFIG: f"{text}\n".encode()}
 
 
-def output_folder(planned: BuildGraph, store: LocalStore) -> OutputFolder:
+def output_folder(planned: BuildGraph, store: LocalStore, *, overwrite: bool = False) -> OutputFolder:
     """The output folder of a build, and what in it is ours."""
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
-    owned = () if previous is None else _owned(previous, planned)
-    return OutputFolder(folder, owned, store, store.fingerprints, store.changes)
+    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
+    # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
+    ours = () if previous is None else (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
+    owned = [entry for entry in ours if (folder / entry.name).resolve() not in read]
+    if _is_recipe(folder / BUILD_CONFIG, planned):
+        read.add((folder / BUILD_CONFIG).resolve())
+    return OutputFolder(folder, owned, store, store.fingerprints, store.changes, read=read, overwrite=overwrite)
+
+
+def _is_recipe(path: Path, planned: BuildGraph) -> bool:
+    """Whether the file *path* is the recipe of *planned*, or says the same."""
+    recipe = planned.summary.asked.get("recipe")
+    if not isinstance(recipe, Mapping) or recipe.get("file") != path.name:
+        return False
+    try:
+        return recipe.get("digest") == f"sha256:{hashlib.sha256(read_bytes(path)).hexdigest()}"
+    except (OSError, ValueError):
+        return False
 
 
 def _output_file(planned: BuildGraph, name: str, store: LocalStore, *, overwrite: bool) -> OutputFile:
@@ -177,12 +195,3 @@ def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
     from winml_dag.pipeline.standing.recall import recall
 
     return recall(planned.standing, store)
-
-
-def _owned(previous: Manifest, planned: BuildGraph) -> tuple[FileEntry, ...]:
-    """The files in the output folder that may be replaced or removed: ours, unless this very build reads them."""
-    # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
-    ours = (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
-    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
-    folder = planned.summary.output_dir
-    return tuple(entry for entry in ours if (folder / entry.name).resolve() not in read)

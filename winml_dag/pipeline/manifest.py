@@ -107,6 +107,16 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
+def is_of_winml_cli(folder: Path) -> bool:
+    """Whether the manifest in *folder* is one of winml-cli's, which names stages and lists no files."""
+    try:
+        value = read_json(folder / MANIFEST, MOST_BYTES_OF_MANY)
+    except (OSError, ValueError):
+        return False
+    of_a_build = isinstance(value, dict) and value.get("schema_version") == SCHEMA_VERSION
+    return of_a_build and isinstance(value.get("stages"), list) and "files" not in value
+
+
 def make_manifest(
     planned: BuildGraph, results: Mapping[str, StageResult], files: Sequence[FileEntry], elapsed_seconds: float
 ) -> JsonObject:

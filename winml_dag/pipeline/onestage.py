@@ -18,6 +18,7 @@ from winml_dag.pipeline.resolve import resolve_whole
 from winml_dag.pipeline.sections import sensitivity_config
 from winml_dag.pipeline.sources import OnnxFile
 from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath, Skip
+from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages import kinds
 from winml_dag.stages.finalize import FinalizeConfig
 
@@ -32,7 +33,7 @@ class _Command:
 
     Attributes:
         stages: what its build has of the stages that the same options would have in a build.
-        done: what becomes of the model, for sentences.
+        done: what becomes of a float model, for sentences.
         compiles: whether compile follows, which has a say in what others do; None leaves that to the options.
         float_only: whether the stage takes models in float32 alone.
         suffix: of the file that it makes.
@@ -61,12 +62,13 @@ _COMMANDS: Mapping[str, _Command] = {
         done="quantized",
         advice="Name a precision, such as -p w8a16.",
     ),
+    # optimize is for a provider that runs ONNX models as they are; another gets the model that it was given. What
+    # quantizes is compile.quant_config.
     "compile": _Command(
-        stages=frozenset({"compile", "validate", "finalize"}),
-        done="compiled again",
+        stages=frozenset({"optimize", "calibrate", "quantize", "compile", "validate", "finalize"}),
+        done="quantized",
         compiles=True,
         float_only=False,
-        advice="Name a provider that compiles ahead of time, such as --ep qnn.",
     ),
 }
 
@@ -85,19 +87,25 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
     command, output = _COMMANDS[request.command], request.output_file
     loaded = request.loaded()
     _refuse_name(output, command.suffix)
+    compiles = request.command == "compile"
+    quantizes = _has_quant_config(loaded) if compiles else "calibrate" in command.stages
     if request.overrides.onnx is not None:
-        _refuse_model(request.overrides.onnx, request.command, command)
+        _refuse_model(request.overrides.onnx, request.command, command, quantizes=quantizes)
+    # What compile does besides is as the recipe says.
+    wanted = None if compiles else True
     asked = replace(
         request.overrides,
-        quant="calibrate" in command.stages,
-        optimize="optimize" in command.stages,
+        quant=quantizes and wanted,
+        optimize="optimize" in command.stages and wanted,
         compile=command.compiles,
         analyze=False,
     )
     build = resolve_whole(loaded, asked, output.parent, download=download, only=command.stages)
     if isinstance(build, CompositeBuild):
         return _of_components(build, command, output)
-    if isinstance(main := getattr(build, request.command), Skip):
+    if compiles:
+        build, command = _compiling(build, command, quantizes=quantizes, shares=bool(request.also))
+    elif isinstance(main := getattr(build, request.command), Skip):
         why = main.reason.removeprefix("there is ")
         nothing = why if why.startswith("nothing") else f"nothing to {request.command}: {why}"
         raise UsageError(f"There is {nothing}.", advice=command.advice)
@@ -116,6 +124,28 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
 
     assert request.overrides.onnx is not None
     return sharing(whole, request.overrides.onnx, request.also)
+
+
+def _has_quant_config(loaded: LoadedRecipe | None) -> bool:
+    section = None if loaded is None else loaded.recipe.compile
+    return section is not None and section.quant_config is not None
+
+
+def _compiling(build: Build, command: _Command, *, quantizes: bool, shares: bool) -> tuple[Build, _Command]:
+    """*build* with what is to be known of a compilation, and *command* as it is for the target of *build*."""
+    notices = list(build.summary.notices)
+    if quantizes and isinstance(build.quantize, Skip):
+        notices.append(f"compile.quant_config has no effect: {build.quantize.reason}.")
+    if not isinstance(build.compile, Skip):
+        command = replace(command, stages=command.stages - {"optimize"})
+    elif shares:
+        raise UsageError(
+            f"Models share a binary, and {build.target.ep.name} has none: it runs the ONNX model as it is.",
+            advice="Name a provider that compiles ahead of time, such as --ep qnn.",
+        )
+    else:
+        notices.append(f"Nothing was compiled ahead of time: {build.target.ep.name} runs the ONNX model as it is.")
+    return replace(build, summary=replace(build.summary, notices=tuple(notices))), command
 
 
 def _only(build: Build, command: _Command, name: str) -> Build:
@@ -184,7 +214,7 @@ def _refuse_name(output: Path, suffix: str) -> None:
         raise UsageError(f"{output.name!r} is no name of a file on every system.", advice="Give -o another name.")
 
 
-def _refuse_model(path: Path, name: str, command: _Command) -> None:
+def _refuse_model(path: Path, name: str, command: _Command, *, quantizes: bool) -> None:
     """What the stages themselves would refuse, before anything runs."""
     if path.is_dir():
         raise UsageError(
@@ -192,14 +222,9 @@ def _refuse_model(path: Path, name: str, command: _Command) -> None:
             advice="For a PyTorch model there is `winml-dag build`, which exports it first.",
         )
     model = OnnxFile.at(path)
-    if model.kind == kinds.COMPILED_MODEL:
-        makers = ", ".join(sorted({context.source or "an execution provider" for context in model.summary.ep_context}))
-        raise UsageError(
-            f"{path} is a compiled model: its EPContext nodes hold the binary of {makers}, which cannot be"
-            f" {command.done}.",
-            advice="Use the ONNX model that it was compiled from.",
-        )
-    if command.float_only:
+    # Of a compiled one it is said whose binary it has, and compile takes one that is quantized already as it is.
+    takes_quantized = not command.float_only and model.kind in kinds.INTEGER_MODELS
+    if (command.float_only or quantizes) and not (takes_quantized or model.kind == kinds.COMPILED_MODEL):
         _refuse_unless_float(model, command.done)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import stat
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,27 +45,51 @@ class Materialised:
 
 class OutputFolder:
     """A folder that builds write to. *owned* are the files that the last build of ours put there, as its manifest has
-    them; *changes*: where the cache keeps journals.
+    them; *changes*: where the cache keeps journals. With *overwrite*, files of somebody else's may be replaced, but
+    never one of *read*, which the build reads (without links).
     """
 
     def __init__(
-        self, folder: Path, owned: Iterable[FileEntry], store: Store, fingerprints: Fingerprints, changes: Path
+        self,
+        folder: Path,
+        owned: Iterable[FileEntry],
+        store: Store,
+        fingerprints: Fingerprints,
+        changes: Path,
+        *,
+        read: Collection[Path] = (),
+        overwrite: bool = False,
     ) -> None:
         self._folder = folder
+        self._read = read
+        self._overwrite = overwrite
         self._changes = changes
         self._owned = {entry.name: entry for entry in owned}
         self._store = store
         self._fingerprints = fingerprints
 
     def refuse_foreign(self, names: Iterable[str]) -> None:
-        """Raise UsageError when one of *names* is there and is not ours: it is never overwritten."""
+        """Raise UsageError when one of *names* is there, is not ours, and is not to be overwritten."""
         for name in names:
-            if name not in self._owned and os.path.lexists(self._folder / name):
-                raise UsageError(
-                    f"{self._folder / name} is in the way: no {MANIFEST} beside it says that a build made it, so it is "
-                    "not overwritten.",
-                    advice="Move it, or choose another folder with -o.",
-                )
+            path = self._folder / name
+            if name in self._owned or not os.path.lexists(path):
+                continue
+            is_read = path.resolve() in self._read
+            can_go = not is_read and stat.S_ISREG(path.lstat().st_mode)
+            if self._overwrite and can_go:
+                continue
+            # Imported here: only an error needs it.
+            from winml_dag.pipeline.manifest import is_of_winml_cli
+
+            why = f"no {MANIFEST} beside it says that a build of ours made it"
+            if is_read:
+                why = "this build reads it"
+            elif is_of_winml_cli(self._folder):
+                why = "this is the folder of a build of winml-cli"
+            raise UsageError(
+                f"{path} is in the way: {why}, so it is not overwritten.",
+                advice=f"{'Give --overwrite' if can_go else 'Move it'}, or choose another folder with -o.",
+            )
 
     def materialise(
         self, wanted: Sequence[FileEntry], texts: Mapping[str, bytes], *, link: bool = False

@@ -7,7 +7,7 @@ into its config.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -36,9 +36,12 @@ from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import Precision, parse_precision, precision_name
 from winml_dag.recipe.schema import Quant, Recipe
 from winml_dag.stages import kinds
+from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export.components import Component
 
 T = TypeVar("T")
+
+_DONE = {"compile": "compiled again", "optimize": "optimized", "quantize": "quantized", "calibrate": "calibrated"}
 
 
 def build_of(
@@ -148,14 +151,19 @@ def resolve(
     sections.refuse_unused(recipe)
 
     model = model or find_model(asked, download=download)
-    target = _target(asked)
+    target = _target(asked, model.onnx)
     asked = replace(asked, recipe=with_compile_settings(recipe, overrides.compile_settings, target))
     task = task_for(asked, model)
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
     sections.refuse_other_quantize(asked, quant, onnx)
-    would_compile = compile_config(asked, target)
+    would_compile = _would_compile(asked, target, onnx)
     compile_ = would_compile if "compile" in only else Skip("this command does not compile")
+    standard_only = _takes_standard_only(target, quant, would_compile)
+    optimize = sections.optimize_config(asked, onnx, quant, standard_only=standard_only)
+    if onnx is not None and onnx.kind == kinds.COMPILED_MODEL:
+        stages = {"compile": compile_, "optimize": optimize, "quantize": quant, "calibrate": quant}
+        _refuse_to_change(onnx, {name: config for name, config in stages.items() if name in only})
     lacks = _Lacks(refuse=runs)
     if not isinstance(compile_, Skip):
         otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
@@ -175,8 +183,6 @@ def resolve(
     validate = validate_config(
         asked, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
     )
-    standard_only = _takes_standard_only(target, quant, would_compile)
-    optimize = sections.optimize_config(asked, onnx, quant, standard_only=standard_only)
     quantize = sections.quantize_configs(quant, target)
     analyze = autoconf.analyze_config(asked, target, optimize, quantize, standard_only=standard_only)
     search = autoconf.search_of(asked, target, analyze)
@@ -263,6 +269,23 @@ class _Lacks:
             return None
 
 
+def _would_compile(asked: Asked, target: Target, onnx: OnnxFile | None) -> CompileConfig | Skip:
+    if onnx is not None and onnx.kind == kinds.COMPILED_MODEL and not asked.overrides.compile:
+        return Skip(f"{onnx.path.name} is compiled already")
+    return compile_config(asked, target)
+
+
+def _refuse_to_change(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
+    """Raise UsageError when one of *stages*, each with its config, is not left out: it would change the model."""
+    stage = next((name for name, config in stages.items() if not isinstance(config, Skip)), None)
+    if stage is not None:
+        raise UsageError(
+            f"{compiled.path} is a compiled model: its EPContext nodes hold the binary of {compiled.target.ep.name},"
+            f" which cannot be {_DONE[stage]}.",
+            advice="Use the ONNX model that it was compiled from.",
+        )
+
+
 def _takes_standard_only(target: Target, quant: Quant | Skip, would_compile: object) -> bool:
     """Whether optimize has to keep to operators of the ONNX standard: what is compiled ahead falls apart at others,
     static quantization leaves them in float, and which of onnxruntime's own a provider has is only sure of its CPU's.
@@ -278,18 +301,18 @@ def _missing(target: Target) -> Iterator[str]:
         yield f"{why}, so the model was not run on {target.ep.name if target.is_open else 'it'}."
 
 
-def _target(asked: Asked) -> Target:
+def _target(asked: Asked, onnx: OnnxFile | None) -> Target:
     overrides, recipe = asked.overrides, asked.recipe
+    ep, compiled = recipe.ep, recipe.compile
+    device: str | None = recipe.device
     if overrides.ep or overrides.device:
-        return resolve_target(overrides.ep, overrides.device)
-    compiled = recipe.compile
-    ep, device = recipe.ep, recipe.device
-    if compiled is not None:
+        ep, device = overrides.ep, overrides.device
+    elif compiled is not None:
         named = compiled.ep_device
         ep = ep or compiled.execution_provider or (named.ep if named else None)
         device = device if device != "auto" else compiled.device
         device = (named.device or device) if named and device == "auto" else device
-    return resolve_target(ep, device)
+    return resolve_target(ep, device) if onnx is None else onnx.target_named(ep, device, onnx.target)
 
 
 def _require_exporter() -> None:
@@ -316,8 +339,9 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
     if overrides.quant is False:
         return Skip("--no-quant was given")
     asked_for_now = overrides.quant is True or overrides.precision is not None
-    if onnx is not None and onnx.kind in kinds.INTEGER_MODELS and not asked_for_now:
-        return Skip(f"{onnx.path.name} is quantized already")
+    if onnx is not None and onnx.kind in kinds.FINISHED_MODELS and not asked_for_now:
+        how = "compiled" if onnx.kind == kinds.COMPILED_MODEL else "quantized"
+        return Skip(f"{onnx.path.name} is {how} already")
     precision = _precision(asked, target)
     if precision is not None:
         if precision.mode is None:

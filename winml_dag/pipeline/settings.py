@@ -37,9 +37,10 @@ def settings_of(build: Build, asked: Asked, model: Model, quant: Quant | None, d
 
     Defaults are written out: another version may have others.
     """
-    written = {name: value for name, value in asked.recipe.to_dict().items() if name not in _DECIDED}
     # Random weights and a script of the user's make a model that has no file.
     made = model.onnx is None and model.folder is None
+    left_out = ("model", *_DECIDED) if made else _DECIDED
+    written = {name: value for name, value in asked.recipe.to_dict().items() if name not in left_out}
     export = asked.recipe.export or Export()
     return {
         **written,

@@ -59,6 +59,8 @@ def sharing(build: Build, first: Path, also: Sequence[Path]) -> Build:
 def _refuse_settings(build: Build) -> None:
     assert not isinstance(build.compile, Skip)
     fields = build.compile.compile
+    if not isinstance(build.quantize, Skip):
+        raise UsageError("compile.quant_config is for one model at a time.", advice="Quantize each by itself first.")
     if fields.embed_context:
         raise UsageError(
             "Models that share a binary cannot have it inside (embed_context).", advice="Leave --embed out."

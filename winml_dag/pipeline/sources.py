@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.errors import InputError
+from winml_dag.ep.registry import AUTO, CPU, Target, find_ep, resolve_target
+from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline import hub
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED
 from winml_dag.readlog import before_reading
@@ -152,6 +153,47 @@ class OnnxFile:
         if self.summary.is_weight_only:
             return kinds.WEIGHT_ONLY_MODEL
         return kinds.QUANTIZED_MODEL if self.summary.is_quantized else kinds.FLOAT_MODEL
+
+    @property
+    def target(self) -> Target:
+        """Whose binaries a compiled model has; the CPU runs all others.
+
+        Raises:
+            InputError: when its EPContext nodes name no execution provider that is known, or several.
+        """
+        if self.kind != kinds.COMPILED_MODEL:
+            return Target(CPU, "cpu")
+        sources = {context.source for context in self.summary.ep_context}
+        try:
+            (ep,) = {find_ep(source) for source in sources}
+        except (UsageError, ValueError):
+            said = ", ".join(sorted(map(repr, sources - {""}))) or "none"
+            raise InputError(
+                f"{self.path} is compiled, and its EPContext nodes have to name one known execution provider as their"
+                f" source; they name {said}.",
+                advice="Use the ONNX model that it was compiled from.",
+            ) from None
+        return Target(ep, ep.devices[0])
+
+    def target_named(self, ep: str | None, device: str | None, own: Target) -> Target:
+        """The target that *ep* and *device* mean for the model, which is for *own* where they leave that open.
+
+        Raises:
+            UsageError: for an unknown name, a device that the provider cannot drive, and a compiled model on another
+                provider than its own.
+        """
+        ep, device = (None if name is None or name.lower() == AUTO else name for name in (ep, device))
+        if ep is None and device is None:
+            return own
+        if ep is None and device in own.ep.devices:
+            ep = own.ep.alias
+        target = resolve_target(ep, device)
+        if self.kind == kinds.COMPILED_MODEL and target.ep != own.ep:
+            raise UsageError(
+                f"{self.path} is compiled for {own.ep.name} and runs nowhere else.",
+                advice="For another provider, give the ONNX model that it was compiled from.",
+            )
+        return target
 
     def source(self) -> Source:
         """The model with its external data and EPContext sidecars."""

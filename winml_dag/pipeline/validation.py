@@ -85,8 +85,6 @@ def validate_config(
     if skip := left_out(asked):
         return skip
     came_compiled = model_kind == kinds.COMPILED_MODEL
-    if came_compiled and not target.ep.makes_ep_context:
-        return Skip(f"{target.ep.name} does not run the model, which came compiled; name the provider that it is for")
     if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     fields = replace(

@@ -35,6 +35,7 @@ PICTURE = "picture"
 
 ANY_MODEL = frozenset({FLOAT_MODEL, HALF_MODEL, QUANTIZED_MODEL, WEIGHT_ONLY_MODEL, COMPILED_MODEL})
 INTEGER_MODELS = frozenset({QUANTIZED_MODEL, WEIGHT_ONLY_MODEL})
+FINISHED_MODELS = INTEGER_MODELS | {COMPILED_MODEL}  # not quantized again
 
 _COMPILED = (
     "it is a compiled EPContext model, an execution provider's own binary that cannot be {done} again; "

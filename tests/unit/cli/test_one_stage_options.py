@@ -211,16 +211,18 @@ def _save(path: str, node: onnx.NodeProto) -> None:
         ("optimize -m m.onnx -c bad.yaml", 2, "optimm"),
         ("optimize -m m.onnx --enable gelu_fusio", 2, "'gelu_fusio' is no optimization; did you mean 'gelu_fusion'?"),
         ("optimize -m m.onnx --enable gelu_fusion --disable gelu-fusion", 2, "gelu_fusion is switched on and off."),
-        ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of QNN, which cannot"
-                                  " be optimized. Use the ONNX model that it was compiled from."),
+        ("optimize -m c.onnx", 2, "c.onnx is a compiled model: its EPContext nodes hold the binary of"
+                                  " QNNExecutionProvider, which cannot be optimized. Use the ONNX model"
+                                  " that it was compiled from."),
         ("optimize -m q.onnx", 2, "q.onnx is quantized already (QOperator). Use the float32 model."),
         ("calibrate -m c.onnx", 2, "which cannot be calibrated"),
         ("calibrate -m q.onnx", 2, "quantized already"),
         ("calibrate -m m.onnx -o x.onnx", 2, "x.onnx does not end with .json"),
         ("calibrate -m m.onnx --calibration-data no.npz", 3, "no.npz does not exist"),
-        ("compile -m m.onnx", 2, "There is nothing to compile for CPUExecutionProvider: it runs the ONNX model as it"
-                                 " is. Name a provider that compiles ahead of time, such as --ep qnn."),
-        ("compile -m m.onnx -d dml", 2, "nothing to compile for DmlExecutionProvider"),
+        ("compile -m m.onnx --embed", 2, "compile.embed_context is set, but there is nothing to compile for"
+                                         " CPUExecutionProvider: it runs the ONNX model as it is."),
+        ("compile -m m.onnx -m q.onnx -d dml --output-dir b", 2, "Models share a binary, and DmlExecutionProvider has"
+                                                                " none: it runs the ONNX model as it is."),
         ("compile -m c.onnx -d qnn", 2, "which cannot be compiled again"),
         ("compile -m m.onnx -d qnn --ep-option vtcm", 2, "'vtcm' is not NAME=VALUE"),
         ("compile -m m.onnx -d qnn --ep-option a=1 --ep-option a=2", 2, "a is given twice"),
@@ -242,7 +244,8 @@ def test_mistakes_end_with_a_sentence(refused: Refused, arguments: str, code: in
 
 
 @pytest.mark.parametrize(
-    "arguments", ["optimize -m nope.onnx", "compile -m m.onnx", "validate m.onnx --min-cosine 1", "export -o x.onnx"]
+    "arguments",
+    ["optimize -m nope.onnx", "compile -m m.onnx --embed", "validate m.onnx --min-cosine 1", "export -o x.onnx"],
 )
 def test_what_is_refused_is_one_json_object_too(
     refused: Refused, capsys: pytest.CaptureFixture[str], arguments: str
@@ -257,8 +260,8 @@ def test_a_build_takes_settings_of_sections_as_options(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
-    how = {"rebuild", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox", "verbose", "quiet", "format_"}
-    how |= {"check_inputs"}
+    how = {"rebuild", "overwrite", "jobs", "memory", "keep_going", "stage_timeout", "link", "sandbox"}
+    how |= {"check_inputs", "verbose", "quiet", "format_"}
     which = {"recipes", "filters", "shard", "retry_failed"}
     of_build = {name: value for name, value in parameters.items() if name not in how | which | {*CLUSTER_OPTIONS}}
     request, _ = request_from({**of_build, "recipe": None})

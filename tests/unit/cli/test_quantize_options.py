@@ -143,7 +143,8 @@ def test_a_compiled_model_is_refused_saying_what_it_is(refused: Refused) -> None
     _save("m.onnx", [node])
     message = refused("-m", "m.onnx")
     assert (
-        "m.onnx is a compiled model: its EPContext nodes hold the binary of QNN, which cannot be quantized" in message
+        "m.onnx is a compiled model: its EPContext nodes hold the binary of QNNExecutionProvider, which cannot be"
+        " quantized" in message
     )
     assert "Use the ONNX model that it was compiled from." in message
 

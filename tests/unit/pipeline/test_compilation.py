@@ -119,11 +119,6 @@ def test_a_field_that_is_none_is_refused() -> None:
         asked({}, {"soc_modle": 60})
 
 
-def test_a_run_that_asks_something_of_compile_compiles() -> None:
-    assert isinstance(compile_config(asked(None), NPU), Skip)
-    assert isinstance(compile_config(asked(None, {"embed_context": True}), NPU), CompileConfig)
-
-
 def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out() -> None:
     required = asked({"require_full_offload": True})
     skipped = Skip("there is nothing to compile")
@@ -131,13 +126,6 @@ def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out
         finalize_config(required, skipped)
     left_out = Asked(required.recipe, required.base, True, Overrides(compile=False))
     assert finalize_config(left_out, skipped).compile.require_full_offload is False
-
-
-def test_a_recipe_without_a_target_is_compiled_only_when_asked_for_and_says_how() -> None:
-    left_out = compile_config(asked(None), NPU)
-    assert isinstance(left_out, Skip)
-    assert "--compile" in left_out.reason
-    assert isinstance(compile_config(asked(None, {"embed_context": True}), NPU), CompileConfig)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +166,9 @@ def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
         plain.compile,
         plain.summary.settings,
     )
+
+
+def test_a_recipe_without_a_compile_section_is_compiled_for_whatever_target_is_named() -> None:
+    for recipe in (asked(None), asked(None, {"embed_context": True}), replace(asked(None), has_recipe=False)):
+        assert isinstance(compile_config(recipe, NPU), CompileConfig)
+        assert isinstance(compile_config(recipe, CPU), Skip)

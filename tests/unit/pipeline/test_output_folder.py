@@ -147,6 +147,18 @@ def test_a_link_that_leads_nowhere_is_in_the_way_too(out: Path, publish: Publish
     assert (out / "model.onnx").is_symlink()
 
 
+def test_overwriting_replaces_files_only_and_none_that_is_read(out: Path, store: MemoryStore, tmp_path: Path) -> None:
+    for name in ("theirs.onnx", "read.onnx"):
+        (out / name).write_bytes(b"theirs")
+    (out / "link.onnx").symlink_to(tmp_path / "elsewhere.onnx")
+    read = {(out / "read.onnx").resolve(), (tmp_path / "elsewhere.onnx").resolve()}
+    folder = OutputFolder(out, (), store, store.fingerprints, tmp_path / "changes", read=read, overwrite=True)
+    folder.refuse_foreign(["theirs.onnx", "new.onnx"])
+    for name in ("read.onnx", "link.onnx"):
+        with pytest.raises(UsageError, match=rf"{name} is in the way: this build reads it.*Move it"):
+            folder.refuse_foreign([name])
+
+
 def test_a_file_that_is_not_ours_but_just_what_is_wanted_is_in_nobodys_way(
     out: Path, publish: Publish, materialise: Materialise
 ) -> None:

@@ -111,6 +111,16 @@ def test_a_compiled_model_alone_says_whose_it_is(tmp_path: Path) -> None:
     assert subject.uncompiled is None
 
 
+@pytest.mark.parametrize(("source", "told"), [("QNN", Target(QNN, "npu")), ("", Target(CPU, "cpu"))])
+def test_a_binary_that_says_whose_it_is_is_believed_and_not_the_manifest(
+    tmp_path: Path, source: str, told: Target
+) -> None:
+    files = {"model.onnx": compiled_model(tmp_path / "model.onnx", source=source)}
+    output_folder(tmp_path, files, {}, execution_provider=CPU.name, device="cpu")
+
+    assert find_subject(tmp_path).target == told
+
+
 def test_a_compiled_model_runs_on_no_other_provider(tmp_path: Path) -> None:
     subject = find_subject(compiled_model(tmp_path / "anything.onnx"))
 

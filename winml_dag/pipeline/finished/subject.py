@@ -14,7 +14,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
 from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options, file_options
-from winml_dag.ep.registry import CPU, ExecutionProvider, Target, find_ep, resolve_target
+from winml_dag.ep.registry import ExecutionProvider, Target, find_ep
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.onnxmodel.shared import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary
@@ -143,32 +143,17 @@ def measured_on(subject: Subject, ep: str | None, device: str | None) -> Target:
     """Where *subject* runs: as *ep* and *device* say, else where it was built for.
 
     Raises:
-        UsageError: for an unknown name, a device that the provider cannot drive, and for a compiled model on another
-            provider than its own.
+        UsageError: for an unknown name, a device that the provider cannot drive, a compiled model on another provider
+            than its own, and one that only a device can load.
     """
-    if ep is None and device is None:
-        _refuse_shared(subject, subject.target)
-        return subject.target
-    if ep is None and device in subject.target.ep.devices:
-        ep = subject.target.ep.alias
-    target = resolve_target(ep, device)
-    if subject.model.kind == kinds.COMPILED_MODEL and target.ep != subject.target.ep:
-        raise UsageError(
-            f"{subject.model.path} is compiled for {subject.target.ep.name} and runs nowhere else.",
-            advice="For another provider, give the ONNX model that it was compiled from.",
-        )
-    _refuse_shared(subject, target)
-    return target
-
-
-def _refuse_shared(subject: Subject, target: Target) -> None:
-    """Raise UsageError for a model that only a device can load."""
+    target = subject.model.target_named(ep, device, subject.target)
     if is_emulated(target) and shares_binary(subject.model.path, subject.model.summary):
         raise UsageError(
             f"{subject.model.path} shares its binary with other models, and QNN's emulator, which stands for the NPU"
             " here, crashes when it loads such a binary.",
             advice="Run it on the device, or compile it by itself to try it here.",
         )
+    return target
 
 
 def options_on(subject: Subject, target: Target, given: Mapping[str, str]) -> dict[str, str]:
@@ -248,12 +233,16 @@ def processor_of(subject: Subject, named: str | None, base: Path, *, download: b
 
 def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
     if manifest is None:
-        return Subject(name, model, _target_by_itself(model))
+        return Subject(name, model, model.target)
     folder = model.path.parent
     component = component_in(manifest.value, model.path.name)
     settings = _settings(folder, component)
-    target = _target_of_build(manifest) or _target_by_itself(model)
     compiled = model.kind == kinds.COMPILED_MODEL
+    target = _target_of_build(manifest)
+    # What a binary says of itself is true of any file; a manifest is believed where the binary says nothing.
+    says_whose = any(context.source for context in model.summary.ep_context)
+    if target is None or (says_whose and target.ep != model.target.ep):
+        target = model.target
     return Subject(
         name,
         model,
@@ -283,20 +272,6 @@ def _target_of_build(manifest: Manifest) -> Target | None:
     if not (isinstance(ep, str) and isinstance(device, str)):
         return None
     return Target(find_ep(ep), device)
-
-
-def _target_by_itself(model: OnnxFile) -> Target:
-    """Whose binaries *model* has; the CPU runs all others."""
-    sources = {context.source for context in model.summary.ep_context if context.source}
-    if model.kind != kinds.COMPILED_MODEL:
-        return Target(CPU, "cpu")
-    if len(sources) != 1:
-        raise InputError(
-            f"{model.path} is compiled, and its EPContext nodes do not say for which execution provider.",
-            advice="Give the folder that the build put it into, with its manifest.",
-        )
-    ep = find_ep(sources.pop())
-    return Target(ep, ep.devices[0])
 
 
 def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, str]:
