@@ -78,7 +78,11 @@ class Build:
     rebuild: bool = False
 
     @property
-    def isdisturbed(self) -> bool:
+    def options(self) -> list[str]:
+        return ["--jobs", str(self.jobs), *(["--rebuild"] if self.rebuild else [])]
+
+    @property
+    def is_disturbed(self) -> bool:
         return bool(self.during or self.beside)
 
 
@@ -127,6 +131,8 @@ _DISTURBED = st.builds(
     beside=st.sampled_from(["", "", "", RECIPE, TWIN]),
     by=_PLACES,
     jobs=st.sampled_from([1, 1, 3]),
+    # Else most stages are known after a few steps, and nothing is in the middle of running.
+    rebuild=st.booleans(),
 )
 _ASK = st.builds(Ask, st.sampled_from(["plan", "why", "verify", "clean"]), _RECIPES)
 SCHEDULES = st.lists(
@@ -151,11 +157,11 @@ class Siege:
                 case Do():
                     self.is_blocked |= step.may_block
                     step(self.site)
-                case Build(isdisturbed=True):
+                case Build(is_disturbed=True):
                     self.disturb(step)
                     self.build(step.recipe, step.by)
                 case Build():
-                    self.build(step.recipe, step.by, *(["--rebuild"] if step.rebuild else []))
+                    self.build(step.recipe, step.by, *step.options)
                     if step.twice:
                         self.build(step.recipe, step.by)
                         self._verify(step.recipe, step.by)
@@ -205,7 +211,7 @@ class Siege:
         if not (self.site.root / build.by).is_dir():
             return
         with self._untouched():
-            command = self._start(["build", "-c", f"{build.by}/{build.recipe}", "--jobs", str(build.jobs)], happens)
+            command = self._start(["build", "-c", f"{build.by}/{build.recipe}", *build.options], happens)
             others = [self._start(["build", "-c", f"{build.by}/{build.beside}"])] if build.beside else []
             ended = [each.wait() for each in (command, *others)]
         for place, (code, said) in enumerate(ended):
