@@ -174,9 +174,7 @@ class Siege:
 
     def build(self, recipe: str, by: str, *options: str) -> None:
         """A build that nobody disturbs; when something is in its way, once more when nothing is."""
-        folder = self.site.root / by
-        if not folder.is_dir():
-            return
+        folder = self._folder(by)
         with self._untouched(*(folder / name for name in _READ)):
             code, said = self._run(["build", "-c", f"{by}/{recipe}", *options])
         if code == 0:
@@ -208,8 +206,7 @@ class Siege:
         for at in build.during:
             self.is_blocked |= at.do.may_block
             happens.setdefault((at.point, at.time), []).append(partial(at.do, self.site))
-        if not (self.site.root / build.by).is_dir():
-            return
+        self._folder(build.by)
         with self._untouched():
             command = self._start(["build", "-c", f"{build.by}/{build.recipe}", *build.options], happens)
             others = [self._start(["build", "-c", f"{build.by}/{build.beside}"])] if build.beside else []
@@ -240,6 +237,12 @@ class Siege:
 
     def _start(self, arguments: list[str], happens: Happenings | None = None) -> Command:
         return Command(self.site, self.site.root, arguments, happens or {}, settles_soon=self.settles_soon)
+
+    def _folder(self, by: str) -> Path:
+        folder = self.site.root / by
+        if not folder.is_dir():
+            Do("clone")(self.site)
+        return folder
 
     def _untouched(self, *read: Path) -> _Untouched:
         return _Untouched((self.site.outside, *read))
