@@ -28,7 +28,7 @@ from winml_dag.pipeline.userstages.folder import UserFolder
 from winml_dag.store.local import LocalStore
 
 # A command that takes longer hangs.
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 120.0
 # Files settle within that time on every file system of Linux; two seconds, as on FAT, no schedule has.
 _SETTLED_NS = 20_000_000
 _IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {

@@ -346,8 +346,9 @@ BLOCKING: tuple[Move, ...] = (
 )
 ON_CACHE: tuple[Move, ...] = (truncate_blob, truncate_record, lose_index, lose_notes)
 # Known limits: a folder that is renamed away and back during a run is not always noticed; and where manifests are kept
-# is looked at when a build begins, since whoever acts in the middle of one has the rights of the user already.
-BETWEEN_BUILDS_ONLY = (move_away, start_anew, bookkeeping_leads_outside)
+# is looked at when a build begins, since whoever acts in the middle of one has the rights of the user already. A
+# command that opens a pipe, put in place of its input while it runs, waits for its own time limit, an hour.
+BETWEEN_BUILDS_ONLY = (move_away, start_anew, bookkeeping_leads_outside, fifo)
 
 
 def _of_project(site: Site, name: str) -> Path:

@@ -24,7 +24,7 @@ VERSIONS = ("one", "two", "three")
 # Outputs of these: in one folder, with recipes of one stem.
 RECIPE, TWIN = "recipe.yaml", "recipe.json"
 
-_LIST = "cd {inputs.data} && grep -R '' . | LC_ALL=C sort > {outputs.out}"
+_LIST = "cd {inputs.data} && grep -R -D skip '' . | LC_ALL=C sort > {outputs.out}"
 _SPLIT = (
     "mkdir -p {outputs.parts}/sub && cat {inputs.text} > {outputs.parts}/a.txt"
     " && echo {config.word} > {outputs.parts}/sub/b.txt"
