@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
+import fault_attacks
 import fault_crowds
 import fault_damage
 import fault_disks
@@ -59,6 +60,7 @@ KINDS = {
     "clock-jumps": Kind(fault_damage.clock_jumps, 0.04),
     "crowd": Kind(fault_crowds.crowd, 0.04),
     "misdeeds": Kind(fault_misdeeds.misdeeds, 0.048, at_once=12, least=12),
+    "attacks": Kind(fault_attacks.attacks, 10, at_once=300),
 }
 
 

@@ -1,4 +1,4 @@
-"""The harness with fifty kills, and a fault of every other kind: see ``harness.py``."""
+"""The harness with fifty kills, some steps of attacks, and a fault of every other kind: see ``harness.py``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from harness import Episode, episodes, run, run_here, share_out
 from winml_dag.store.local import LocalStore
 
 KILLS = 50
+STEPS = 300
 SEED = 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "faults"), share_out(KILLS).items())
+@pytest.mark.parametrize(("kind", "faults"), {**share_out(KILLS), "attacks": STEPS}.items())
 def test_nothing_breaks(kind: str, faults: int) -> None:
     outcomes = list(run(episodes({kind: faults}, SEED), jobs=1))
     for outcome in outcomes:

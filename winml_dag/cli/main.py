@@ -100,8 +100,8 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code. Errors go to stderr as sentences, never as tracebacks."""
     # Looking for pydantic plug-ins costs 20 ms at every start, and recipes need none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    _hear_signals()
     try:
+        _hear_signals()
         result = cli.main(arguments, prog_name="winml-dag", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as error:

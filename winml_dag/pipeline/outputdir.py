@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +41,7 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
     if loaded is not None and has_only_stages(loaded, request.overrides):
         # Its results lie where its stages say; only the manifest needs a place. The whole name of the recipe: with its
         # stem, notes.json and notes.yaml would each take the other's outputs for its own and remove them.
-        return loaded.path.parent / KEPT / loaded.path.name
+        return _kept(loaded.path)
     if not needed:
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
     if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
@@ -48,6 +49,18 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
     raise UsageError(
         "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
     )
+
+
+def _kept(recipe: Path) -> Path:
+    folder = recipe.parent / KEPT / recipe.name
+    right, found = recipe.parent.resolve() / KEPT / recipe.name, folder.resolve()
+    if os.path.normcase(found) != os.path.normcase(right):
+        # Nobody has named this folder, so a link that comes with the project would say where we write and remove.
+        raise UsageError(
+            f"{folder} is reached by a link, to {found}, and nobody has named it as a place for results.",
+            advice="Remove the link.",
+        )
+    return folder
 
 
 def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:

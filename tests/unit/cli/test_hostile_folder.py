@@ -112,8 +112,19 @@ def test_files_of_a_folder_that_a_manifest_names_stay(home: Path, says: Says, fo
 def test_files_behind_a_link_that_a_manifest_says_were_put_beside_the_recipe_stay(home: Path, says: Says) -> None:
     for command in (("build", "-c", "recipe.yaml", "-q"), ("clean", "-c", "recipe.yaml")):
         entries = [entry(f"assets/{name}", home / name) for name in PRECIOUS]
-        write_manifest(Path(".winml-dag/recipe"), folder="../..", stages=placed(*entries))
+        write_manifest(Path(".winml-dag/recipe.yaml"), folder="../..", stages=placed(*entries))
         Path("assets").unlink(missing_ok=True)
         Path("assets").symlink_to(home, target_is_directory=True)
         says(*command)
         assert contents(home) == PRECIOUS
+
+
+@pytest.mark.parametrize("link", [".winml-dag", ".winml-dag/recipe.yaml"])
+@pytest.mark.parametrize("command", ["build", "plan", "clean"])
+def test_a_folder_that_nobody_has_named_is_not_reached_by_a_link(
+    home: Path, says: Says, link: str, command: str
+) -> None:
+    Path(link).parent.mkdir(exist_ok=True)
+    Path(link).symlink_to(home, target_is_directory=True)
+    assert "is reached by a link" in says(command, "-c", "recipe.yaml", code=2)
+    assert contents(home) == PRECIOUS

@@ -1,0 +1,164 @@
+"""Commands of the command line in processes that are forked, which saves the 0.2 s of its imports, and what happens in
+the middle of one: at its stages' starts, checks, publications and placings, or at any call into the system.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from attacked_project import Site
+
+from winml_dag.cli.main import run
+from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.inplace import InPlace
+from winml_dag.engine.prepare import Preparer
+from winml_dag.pipeline.userstages.folder import UserFolder
+from winml_dag.store.local import LocalStore
+
+# A command that takes longer hangs.
+_PATIENCE_SECONDS = 120.0
+# Files settle within that time on every file system of Linux; two seconds, as on FAT, no schedule has.
+_SETTLED_NS = 20_000_000
+_IN_THE_MIDDLE: Mapping[str, tuple[type, str]] = {
+    "prepare": (Preparer, "prepare"),
+    "start": (LocalExecutor, "start"),
+    "check": (Preparer, "check"),
+    "publish": (LocalStore, "publish"),
+    "place": (InPlace, "put"),
+    "materialise": (UserFolder, "materialise"),
+}
+AT_THE_END = ("before materialise", "after materialise")
+AT_STAGES = tuple(f"{when} {name}" for name in [*_IN_THE_MIDDLE][:-1] for when in ("before", "after"))
+CALL = "call"
+_CALLS = ("os.", "open", "sqlite3.", "fcntl.", "subprocess.")
+
+# What happens, by the point and which of the times that it is reached.
+Happenings = Mapping[tuple[str, int], Sequence[Callable[[], None]]]
+
+
+class Command:
+    """``winml-dag`` with *arguments* in *folder*, at work in a process of its own."""
+
+    def __init__(
+        self, site: Site, folder: Path, arguments: Sequence[str], happens: Happenings, *, settles_soon: bool
+    ) -> None:
+        self.arguments = arguments
+        self._log = tempfile.TemporaryFile("w+", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _be_command(site, folder, arguments, self._log, happens, settles_soon=settles_soon)
+
+    def wait(self) -> tuple[int, str]:
+        """Its exit code, negative for a signal, and what it has said."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not (ended := os.waitpid(self._pid, os.WNOHANG))[0]:
+            if time.monotonic() > end:
+                os.killpg(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                raise AssertionError(f"{self.arguments} hung.\n{self._said()}")
+            time.sleep(0.002)
+        return os.waitstatus_to_exitcode(ended[1]), self._said()
+
+    def _said(self) -> str:
+        with self._log as log:
+            log.seek(0)
+            return log.read()
+
+
+def warm_up(site: Site, commands: Sequence[Sequence[str]]) -> None:
+    """Import here all that *commands* do, so that none of those that are forked from now on has to."""
+    names = site.root / "names"
+    for arguments in commands:
+        command = Command(
+            site, site.project, arguments, {("end", 1): [lambda: _write_modules(names)]}, settles_soon=False
+        )
+        code, said = command.wait()
+        assert code == 0, said
+        for name in names.read_text().split():
+            importlib.import_module(name)
+
+
+def _write_modules(path: Path) -> None:
+    path.write_text("\n".join(name for name in sys.modules if name.startswith("winml_dag.")))
+
+
+class _Happening:
+    """Lets things happen when their points are reached, whichever thread reaches them, but not in the middle of one."""
+
+    def __init__(self, happens: Happenings) -> None:
+        self._happens = happens
+        self._times: Counter[str] = Counter()
+        self._is_on = True
+
+    def at(self, point: str) -> None:
+        if not self._is_on:
+            return
+        self._times[point] += 1
+        self._is_on = False
+        try:
+            for happen in self._happens.get((point, self._times[point]), ()):
+                happen()
+        finally:
+            self._is_on = True
+
+    def arm(self) -> None:
+        for name, (owner, method) in _IN_THE_MIDDLE.items():
+            setattr(owner, method, self._around(name, getattr(owner, method)))
+        if any(point == CALL for point, _ in self._happens):
+            sys.addaudithook(lambda event, _: self.at(CALL) if event.startswith(_CALLS) else None)
+
+    def _around(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def around(*arguments: Any, **options: Any) -> Any:
+            self.at(f"before {name}")
+            try:
+                return method(*arguments, **options)
+            finally:
+                self.at(f"after {name}")
+
+        return around
+
+
+def _be_command(
+    site: Site, folder: Path, arguments: Sequence[str], log: TextIO, happens: Happenings, *, settles_soon: bool
+) -> NoReturn:
+    # Whatever happens, the child must not go on with the work of its parent.
+    code = 99
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as ``winml_dag.__main__`` does
+        sys.stdout = sys.stderr = log
+        for descriptor in (1, 2):
+            os.dup2(sys.stdout.fileno(), descriptor)
+        os.environ.clear()
+        os.environ.update(site.environment())
+        os.chdir(folder)
+        sys.path[:0] = [str(folder), *map(str, site.modules())]
+        if settles_soon:
+            for module in [*sys.modules.values()]:
+                if hasattr(module, "SETTLED_NS"):
+                    module.SETTLED_NS = _SETTLED_NS
+        happening = _Happening(happens)
+        happening.arm()
+        code = run(list(arguments))
+        happening.at("end")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)

@@ -1,0 +1,74 @@
+"""What plays the schedules of attacks finds what is wrong: with one of the guards of a build taken away, it says so.
+
+The schedules themselves are played by the harness of ``tests/faults``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("needs Linux: fork, signals and links", allow_module_level=True)
+
+from attack_schedule import Ask, At, Build, Do, Siege, Step, prepare, there_and_back
+from attacked_project import TEXTS, TWIN, Site
+
+from winml_dag.engine.watch import WatchedFile
+from winml_dag.pipeline import outputdir
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    prepare(tmp_path_factory.mktemp("warm"))
+
+
+@pytest.fixture
+def siege(tmp_path: Path) -> Siege:
+    return Siege(Site(tmp_path))
+
+
+def test_a_schedule_without_faults_passes(siege: Siege) -> None:
+    siege.play([Build(twice=True), Do("edit", 7), Build(during=there_and_back(2, 8)), Ask("clean"), Do("fifo", 1)])
+
+
+def test_a_result_of_other_inputs_under_a_key_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WatchedFile, "check", lambda *_: None)
+    schedule: list[Step] = [Build(during=there_and_back(time, 7)) for time in range(1, 4)]
+    with pytest.raises(AssertionError, match=r"These are wrong .*build/mark.txt"):
+        siege.play(schedule)
+
+
+def test_a_file_outside_that_is_touched_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputdir, "_kept", lambda recipe: recipe.parent / ".winml-dag" / recipe.name)
+    with pytest.raises(AssertionError, match=r"Files were touched that are none of the build's: .*build_manifest.json"):
+        siege.play([Build(), Do("bookkeeping_leads_outside"), Build()])
+
+
+def test_a_build_that_fails_although_nothing_is_in_its_way_is_found(
+    siege: Siege, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Do, "may_block", False)
+    with pytest.raises(AssertionError, match="Nothing was in the way"):
+        siege.play([Do("remove_input")])
+
+
+def test_a_traceback_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> Path:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(outputdir, "_kept", fail)
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        siege.play([Build()])
+
+
+def test_moves_happen_in_the_middle_of_a_build(siege: Siege) -> None:
+    """Else a schedule would prove nothing of it."""
+    before = (siege.site.project / TWIN).read_text()
+    moves = [At("call", 9, Do("set_variable", 7)), At("after place", 1, Do("edit_twin", 7))]
+    siege.disturb(Build(during=(*moves, At("before start", 2, Do("edit_in_the_past", 7)))))
+    assert (siege.site.root / "variable").read_text() == "7"
+    assert (siege.site.project / TWIN).read_text() != before
+    assert (siege.site.project / "src/a.txt").read_text() == TEXTS[1]

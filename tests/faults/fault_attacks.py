@@ -1,0 +1,21 @@
+"""Edits, kills and builds of a project in random order, also in the middle of builds: see ``tests/attacks``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fault_lab import Lab
+
+sys.path.append(str(Path(__file__).parents[1] / "attacks"))
+
+from attack_schedule import prepare, steps
+
+
+def attacks(lab: Lab) -> Iterator[None]:
+    """Each is one step of a schedule. A schedule that fails is made as small as it gets."""
+    prepare(lab.folder)
+    while True:
+        for _ in range(steps(lab.folder, lab.chance.getrandbits(32))):
+            yield
