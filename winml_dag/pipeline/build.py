@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Observer, StageResult, Status
@@ -18,8 +21,8 @@ from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, whole
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
+from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.outputs import prepare_folder, refuse_file
-from winml_dag.pipeline.refused import with_refused
 from winml_dag.pipeline.search import completed
 from winml_dag.pipeline.visible import visible_files
 from winml_dag.store.local import LocalStore
@@ -29,6 +32,34 @@ if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.pipeline.cluster.cluster import Cluster
     from winml_dag.pipeline.userstages.folder import UserFolder
+
+
+# What a stage put out whose result a build refused: laid where its reader finds it, as the output folder stays what it
+# was.
+
+
+def with_refused(results: Iterable[StageResult], store: LocalStore) -> Iterator[StageResult]:
+    """*results*, those that were refused with the file that says why."""
+    for result in results:
+        kept = _kept(result, store) if result.status is Status.FAILED and result.record is not None else None
+        yield result if kept is None else replace(result, kept=kept)
+
+
+def _kept(result: StageResult, store: LocalStore) -> Path | None:
+    """Beside the logs of failures. None where there is no such file, or no room for it."""
+    assert result.record is not None
+    name = STAGE_FILE.get(result.node.stage.name)
+    entry = next((file for file in result.record.files() if file.name == name), None)
+    if entry is None:
+        return None
+    kept = store.failures / f"{result.node.stage.name}-{result.record.cache_key[:16]}{Path(entry.name).suffix}"
+    with suppress(OSError):
+        store.failures.mkdir(parents=True, exist_ok=True)
+        store.bring((entry,))
+        shutil.copyfile(store.blobs.path(entry.digest), kept)
+        return kept
+    return None
+
 
 # A blob that is damaged again after its stage has run anew is a matter for its owner, not for another try.
 _TRIES = 3

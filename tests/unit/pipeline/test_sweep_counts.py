@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.pipeline.sweep.counts import between, next_counts
+from winml_dag.pipeline.sweep.search import between, next_counts
 
 # Whether the bounds hold, by how many nodes are kept, from 1 on: any course of quality at all.
 COURSES = st.lists(st.booleans(), min_size=1, max_size=60)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from winml_dag.pipeline.sweep.kept import FLOAT, SIXTEEN, Keeping, with_kept
+from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Keeping, with_kept
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe
 

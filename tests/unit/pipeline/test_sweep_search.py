@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from winml_dag.pipeline.sweep.kept import FLOAT, SIXTEEN, Keeping
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus
-from winml_dag.pipeline.sweep.search import Hunt, Ranked, hunt_together
+from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Hunt, Keeping, Ranked, hunt_together
 from winml_dag.recipe.goal import Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe

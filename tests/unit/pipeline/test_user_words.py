@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.engine.command import fill
-from winml_dag.pipeline.userstages.words import placeholders, plain_words
+from winml_dag.pipeline.userstages.plan import placeholders, plain_words
 
 
 @pytest.mark.parametrize(

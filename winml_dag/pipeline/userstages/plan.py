@@ -5,12 +5,14 @@ Everything is looked up first, all problems are told at once, and then all files
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.command import config_texts, fill
+from winml_dag.engine.command import PLACEHOLDER, config_texts, fill
 from winml_dag.engine.function import CALL
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
 from winml_dag.engine.toolchain import versions
@@ -20,12 +22,44 @@ from winml_dag.pipeline.userstages.links import Links, taken_files
 from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
-from winml_dag.pipeline.userstages.words import placeholders, plain_words
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.findings import Findings
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.fingerprints import Fingerprints
+
+# The texts of a command: what its placeholders stand for, and which files of the project it names besides.
+#
+# A command that names its script in plain words reads it all the same, so that it is an input whether it is declared or
+# not; otherwise an edit of the script would not be noticed.
+
+
+_WORD = re.compile(r"[^\s'\"`();|&<>=,:$\[\]{}*?!#]+")
+
+
+def placeholders(argument: str) -> Iterator[tuple[str, str]]:
+    """(section, name) of each placeholder in *argument*."""
+    if "{" in argument:
+        for match in PLACEHOLDER.finditer(argument):
+            if match[1]:
+                yield match[1], match[2]
+
+
+def plain_words(arguments: Iterable[str]) -> Iterator[str]:
+    """Whatever in *arguments* might name a file: words between white space and what shells divide words by.
+
+    Placeholders are none of them. An argument is also taken whole, since a name may have blanks in it.
+    """
+    for argument in arguments:
+        yield from _words(argument)
+
+
+@cache
+def _words(argument: str) -> tuple[str, ...]:
+    text = PLACEHOLDER.sub("\0 \0", argument)
+    words = [word for word in _WORD.findall(text) if "\0" not in word and word[0] != "-"]
+    return (*words, argument) if "\0" not in text and argument not in words and len(argument) < 256 else tuple(words)
+
 
 _ANY = InputSlot(None)
 _COMMAND = Stage("command", 1, "", "", {}, {}, works_in_place=True)
