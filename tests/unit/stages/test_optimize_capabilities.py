@@ -23,7 +23,6 @@ _TESTED_ELSEWHERE = {
     "clamp_constant_values",
     "remove_isnan_in_attention_mask",
     "reshape_mergedreshape",
-    "bias_softmax_fusion",
     "unsqueeze_elimination",
 }
 

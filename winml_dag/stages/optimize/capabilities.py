@@ -274,10 +274,9 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "com.microsoft/FusedMatMul",
             into=("com.microsoft/FusedMatMul", "Mul", "Div"),
         ),
-        "bias_softmax_fusion": Capability(
-            "Fuse Add and Softmax into com.microsoft BiasSoftmax. Left to GPU providers, which do it when they load a "
-            "model: no other could run the result.",
-            by=NOBODY,
+        "bias_softmax_fusion": _left(
+            "Fuse Add and Softmax into com.microsoft BiasSoftmax.",
+            "onnxruntime fuses these for GPU providers only, when it loads a model; no other could run the result",
         ),
         "embed_layer_norm_fusion": _left(
             "Fuse the sum of embeddings and its layer normalization.",

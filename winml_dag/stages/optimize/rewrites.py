@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from winml_dag.stages.optimize import (
     attention,
-    bias_softmax,
     channel_layer_norm,
     clamp_constants,
     concat_slice,
@@ -59,5 +58,4 @@ REWRITES: Mapping[str, Rewrite] = {
     "highdimRTR_lowdimRTR": high_rank_transpose.apply,
     "reshape_mergedreshape": reshape_chain.apply,
     "gelu_approximation": gelu.approximate,
-    "bias_softmax_fusion": bias_softmax.apply,
 }
