@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.extended import run_alone
-from winml_dag.stages.optimize.rewrites import REWRITES
+from winml_dag.stages.optimize.rewriting import rewrite_named
 from winml_dag.stages.optimize.selection import Selection
 
 
@@ -40,9 +40,9 @@ def apply_capabilities(source: Path, chosen: Selection, target: OptimizeTarget) 
         capability = CATALOG[name]
         if reason := _why_left(name, target):
             applied[name], left[name] = 0, reason
-        elif capability.extended or name in REWRITES:
+        elif capability.extended or capability.rewrite:
             possible.append(name)
-    for is_rewrite, group in groupby(possible, key=REWRITES.__contains__):
+    for is_rewrite, group in groupby(possible, key=lambda name: bool(CATALOG[name].rewrite)):
         names = tuple(group)
         if is_rewrite:
             step = _rewrite(path, names, target)
@@ -64,7 +64,7 @@ def _why_left(name: str, target: OptimizeTarget) -> str:
 
 def _rewrite(source: Path, names: tuple[str, ...], target: OptimizeTarget) -> Applied:
     model = ir.load(source)
-    outcomes = {name: REWRITES[name](model, target) for name in names}
+    outcomes = {name: rewrite_named(CATALOG[name].rewrite)(model, target) for name in names}
     applied = {name: outcome.changes for name, outcome in outcomes.items()}
     left = {name: outcome.left for name, outcome in outcomes.items()}
     if not any(applied.values()):

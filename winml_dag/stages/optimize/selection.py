@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from winml_dag.errors import RecipeError
-from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.recipe.capabilities import CATALOG
 
 WHOLE = "ort_graph_optimization"
 # Transformers of the portable level that have no capability of their own; a name that onnxruntime does not know is

@@ -13,10 +13,10 @@ from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.metadata import canonicalise, carry_metadata
 from winml_dag.onnxmodel.tags import carry_tags, tag_of
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.discovered import Discovered
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.optimize.applying import apply_capabilities
-from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.optimize.portable import IN_HALF_PRECISION, HalfPrecisionError, to_portable_level
 from winml_dag.stages.optimize.selection import WHOLE, Selection, select
 from winml_dag.stages.optimize.unfit import refuse_unfit

@@ -1,8 +1,8 @@
-"""The capabilities (named optimizations) that the optimize stage knows, by winml-cli's names in Python.
+"""The capabilities (named optimizations) that a recipe may switch on or off, by winml-cli's names in Python.
 
-Told without importing onnx, since plans and ``--list-capabilities`` need it; the work behind the names is in
-:mod:`winml_dag.stages.optimize.rewrites`. What a choice of them comes to is in
-:mod:`winml_dag.stages.optimize.selection`.
+Each is one row of :data:`CATALOG`, which names who does it: onnxruntime's transformers, or a rewrite, a function of a
+module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, since recipes, plans and ``--list-capabilities``
+read the catalog. What a choice of capabilities comes to is in :mod:`winml_dag.stages.optimize.selection`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Literal
 By = Literal["onnxruntime", "onnxscript", "nobody"]
 
 ORT: Final = "onnxruntime"
-# The rewriter is onnxscript's; where it has no fitting rule, the rule is ours.
+# onnxscript's rewriter; where it has no fitting rule, the rule is ours.
 REWRITER: Final = "onnxscript"
 NOBODY: Final = "nobody"
 
@@ -26,7 +26,7 @@ class Capability:
 
     Attributes:
         description: what it does, for people.
-        by: who does it.
+        rewrite: the function that does it, ``module:function``, in a module of :mod:`winml_dag.stages.optimize`.
         default: whether it is on when nobody says anything.
         makes: operators outside the ONNX standard that it may put in. Where the target takes none, it gives a standard
             form (``has_standard_form``) or leaves the model as it is.
@@ -42,7 +42,7 @@ class Capability:
     """
 
     description: str
-    by: By = REWRITER
+    rewrite: str = ""
     default: bool = False
     makes: tuple[str, ...] = ()
     has_standard_form: bool = False
@@ -54,6 +54,13 @@ class Capability:
     into: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
     left: str = ""
+
+    @property
+    def by(self) -> By:
+        """Who does it."""
+        if self.left:
+            return NOBODY
+        return REWRITER if self.rewrite or self.same_as else ORT
 
     @property
     def form_depends_on_domain(self) -> bool:
@@ -72,7 +79,7 @@ _GEMM = ("MatMulAddFusion",)
 
 
 def _portable(description: str, *transformers: str) -> Capability:
-    return Capability(description, by=ORT, default=True, portable=transformers)
+    return Capability(description, default=True, portable=transformers)
 
 
 def _extended(
@@ -85,13 +92,11 @@ def _extended(
     waits: tuple[str, ...] = (),
 ) -> Capability:
     makes = () if made in ("Split", "Slice") else (made,)
-    return Capability(
-        description, by=ORT, extended=transformer, into=into or (made,), makes=makes, needs=needs, waits=waits
-    )
+    return Capability(description, extended=transformer, into=into or (made,), makes=makes, needs=needs, waits=waits)
 
 
 def _left(description: str, why: str) -> Capability:
-    return Capability(description, by=NOBODY, left=why)
+    return Capability(description, left=why)
 
 
 def _alias(name: str) -> Capability:
@@ -106,7 +111,6 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "ort_graph_optimization": Capability(
             "onnxruntime's portable level as a whole: removes what has no effect and fuses within the ONNX standard. "
             "Off, only the capabilities that are switched on by name are done, and constant_folding.",
-            by=ORT,
             default=True,
         ),
         "constant_folding": _portable("Compute what depends on constants only.", "ConstantFolding"),
@@ -132,42 +136,67 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         ),
         "deduplicate_opset_imports": _portable("State every opset once. Always done."),
         "clamp_constant_values": Capability(
-            "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50."
+            "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50.",
+            rewrite="attention:clamp_constants",
         ),
-        "remove_isnan_in_attention_mask": Capability("Remove the guards that replace NaN by 0 after a Softmax."),
-        "omit_empty_resize_inputs": Capability("Leave out the empty roi and scales of a Resize."),
+        "remove_isnan_in_attention_mask": Capability(
+            "Remove the guards that replace NaN by 0 after a Softmax.", rewrite="attention:remove_nan_guards"
+        ),
+        "omit_empty_resize_inputs": Capability(
+            "Leave out the empty roi and scales of a Resize.", rewrite="operators:omit_empty_resize_inputs"
+        ),
         "resize_tf_half_pixel_for_nn_to_asymmetric": Capability(
-            "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same."
+            "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same.",
+            rewrite="operators:asymmetric_resize",
         ),
         "approximate_cubic_resize_with_linear": Capability(
-            "Make a cubic Resize linear. The values change: the picture becomes softer."
+            "Make a cubic Resize linear. The values change: the picture becomes softer.",
+            rewrite="operators:linear_resize",
         ),
-        "prelu_to_relu": Capability("Spell a PRelu with constant slope out: Relu(x) - slope * Relu(-x)."),
-        "gathernd_to_reshape": Capability("Make a GatherND that takes everything in order a Reshape."),
-        "dft_to_matmul": Capability("Compute a DFT of fixed length by products with constant matrices."),
+        "prelu_to_relu": Capability(
+            "Spell a PRelu with constant slope out: Relu(x) - slope * Relu(-x).", rewrite="operators:prelu_to_relu"
+        ),
+        "gathernd_to_reshape": Capability(
+            "Make a GatherND that takes everything in order a Reshape.", rewrite="operators:gather_nd_to_reshape"
+        ),
+        "dft_to_matmul": Capability(
+            "Compute a DFT of fixed length by products with constant matrices.", rewrite="linear:dft_to_matmul"
+        ),
         "static_split_to_slice": Capability(
-            "Make a Split with known sizes one Slice for each part.", excludes=("gather_slice_to_split_fusion",)
+            "Make a Split with known sizes one Slice for each part.",
+            rewrite="operators:split_to_slices",
+            excludes=("gather_slice_to_split_fusion",),
         ),
-        "concat_slice_elimination": Capability("Take a part of a Concat itself, where a Slice takes it out again."),
+        "concat_slice_elimination": Capability(
+            "Take a part of a Concat itself, where a Slice takes it out again.",
+            rewrite="operators:remove_slices_of_concat",
+        ),
         "exp_positive_scale_folding": Capability(
-            "Take a positive constant factor after Exp into the constant that is added before it."
+            "Take a positive constant factor after Exp into the constant that is added before it.",
+            rewrite="operators:fold_scale_into_exp",
         ),
         "attention_expandedattention": Capability(
-            "Spell the standard's Attention (opset 23) out with MatMul and Softmax, the scale on both factors."
+            "Spell the standard's Attention (opset 23) out with MatMul and Softmax, the scale on both factors.",
+            rewrite="attention:expand_attention",
         ),
         "conv_channel_affine_folding": Capability(
-            "Take what is multiplied or added by channel, or as one number, into the Conv before it."
+            "Take what is multiplied or added by channel, or as one number, into the Conv before it.",
+            rewrite="linear:fold_affine_into_conv",
         ),
         "conv_add_batch_normalization_folding": Capability(
             "Take a BatchNormalization behind a Conv and an Add into the Conv, its scale onto the other summand.",
+            rewrite="linear:fold_batch_norm_of_sum_into_conv",
             waits=("ConvAddFusion",),
         ),
         "add_conv_batch_normalization_folding": _alias("conv_add_batch_normalization_folding"),
         "layer_norm_fusion": Capability(
-            "Fuse a layer normalization that is spelled out into LayerNormalization.", portable=("LayerNormFusionL1",)
+            "Fuse a layer normalization that is spelled out into LayerNormalization.",
+            rewrite="normalization:fuse_layer_norm",
+            portable=("LayerNormFusionL1",),
         ),
         "layernormalization_singlelayernorm": Capability(
             "Fuse a layer normalization over one axis that is not the last into LayerNormalization and two Transpose.",
+            rewrite="normalization:fuse_layer_norm_of_any_axis",
             needs=("layer_norm_fusion",),
         ),
         "layernormpow_singlelayernorm": _alias("layernormalization_singlelayernorm"),
@@ -175,40 +204,62 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "fuse_rmsnorm": Capability(
             "Fuse a root mean square normalization that is spelled out: below opset 23 into LpNormalization, which has "
             "no epsilon, else into RMSNormalization.",
+            rewrite="normalization:fuse_rms_norm",
             excludes=("simplified_layer_norm_fusion",),
         ),
         "gelu_fusion": Capability(
             "Fuse a GELU that is spelled out, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
             "operators, where the target allows those.",
+            rewrite="normalization:fuse_gelu",
             makes=("com.microsoft/Gelu", "com.microsoft/FastGelu"),
             has_standard_form=True,
             portable=("GeluFusionL1",),
         ),
         "fast_gelu_fusion": Capability(
-            "As gelu_fusion, of the form with tanh only.", makes=("com.microsoft/FastGelu",), has_standard_form=True
+            "As gelu_fusion, of the form with tanh only.",
+            rewrite="normalization:fuse_tanh_gelu",
+            makes=("com.microsoft/FastGelu",),
+            has_standard_form=True,
         ),
-        "gelu_singlegelu": Capability("As gelu_fusion, of the exact form only, and into the standard's Gelu only."),
+        "gelu_singlegelu": Capability(
+            "As gelu_fusion, of the exact form only, and into the standard's Gelu only.",
+            rewrite="normalization:fuse_erf_gelu_in_standard",
+        ),
         "gelu1_singlegelu": _alias("gelu_singlegelu"),
         "gelu2_singlegelu": _alias("gelu_singlegelu"),
         "gelu3_singlegelu": _alias("gelu_singlegelu"),
         "gelu4_singlegelu": _alias("gelu_singlegelu"),
-        "matmuladd_conv2d4d": Capability("Turn MatMul and Add of four dimensions into a Conv of 1x1.", waits=_GEMM),
-        "matmuladd_conv2d3d": Capability("Turn MatMul and Add of three dimensions into a Conv of 1x1.", waits=_GEMM),
-        "matmuladd_conv2d2d": Capability("Turn MatMul and Add of two dimensions into a Conv of 1x1.", waits=_GEMM),
+        "matmuladd_conv2d4d": Capability(
+            "Turn MatMul and Add of four dimensions into a Conv of 1x1.",
+            rewrite="linear:linear_4d_to_conv",
+            waits=_GEMM,
+        ),
+        "matmuladd_conv2d3d": Capability(
+            "Turn MatMul and Add of three dimensions into a Conv of 1x1.",
+            rewrite="linear:linear_3d_to_conv",
+            waits=_GEMM,
+        ),
+        "matmuladd_conv2d2d": Capability(
+            "Turn MatMul and Add of two dimensions into a Conv of 1x1.", rewrite="linear:linear_2d_to_conv", waits=_GEMM
+        ),
         "matmul_add_fusion": Capability(
             "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.",
+            rewrite="linear:linear_to_gemm",
             portable=_GEMM,
         ),
         "matmuladd_reshapegemm": _alias("matmul_add_fusion"),
         "highdimRTR_lowdimRTR": Capability(
             "Merge axes that stay together, where a Reshape to five dimensions or more, a Transpose and a Reshape "
-            "follow each other."
+            "follow each other.",
+            rewrite="operators:lower_rank_of_transpose",
         ),
         "reshape_mergedreshape": Capability(
-            "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape."
+            "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape.",
+            rewrite="operators:merge_reshapes",
         ),
         "attention_fusion": Capability(
             "Fuse an attention block with separate heads into com.microsoft MultiHeadAttention.",
+            rewrite="attention:fuse_attention",
             makes=("com.microsoft/MultiHeadAttention",),
             waits=_GEMM,
         ),
@@ -248,6 +299,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "gelu_approximation": Capability(
             "Compute GELU with tanh, which differs by up to 5e-4: the standard's Gelu says so, com.microsoft's become "
             "FastGelu.",
+            rewrite="normalization:approximate_gelu",
             makes=("com.microsoft/FastGelu",),
             has_standard_form=True,
             needs=("gelu_fusion",),
