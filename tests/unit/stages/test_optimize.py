@@ -16,7 +16,7 @@ from optimize_samples import assert_same_results, feeds, graph, optimize, output
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages.optimize import OptimizeConfig
-from winml_dag.stages.optimize.work import run
+from winml_dag.stages.optimize.apply import run
 
 BLOCK = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
     <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
@@ -272,7 +272,7 @@ def test_skipping_is_advised_only_where_that_can_help(tmp_path: Path, text: str,
 
 def test_an_optimization_that_leaves_the_standard_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    monkeypatch.setattr("winml_dag.stages.optimize.portable._LEVEL", extended)
+    monkeypatch.setattr("winml_dag.stages.optimize.levels._PORTABLE_LEVEL", extended)
     with pytest.raises(StageError, match=r"com\.microsoft"):
         optimize(tmp_path, _block())
 

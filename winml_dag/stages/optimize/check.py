@@ -19,11 +19,9 @@ from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.subgraphs import graphs_of
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.applying import apply_capabilities
-from winml_dag.stages.optimize.extended import run_alone
-from winml_dag.stages.optimize.portable import to_portable_level
+from winml_dag.stages.optimize.apply import apply_capabilities, refuse_unfit
+from winml_dag.stages.optimize.levels import run_alone, to_portable_level
 from winml_dag.stages.optimize.selection import Selection, select
-from winml_dag.stages.optimize.unfit import refuse_unfit
 
 
 @dataclass(frozen=True)
