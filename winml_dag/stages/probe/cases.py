@@ -250,3 +250,11 @@ def _point(conversion: Node, scope: Scope) -> str:
     """The integer type of a conversion: that of its zero point, uint8 without one."""
     point = scope.constants.get(conversion.inputs[2]) if len(conversion.inputs) > 2 else None
     return "uint8" if point is None else dtype_name(point.data_type)
+
+
+def turned_attributes(split: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[str, AttributeValue], ...]:
+    """Of a Reshape to *split*, a Transpose by *order* and a Reshape. An axis of size 1 that stays in its place can be
+    left out.
+    """
+    still = sum(size == 1 and order[place] == place for place, size in enumerate(split))
+    return ("rank", len(split)), ("still", min(still, 1)), ("wide", sum(size != 1 for size in split))

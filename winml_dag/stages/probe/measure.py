@@ -141,11 +141,8 @@ def _write(file: IO[str], row: dict[str, object]) -> None:
 
 
 def _drawn(wanted: Measurements, number: int) -> Sample | None:
-    from winml_dag.stages.probe.samples.cells import cell_sample
-    from winml_dag.stages.probe.samples.core import core_sample
-    from winml_dag.stages.probe.samples.draw import OTHER_SIZES, SIZES
-    from winml_dag.stages.probe.samples.every import sample
-    from winml_dag.stages.probe.samples.exports import exports_sample
+    from winml_dag.stages.probe.samples.draft import OTHER_SIZES, SIZES
+    from winml_dag.stages.probe.samples.every import cell_sample, core_sample, exports_sample, sample
 
     sizes = OTHER_SIZES if wanted.held_back else SIZES
     if wanted.of == "cells":
@@ -158,10 +155,9 @@ def _drawn(wanted: Measurements, number: int) -> Sample | None:
 
 def _measure_here(wanted: Measurements, rows: Path) -> None:
     """What the process does that may crash."""
-    from winml_dag.stages.probe.again import confirmed
-    from winml_dag.stages.probe.attempt import attempt
-    from winml_dag.stages.probe.readback import case_of_model
-    from winml_dag.stages.probe.samples.doubted import doubted
+    from winml_dag.stages.probe.attempt import attempt, confirmed
+    from winml_dag.stages.probe.onenode import case_of_model
+    from winml_dag.stages.probe.samples.every import doubted
 
     options = complete_options(wanted.target, {})
     tables = [read_table(path) for path in wanted.doubted_by]
