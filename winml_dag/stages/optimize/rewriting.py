@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OrValue, RewriteRule, RewriteRuleClassBase, RewriteRuleSet, Var
 
@@ -33,6 +35,18 @@ Operand: TypeAlias = Var | float
 
 # Changes the model in place. With 0 changes it has not touched it: the file will be the same bytes as without it.
 Rewrite = Callable[[ir.Model, OptimizeTarget], Outcome]
+
+
+def rewrite_file(source: Path, destination: Path, names: Sequence[str], target: OptimizeTarget) -> list[Outcome]:
+    """Apply the rewrites *names* to the model *source*, in this order; write *destination* if anything changes."""
+    model = ir.load(source)
+    outcomes = [rewrite_named(name)(model, target) for name in names]
+    if any(outcome.changes for outcome in outcomes):
+        # onnxruntime keeps nodes whose results have no reader.
+        RemoveUnusedNodesPass()(model)
+        # The untouched weights stay where they are, in the data file of the source.
+        ir.save(model, destination)
+    return outcomes
 
 
 def rewrite_named(name: str) -> Rewrite:
