@@ -27,18 +27,18 @@ class Capability:
     Attributes:
         description: what it does, for people.
         rewrite: the function that does it, ``module:function``, in a module of :mod:`winml_dag.stages.optimize`.
-        default: whether it is on when nobody says anything.
-        makes: operators outside the ONNX standard that it may put in. Where the target takes none, it gives a standard
-            form (``has_standard_form``) or leaves the model as it is.
-        has_standard_form: what it makes depends on the opset and the target.
+        default: whether it is on unless a recipe switches it off.
+        makes: operators outside the ONNX standard that it may insert. Where the target takes the standard only, it uses
+            a form of the standard (``has_standard_form``) or leaves the model as it is.
+        has_standard_form: whether it has a form in the standard; which one it uses depends on opset and target.
         needs: capabilities that are switched on with it.
         excludes: capabilities that would undo it.
         same_as: the capability that this is another name of.
         portable: onnxruntime's transformers of the portable level that do it or a part of it; ``false`` takes them out.
         extended: onnxruntime's transformer beyond that level.
-        into: operators that it puts in, or takes out, once for each place: the first whose number changes counts.
-        waits: transformers of the portable level that would take away what it looks for, and so come after it.
-        left: why nothing is done.
+        into: operators that it adds or removes, one for each place; the first whose number changes is counted.
+        waits: transformers of the portable level that would remove what it looks for, and so run after it.
+        left: why it does nothing; it is only a name then.
     """
 
     description: str
@@ -103,9 +103,8 @@ def _alias(name: str) -> Capability:
     return Capability(f"Another name of {name}.", same_as=name)
 
 
-# In the order in which they are applied: the value clean-ups first; then what brings a model closer to the standard's
-# own operators, each before what it might take a node from; onnxruntime's own operators last, since nothing of ours
-# looks for them.
+# In the order in which they are applied: rewrites of values first; then those towards the standard's own operators,
+# each before what it might take a node from; onnxruntime's own operators last, since no rewrite looks for them.
 CATALOG: Mapping[str, Capability] = MappingProxyType(
     {
         "ort_graph_optimization": Capability(

@@ -1,6 +1,4 @@
-"""From a node of a model to the case that it is. Whoever asks a table and whoever measures one come through here, so
-that both mean the same.
-"""
+"""From a node of a model to its case. Looking a case up and measuring it both use this, so that they mean the same."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class Scope:
 
     @classmethod
     def of(cls, model: Model, graph: Graph | None = None, values: Iterable[Value] = ()) -> Scope:
-        """Of *graph* of *model*, by default the outermost. *values* are types that were found out and not read."""
+        """Of *graph* of *model*, by default the outermost. *values* are types that were inferred."""
         graph = model.graph if graph is None else graph
         fed = {value.name for value in graph.inputs}
         constants = {tensor.name: tensor for tensor in graph.initializers if tensor.name not in fed}

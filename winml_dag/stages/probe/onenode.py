@@ -273,7 +273,7 @@ def one_node(case: Case, seed: int = 0) -> OneNode:
     """The model of *case*, with numbers of *seed*. Sizes that it leaves open are open, and fed as 2.
 
     Raises:
-        UnmakeableError: for a case with inner graphs, types or ranks that are not known, or types that numpy has not.
+        UnmakeableError: for a case with inner graphs, unknown types or ranks, or types that numpy does not have.
     """
     numbers = np.random.default_rng(seed)
     inputs = tuple(_array(case, at, operand, numbers) for at, operand in enumerate(case.inputs))

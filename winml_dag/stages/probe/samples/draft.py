@@ -161,7 +161,7 @@ _CHANNELS_FROM = 13
 
 
 class InvalidError(Exception):
-    """What was drawn is no model that ONNX allows."""
+    """What was drawn is not a valid ONNX model."""
 
 
 def settle(draft: Draft, draw: Draw) -> OneNode:
