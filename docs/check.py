@@ -28,9 +28,9 @@ from tables import join
 from winml_dag.cli.main import cli
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline import remoteconfig
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.load import parse_recipe
 from winml_dag.recipe.matrix import load_sweep
-from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.problems import problems
 from winml_dag.recipe.reading import read_text
 
@@ -183,7 +183,7 @@ def _is_known_field(names: list[str]) -> bool:
     if {"onnx", "json"} & {*names} or names[0] not in {*known, "optim"}:
         return True
     if names[0] == "optim":
-        return names[1:] == [name for name in names[1:] if name in CAPABILITIES]
+        return names[1:] == [name for name in names[1:] if name in CATALOG]
     path = ""
     for name in names:
         section = known.get(path)

@@ -30,11 +30,11 @@ from winml_dag.pipeline.layout import VISIBLE_OUTPUTS
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
 from winml_dag.pipeline.variant import LINE
 from winml_dag.recipe import precision
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.bounds import MINIMUM_COSINE
 from winml_dag.stages.export.components import COMPOSITES
 from winml_dag.stages.export.tasks import TASKS
-from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.stages.quality import USUAL_COSINE
 
 

@@ -26,7 +26,7 @@ import os, sys
 
 class Hang:
     def find_spec(self, name, path=None, target=None):
-        if name == "winml_dag.stages.optimize.work":
+        if name == "winml_dag.stages.optimize.apply":
             lab = os.environ["HANG_IN"]
             try:
                 os.rename(lab + "/wanted", lab + "/taken")

@@ -26,7 +26,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.stages.optimize import OptimizeConfig
-from winml_dag.stages.optimize.work import run
+from winml_dag.stages.optimize.apply import run
 
 RIGHT = "right"
 WRONG = "wrong"

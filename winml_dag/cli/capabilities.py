@@ -14,7 +14,7 @@ from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
-    from winml_dag.stages.optimize.capabilities import Capability
+    from winml_dag.recipe.capabilities import Capability
     from winml_dag.stages.optimize.check import Change, NodeName
 
 # Nodes of each kind that are named unless all are asked for.
@@ -22,7 +22,7 @@ _SHOWN = 3
 
 
 def tell_catalog(format_: str, *, rewrites_only: bool = False) -> int:
-    from winml_dag.stages.optimize.capabilities import CATALOG, REWRITER
+    from winml_dag.recipe.capabilities import CATALOG, REWRITER
 
     entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
     if format_ == "json":

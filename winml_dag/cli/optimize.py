@@ -17,15 +17,15 @@ from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
-from winml_dag.recipe.optim import CAPABILITIES
+from winml_dag.recipe.capabilities import CATALOG
 
 # Names as they are typed: in any case, with hyphens.
-_BY_WORD = {name.lower(): name for name in CAPABILITIES}
+_BY_WORD = {name.lower(): name for name in CATALOG}
 
 
 def _winml_cli_options(function: Any) -> Any:
     """``--enable-gelu-fusion`` and ``--disable-gelu-fusion``, as winml-cli spells them; help has the short form."""
-    for name in CAPABILITIES:
+    for name in CATALOG:
         word = name.replace("_", "-")
         function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)
     return function
@@ -98,7 +98,7 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     Raises:
         UsageError: for a capability that is switched both on and off.
     """
-    found: dict[str, JsonValue] = {name: options[name] for name in CAPABILITIES if options[name] is not None}
+    found: dict[str, JsonValue] = {name: options[name] for name in CATALOG if options[name] is not None}
     for option, on in (("enable", True), ("disable", False)):
         for given in options[option]:
             name = _BY_WORD.get(given.replace("-", "_").lower(), given)

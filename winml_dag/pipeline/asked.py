@@ -12,7 +12,7 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
-from winml_dag.recipe.optim import CAPABILITIES
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe
 from winml_dag.recipe.spelling import known_instead
@@ -74,8 +74,8 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]
 
 
 def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    if unknown := next((name for name in given if name not in CAPABILITIES), None):
-        raise RecipeError(f"optim: {unknown!r} is no optimization{known_instead(unknown, CAPABILITIES)}")
+    if unknown := next((name for name in given if name not in CATALOG), None):
+        raise RecipeError(f"optim: {unknown!r} is no optimization{known_instead(unknown, CATALOG)}")
     return given
 
 

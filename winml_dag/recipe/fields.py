@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.recipe.optim import CAPABILITIES
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.spelling import known_instead
 
@@ -100,8 +100,8 @@ def _check_precision(name: str) -> str:
 
 
 def _check_capability(name: str) -> str:
-    if name not in CAPABILITIES:
-        raise problem(f"unknown capability{known_instead(name, CAPABILITIES)}")
+    if name not in CATALOG:
+        raise problem(f"unknown capability{known_instead(name, CATALOG)}")
     return name
 
 

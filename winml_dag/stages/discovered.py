@@ -15,7 +15,7 @@ from pathlib import Path
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import StageError
-from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.recipe.capabilities import CATALOG
 
 FILE = "optimizations.json"
 NOTHING = Path(__file__).with_name(FILE)

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.load import parse_recipe
-from winml_dag.recipe.optim import CAPABILITIES
 from winml_dag.recipe.schema import Export, Loader, Recipe
 
 # A configuration as winml-cli writes it, with every field that it writes.
@@ -179,7 +179,7 @@ def test_random_weights_take_any_override_of_the_architecture() -> None:
 
 
 def test_every_flag_can_be_set_and_no_other() -> None:
-    assert recipe(optim=dict.fromkeys(CAPABILITIES, True)).optim == dict.fromkeys(CAPABILITIES, True)
+    assert recipe(optim=dict.fromkeys(CATALOG, True)).optim == dict.fromkeys(CATALOG, True)
     with pytest.raises(ValidationError, match="unknown capability; did you mean 'gelu_fusion'"):
         recipe(optim={"gelu_fusionn": True})
 

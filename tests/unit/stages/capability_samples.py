@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from optimize_samples import TOLERANCE, graph
 
-from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.recipe.capabilities import CATALOG
 
 # All that may be on at once and keeps the values.
 TOGETHER = tuple(

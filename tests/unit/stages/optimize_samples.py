@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
-from winml_dag.stages.optimize.work import run
+from winml_dag.stages.optimize.apply import run
 
 # What float32 loses when the same sums are taken in another order or by another formula.
 TOLERANCE = 2e-5

@@ -13,7 +13,7 @@ import pytest
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze.patterns import find_all
-from winml_dag.stages.optimize.portable import to_portable_level
+from winml_dag.stages.optimize.levels import to_portable_level
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 torch = pytest.importorskip("torch")

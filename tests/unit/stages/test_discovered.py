@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.errors import StageError
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages import discovered
 from winml_dag.stages.discovered import Discovered
-from winml_dag.stages.optimize.capabilities import CATALOG
 
 FORMED = next(name for name, capability in CATALOG.items() if capability.form_depends_on_domain)
 FORMLESS = next(name for name, capability in CATALOG.items() if not capability.form_depends_on_domain)

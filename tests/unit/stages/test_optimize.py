@@ -16,7 +16,7 @@ from optimize_samples import assert_same_results, feeds, graph, optimize, output
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages.optimize import OptimizeConfig
-from winml_dag.stages.optimize.work import run
+from winml_dag.stages.optimize.apply import run
 
 BLOCK = """agraph (float[2, 6, 8] x, int64[2, 1, 6] mask) => (float[2, 6, 8] y)
     <float lowest = {-3.4028235e38}, float one = {1}, float three = {3}, float cubic = {0.044715},
@@ -272,7 +272,7 @@ def test_skipping_is_advised_only_where_that_can_help(tmp_path: Path, text: str,
 
 def test_an_optimization_that_leaves_the_standard_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    monkeypatch.setattr("winml_dag.stages.optimize.portable._LEVEL", extended)
+    monkeypatch.setattr("winml_dag.stages.optimize.levels._PORTABLE_LEVEL", extended)
     with pytest.raises(StageError, match=r"com\.microsoft"):
         optimize(tmp_path, _block())
 
@@ -284,4 +284,10 @@ def test_an_unknown_capability_is_refused(tmp_path: Path) -> None:
 
 def test_asking_what_capabilities_there_are_imports_no_onnx() -> None:
     code = "import sys, winml_dag.stages.optimize.selection; print([m for m in ('onnx', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_model_without_rewrites_does_not_wait_for_the_rewriter() -> None:
+    heavy = ("onnxscript", "onnx_ir")
+    code = f"import sys, winml_dag.stages.optimize.apply; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

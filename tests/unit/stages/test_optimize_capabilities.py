@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from optimize_samples import assert_same_results, graph, optimize, outputs
 
 from winml_dag.errors import RecipeError
-from winml_dag.recipe.optim import CAPABILITIES
-from winml_dag.stages.optimize.capabilities import CATALOG
-from winml_dag.stages.optimize.high_rank_transpose import merged
-from winml_dag.stages.optimize.rewrites import REWRITES
+from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.stages.optimize.merged_axes import merged
+from winml_dag.stages.optimize.rewriting import rewrite_named
 from winml_dag.stages.optimize.selection import WHOLE, select
 
+# The level as a whole, and what it always does.
+_NOTHING_OF_ITS_OWN = {WHOLE, "deduplicate_opset_imports"}
 # Which of onnxruntime's own passes on the portable level undoes them, or does them as well, is told in their places.
 _TESTED_ELSEWHERE = {
     "clamp_constant_values",
     "remove_isnan_in_attention_mask",
     "reshape_mergedreshape",
-    "bias_softmax_fusion",
     "unsqueeze_elimination",
 }
 
@@ -64,18 +64,16 @@ def test_one_alone_can_be_done_of_the_portable_level(tmp_path: Path, name: str, 
     assert optimize(tmp_path, sample.model, name, off=sorted(off)).ops == optimize(tmp_path, sample.model).ops
 
 
-def test_recipes_and_the_stage_know_the_same_names() -> None:
-    assert set(CATALOG) == set(CAPABILITIES)
-    done = {name for name, entry in CATALOG.items() if not (entry.portable or entry.extended or entry.left)}
-    assert {name for name in done if not CATALOG[name].same_as and not CATALOG[name].default} == set(REWRITES) - {
-        name for name, entry in CATALOG.items() if entry.portable
-    }
+@pytest.mark.parametrize("name", [name for name, entry in CATALOG.items() if not entry.same_as])
+def test_every_capability_has_somebody_who_does_it_or_a_reason_why_not(name: str) -> None:
+    entry = CATALOG[name]
+    assert bool(entry.rewrite or entry.extended or entry.portable) is (not entry.left) or name in _NOTHING_OF_ITS_OWN
+    assert not entry.rewrite or callable(rewrite_named(entry.rewrite))
 
 
 def test_every_capability_that_does_something_has_a_model_here() -> None:
     nothing = {name for name, entry in CATALOG.items() if entry.left or entry.same_as}
-    always = {WHOLE, "deduplicate_opset_imports"}
-    assert set(CATALOG) - nothing - always - _TESTED_ELSEWHERE == {*SAMPLES, *PORTABLE}
+    assert set(CATALOG) - nothing - _NOTHING_OF_ITS_OWN - _TESTED_ELSEWHERE == {*SAMPLES, *PORTABLE}
 
 
 def test_an_unsqueeze_of_a_constant_goes_without_constant_folding_below_opset_13(tmp_path: Path) -> None:
@@ -325,7 +323,7 @@ class TestSelection:
         with pytest.raises(RecipeError, match=said):
             select(wanted)
 
-    @given(st.dictionaries(st.sampled_from(CAPABILITIES), st.booleans(), max_size=6))
+    @given(st.dictionaries(st.sampled_from(tuple(CATALOG)), st.booleans(), max_size=6))
     def test_the_essence_of_a_choice_is_a_choice_of_the_same_essence(self, wanted: dict[str, bool]) -> None:
         try:
             chosen = select(wanted)

@@ -319,10 +319,6 @@ class TestBiasSoftmaxFusion:
         assert result.content == optimize(tmp_path, graph(MASKED)).content
         assert "GPU providers" in str(result.metrics["left"])
 
-    def test_a_model_without_such_a_place_is_as_without_the_flag(self, tmp_path: Path) -> None:
-        model = graph("agraph (float[2, 8] x) => (float[2, 8] y) { y = Softmax<axis = -1>(x) }")
-        assert optimize(tmp_path, model, "bias_softmax_fusion").content == optimize(tmp_path, model).content
-
 
 def test_onnxruntime_still_cannot_run_a_bias_softmax_on_a_cpu() -> None:
     """The day it can, the flag can do something."""

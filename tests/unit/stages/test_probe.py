@@ -18,16 +18,12 @@ from winml_dag.ep.support.tables import table_files
 from winml_dag.ep.support.verdict import Level, Outcome
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.pipeline.probing import probe
-from winml_dag.stages.probe.again import confirmed
-from winml_dag.stages.probe.attempt import agree, attempt
+from winml_dag.stages.probe.attempt import agree, attempt, confirmed
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
-from winml_dag.stages.probe.fromcase import UnmakeableError, one_node
 from winml_dag.stages.probe.measure import Measurements, measure, read_rows
-from winml_dag.stages.probe.readback import case_of_model
-from winml_dag.stages.probe.samples.cells import cell_sample, cells
-from winml_dag.stages.probe.samples.draw import OTHER_SIZES
-from winml_dag.stages.probe.samples.every import drawn
-from winml_dag.stages.probe.samples.exports import exports_sample
+from winml_dag.stages.probe.onenode import UnmakeableError, case_of_model, one_node
+from winml_dag.stages.probe.samples.draft import OTHER_SIZES
+from winml_dag.stages.probe.samples.every import cell_sample, cells, drawn, exports_sample
 from winml_dag.store.local import LocalStore
 
 ON_CPU = Target(CPU, "cpu")

@@ -10,13 +10,13 @@ from winml_dag.canonical import JsonObject
 from winml_dag.ep.support.case import Case
 from winml_dag.ep.support.verdict import Level, Verdict
 from winml_dag.onnxmodel.graph import Node
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation
 from winml_dag.stages.analyze.judging import Judge
 from winml_dag.stages.analyze.lint import name_of
 from winml_dag.stages.analyze.patterns import PATTERNS, Match
 from winml_dag.stages.analyze.result import Judged, identifier, worst
 from winml_dag.stages.discovered import Discovered
-from winml_dag.stages.optimize.capabilities import CATALOG
 from winml_dag.store.quantities import counted
 
 _BETTER = {Level.UNSUPPORTED: 0, Level.PARTIAL: 1, Level.SUPPORTED: 2}

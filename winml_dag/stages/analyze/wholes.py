@@ -13,7 +13,7 @@ from winml_dag.stages.analyze.fusions import Situation
 from winml_dag.stages.analyze.judging import Judge
 from winml_dag.stages.analyze.patterns import Match
 from winml_dag.stages.analyze.result import Judged
-from winml_dag.stages.probe.wholes import turned_attributes
+from winml_dag.stages.probe.cases import turned_attributes
 
 Attributes = tuple[tuple[str, AttributeValue], ...]
 

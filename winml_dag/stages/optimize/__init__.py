@@ -1,6 +1,6 @@
 """optimize: the graph becomes smaller without leaving what every execution provider understands.
 
-This is the declaration; the work is in :mod:`winml_dag.stages.optimize.work`.
+This is the declaration; the work is in :mod:`winml_dag.stages.optimize.apply`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OptimizeConfig:
 OPTIMIZE = Stage(
     name="optimize",
     version=4,
-    work="winml_dag.stages.optimize.work:run",
+    work="winml_dag.stages.optimize.apply:run",
     config="winml_dag.stages.optimize:OptimizeConfig",
     inputs={
         "model": kinds.model_slot("optimized", kinds.FLOAT_MODEL),

@@ -1,29 +1,142 @@
-"""attention_fusion: an attention block with its heads taken apart becomes com.microsoft MultiHeadAttention.
-
-onnxscript's rules for that know what exporters write today; of onnxruntime's AttentionFusion, which makes one Attention
-with the weights of all three projections, no exported BERT or ViT has the pattern any more. They find scaled products
-first, as functions: those that become nothing else are inlined by onnxruntime's next pass, to what they were.
-"""
+"""Rewrites of attention blocks and their masks."""
 
 from __future__ import annotations
 
-import onnx_ir as ir
+import math
+from typing import Any
 
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnxscript.rewriter import MatchContext, RewriterContext
+from onnxscript.rewriter.pattern import OpsetPatternBuilder, RewriteRuleClassBase, Var
+
+from winml_dag.stages.infinity import EXEMPT, Infinity
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.rewrite import (
+from winml_dag.stages.optimize.rewriting import (
     Outcome,
+    apply_rules,
     constant,
+    if_any,
+    keeps_rank,
     known_shape,
     nodes_of,
+    number,
     replace_node,
     standard_opset,
 )
 
-_SHAPES_HAVE_A_START_SINCE = 15
+# -10000 is the smallest magnitude that models use for "minus infinity" (the first BERT). Positive constants of that
+# size are ordinary (the base of rotary embeddings is 10000 to 1e8), hence the other threshold.
+_INFINITY = Infinity(-1e4, 1e9)
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE})
+
+# A boolean mask hides with this: -inf would make a row that is hidden as a whole NaN.
+_HIDDEN = float(np.finfo(np.float32).min)
+
+_SHAPE_HAS_START_SINCE = 15
 _BEYOND = 2**31 - 1  # any rank
 
 
-def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
+def clamp_constants(model: ir.Model, _: OptimizeTarget) -> Outcome:
+    """Constants that stand for infinity become numbers that a quantized tensor can hold. A change is one initializer
+    or one attribute, in subgraphs too.
+
+    Static quantization does this by itself for values that are infinite in any model
+    (:mod:`winml_dag.stages.infinity`). This is for the whole model, and for numbers such as -10000, which only someone
+    who knows the model can tell from others. All huge values of one sign become the same number, so a graph that
+    compares a mask with its fill value still works.
+    """
+    changes = 0
+    for graph in model.graphs():
+        changes += sum(_clamp_initializer(value) for value in list(graph.initializers.values()))
+        changes += sum(_clamp_attributes(node) for node in graph if node.op_type not in EXEMPT)
+    return Outcome(changes)
+
+
+def _clamp_initializer(value: ir.Value) -> int:
+    tensor, graph = value.const_value, value.graph
+    uses = [use for use in value.uses() if use.node.op_type not in EXEMPT]
+    if tensor is None or graph is None or not uses or value.is_graph_input() or value.is_graph_output():
+        return 0
+    clamped = _clamped(tensor)
+    if clamped is None:
+        return 0
+    if len(uses) == len(value.uses()):
+        value.const_value = ir.tensor(clamped, name=value.name)
+        return 1
+    # Shared with a node that must keep it as it is.
+    name = f"{value.name}_clamped"
+    copy = ir.Value(name=name, shape=value.shape, type=value.type, const_value=ir.tensor(clamped, name=name))
+    graph.register_initializer(copy)
+    for use in uses:
+        use.node.replace_input_with(use.idx, copy)
+    return 1
+
+
+def _clamp_attributes(node: ir.Node) -> int:
+    changes = 0
+    for attribute in list(node.attributes.values()):
+        replacement = _clamped_attribute(attribute)
+        if replacement is not None:
+            node.attributes[attribute.name] = replacement
+            changes += 1
+    return changes
+
+
+def _clamped_attribute(attribute: ir.Attr) -> ir.Attr | None:
+    if attribute.is_ref():
+        return None
+    if attribute.type == ir.AttributeType.TENSOR:
+        clamped = _clamped(attribute.as_tensor())
+        return None if clamped is None else ir.AttrTensor(attribute.name, ir.tensor(clamped))
+    if attribute.type == ir.AttributeType.FLOAT:
+        values = _INFINITY.without(np.array([attribute.as_float()]))
+        return None if values is None else ir.AttrFloat32(attribute.name, float(values[0]))
+    if attribute.type == ir.AttributeType.FLOATS:
+        values = _INFINITY.without(np.array(attribute.as_floats()))
+        return None if values is None else ir.AttrFloat32s(attribute.name, values.tolist())
+    return None
+
+
+def _clamped(tensor: ir.TensorProtocol) -> NDArray[Any] | None:
+    """The values with the huge ones replaced; None when there are none."""
+    return None if tensor.dtype not in _FLOATS else _INFINITY.without(tensor.numpy())
+
+
+class _NanGuard(RewriteRuleClassBase):  # type: ignore[misc]
+    """``Where(IsNaN(scores), 0, scores)`` after a Softmax."""
+
+    def pattern(self, op: OpsetPatternBuilder, scores: Var, zero: Var) -> Var:
+        return op.Where(op.IsNaN(scores), zero, scores)
+
+    def check(self, context: MatchContext, scores: ir.Value, zero: ir.Value) -> bool:
+        producer = scores.producer()
+        if producer is None or producer.op_type != "Softmax" or not keeps_rank(context, scores):
+            return False
+        return number(zero) == 0
+
+    def rewrite(self, op: RewriterContext, scores: ir.Value, **_: ir.Value) -> ir.Value:
+        # The next pass of onnxruntime removes the Identity, unless its output is one of the graph's.
+        return op.Identity(scores)
+
+
+def remove_nan_guards(model: ir.Model, _: OptimizeTarget) -> Outcome:
+    """Remove the guards that replace NaN by 0 after a Softmax.
+
+    Such a guard acts only on a row that is masked as a whole with -inf (0/0). With finite masks
+    (:func:`clamp_constants`) it never does, and a compiler without IsNaN splits the graph there.
+    """
+    return Outcome(apply_rules(model, [_NanGuard.rule()]))
+
+
+def fuse_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
+    """An attention block with separate heads becomes com.microsoft MultiHeadAttention, by onnxscript's rules.
+
+    These know what exporters write today; the pattern of onnxruntime's AttentionFusion, which makes one Attention with
+    the weights of all three projections, is in no exported BERT or ViT any more. The rules first make scaled dot
+    products into functions; those that become nothing else are inlined by onnxruntime's next pass, to what they were.
+    """
     # Imported here: this alone takes as long as all other rewrites together.
     from onnxscript.rewriter.ort_fusions.mha import fuse_mha1, fuse_mha2
     from onnxscript.rewriter.ort_fusions.sdpa import fuse_sdpa
@@ -33,23 +146,23 @@ def apply(model: ir.Model, target: OptimizeTarget) -> Outcome:  # noqa: ARG001
         node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE for node in nodes_of(model, "Softmax")
     ):
         return Outcome(0, "attention blocks in double precision stay: MultiHeadAttention has none")
-    if not all(_with_three_dimensions(node) for node in nodes_of(model, "Reshape")):
+    if not all(_join_heads_in_three_dimensions(node) for node in nodes_of(model, "Reshape")):
         return Outcome(0, "attention blocks stay: the shapes behind them are not known")
     found = int(fuse_sdpa(model, apply_shape_inference=True))
     if not found:
         return Outcome(0)
     changes = int(fuse_mha1(model)) + int(fuse_mha2(model)) + int(replace_sdpa_by_mha(model))
-    if standard_opset(model) < _SHAPES_HAVE_A_START_SINCE:
+    if standard_opset(model) < _SHAPE_HAS_START_SINCE:
         for node in nodes_of(model, "Shape"):
-            _take_from_the_whole(node)
-    left = found - changes
-    return Outcome(changes, f"{left} attention blocks stay: their shapes are not known well enough" if left else "")
+            _slice_whole_shape(node)
+    return Outcome(changes, if_any(found - changes, "attention blocks stay: their shapes are not known well enough"))
 
 
-def _with_three_dimensions(node: ir.Node) -> bool:
-    """Join heads to three dimensions first, and then to what the Reshape *node* makes of them; False where that cannot
-    be. The rules take any Reshape behind the heads for one to three dimensions, and onnxruntime has merged it with the
-    one to two for a Gemm, as in GPT-2. What stays is merged again.
+def _join_heads_in_three_dimensions(node: ir.Node) -> bool:
+    """Where the Reshape *node* joins heads, join them to three dimensions first; False where that is not possible.
+
+    onnxscript's rules take any Reshape behind the heads for one to three dimensions, and onnxruntime has merged it with
+    the one to two for a Gemm, as in GPT-2. What is not fused is merged again.
     """
     heads = node.inputs[0].producer() if node.inputs[0] is not None else None
     turned = (
@@ -70,11 +183,57 @@ def _with_three_dimensions(node: ir.Node) -> bool:
     return True
 
 
-def _take_from_the_whole(node: ir.Node) -> None:
-    """The rules ask a Shape for some sizes, whatever the opset: in an older one that takes a Slice."""
+def _slice_whole_shape(node: ir.Node) -> None:
+    """onnxscript's rules use a Shape with start and end whatever the opset; before 15 that takes a Slice."""
     if not {"start", "end"}.intersection(node.attributes):
         return
     bounds = node.attributes.get_int("start", 0), node.attributes.get_int("end", _BEYOND)
     tape = ir.tape.Tape()
     start, end = (constant(tape, [each], ir.DataType.INT64) for each in bounds)
     replace_node(node, tape, [tape.op("Slice", [tape.op("Shape", [node.inputs[0]]), start, end])])
+
+
+def expand_attention(model: ir.Model, _: OptimizeTarget) -> Outcome:
+    """The standard's Attention (opset 23) becomes MatMul, Add and Softmax.
+
+    For compilers that do not know the operator, and for quantize, which sees only what is spelled out. Those with a
+    cache of keys and values, a causal mask, a cap on the scores, or three dimensions stay.
+    """
+    nodes = nodes_of(model, "Attention")
+    changes = sum(_expand_attention(node) for node in nodes)
+    stay = "Attention stay: they have a cache, a causal mask or other shapes"
+    return Outcome(changes, if_any(len(nodes) - changes, stay))
+
+
+def _expand_attention(node: ir.Node) -> bool:
+    query, key, value, mask, *cache = (*node.inputs, *[None] * 6)[:6]
+    attributes = node.attributes
+    plain = not any(cache) and not attributes.get_int("is_causal", 0) and not attributes.get_float("softcap", 0.0)
+    shapes = [known_shape(each) for each in (query, key, value)]
+    if not plain or len(node.outputs) != 1 or query is None or key is None or value is None or None in shapes:
+        return False
+    if any(len(shape or ()) != 4 for shape in shapes) or len({(shape or ())[1] for shape in shapes}) != 1:
+        return False
+    if query.dtype != ir.DataType.FLOAT or (mask is not None and mask.dtype is None):
+        return False
+    scale = attributes.get_float("scale", 0.0) or 1 / math.sqrt((shapes[0] or ())[3])
+    tape = ir.tape.Tape()
+    # On both factors, as the standard says, so that neither overflows in half precision.
+    root = constant(tape, math.sqrt(scale), ir.DataType.FLOAT)
+    turned = tape.op("Transpose", [tape.op("Mul", [key, root])], {"perm": [0, 1, 3, 2]})
+    scores = tape.op("MatMul", [tape.op("Mul", [query, root]), turned])
+    if mask is not None:
+        scores = tape.op("Add", [scores, _additive_mask(tape, mask)])
+    weights = tape.op("Softmax", [scores], {"axis": -1})
+    if mask is not None and mask.dtype == ir.DataType.BOOL:
+        # In a row that is hidden as a whole, Softmax gives equal weights, and Attention gives zeros.
+        weights = tape.op("Where", [mask, weights, constant(tape, 0.0, ir.DataType.FLOAT)])
+    replace_node(node, tape, [tape.op("MatMul", [weights, value])])
+    return True
+
+
+def _additive_mask(tape: ir.tape.Tape, mask: ir.Value) -> ir.Value:
+    if mask.dtype != ir.DataType.BOOL:
+        return mask
+    shown = constant(tape, 0.0, ir.DataType.FLOAT)
+    return tape.op("Where", [mask, shown, constant(tape, _HIDDEN, ir.DataType.FLOAT)])

@@ -1,7 +1,7 @@
 """What each capability would change in a model: nodes before and after, and constants. Nothing of it is kept.
 
-Each is tried alone, with what it needs, on the model as the portable level leaves it; so what two of them would do
-together, one after the other, is not told.
+Each is tried alone, with what it needs, on the model as the portable level leaves it; what two of them would do
+together is not tried.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from onnx import NodeProto
 
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.applying import apply_capabilities
-from winml_dag.stages.optimize.capabilities import CATALOG
-from winml_dag.stages.optimize.extended import run_alone
-from winml_dag.stages.optimize.portable import to_portable_level
+from winml_dag.stages.optimize.apply import apply_capabilities, refuse_unfit
+from winml_dag.stages.optimize.levels import run_alone, to_portable_level
 from winml_dag.stages.optimize.selection import Selection, select
-from winml_dag.stages.optimize.unfit import refuse_unfit
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class NodeName:
 
 @dataclass(frozen=True)
 class Change:
-    """What *capability* would do: in how many places; the nodes that go and come; constants with other values; in words
-    what is left and why. ``on`` says that it is done already, and the change is what it would be without it.
+    """What *capability* would do: in how many places; the nodes before and after; constants with other values;
+    what is left and why. ``on``: it is done already, and *before* is what the model would be without it.
     """
 
     capability: str
@@ -50,12 +48,12 @@ class Change:
 
 
 def what_may_be_asked() -> tuple[str, ...]:
-    """The capabilities that are off unless somebody switches them on, and that do something."""
+    """The capabilities that are off by default and do something."""
     return tuple(name for name, entry in CATALOG.items() if not (entry.default or entry.left or entry.same_as))
 
 
 def changes(source: Path, names: Sequence[str], target: OptimizeTarget, folder: Path) -> Iterator[Change]:
-    """What each of the capabilities *names* would do to the model *source*; *folder* is for what comes and goes.
+    """What each of the capabilities *names* would do to the model *source*; *folder* is for temporary files.
 
     Raises:
         StageError: for a model that cannot be optimized.
@@ -67,7 +65,7 @@ def changes(source: Path, names: Sequence[str], target: OptimizeTarget, folder: 
         if without not in bases:
             path = folder / f"portable{len(bases)}.onnx"
             to_portable_level(source, path, without=without)
-            # Through the same hands as what it is compared with: onnxruntime writes down default values, for one.
+            # Written by the same libraries as what it is compared with: onnxruntime writes default values out, for one.
             written = folder / f"base{len(bases)}.onnx"
             run_alone("", path, written)
             ir.save(ir.load(written), written)
@@ -108,10 +106,10 @@ def _compared(name: str, before: Path, after: Path, *, on: bool) -> Change:
 
 
 def _nodes(path: Path) -> Counter[tuple[NodeName, bytes]]:
-    """All nodes, by name and by what makes each of them. Constants are told of by the nodes that read them."""
+    """All nodes, by name and content. A Constant shows in the nodes that read it."""
     model = onnx.load(path, load_external_data=False)
     return Counter(
-        (_named(node), _substance(node))
+        (_named(node), _content(node))
         for graph in graphs_of(model.graph)
         for node in graph.node
         if node.op_type != "Constant"
@@ -123,7 +121,7 @@ def _named(node: NodeProto) -> NodeName:
     return NodeName(operator, node.name or next(iter(node.output), ""))
 
 
-def _substance(node: NodeProto) -> bytes:
+def _content(node: NodeProto) -> bytes:
     plain = NodeProto(op_type=node.op_type, domain=node.domain, input=node.input, output=node.output)
     plain.attribute.extend(sorted(node.attribute, key=lambda attribute: attribute.name))
     content: bytes = plain.SerializeToString(deterministic=True)
@@ -133,7 +131,7 @@ def _substance(node: NodeProto) -> bytes:
 def _changed_constants(before: Path, after: Path) -> tuple[str, ...]:
     known = {each.name: each for each in onnx.load(before, load_external_data=False).graph.initializer}
     model = onnx.load(after, load_external_data=False)
-    # Of what is in a file apart, onnxruntime writes another file; rewrites put changed values into the model itself.
+    # External data is another file each time onnxruntime writes it; rewrites put changed values into the model itself.
     return tuple(
         each.name
         for each in model.graph.initializer

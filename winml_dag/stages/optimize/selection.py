@@ -1,6 +1,6 @@
-"""What a choice of capabilities comes to: aliases resolved, what others need added, contradictions told.
+"""What a choice of capabilities comes to: aliases resolved, needed ones added, contradictions reported.
 
-Light, since a plan needs it too: two recipes that come to the same have the same key.
+Plans use it too, so it imports nothing heavy: two recipes that come to the same selection have the same key.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from winml_dag.errors import RecipeError
-from winml_dag.stages.optimize.capabilities import CATALOG
+from winml_dag.recipe.capabilities import CATALOG
 
 WHOLE = "ort_graph_optimization"
-# Transformers of the portable level that have no capability of their own; a name that onnxruntime does not know is
-# nothing to it. ConstantFolding has one, which is separate from the level as a whole.
+# Transformers of the portable level that have no capability of their own; onnxruntime ignores names that it does not
+# know. ConstantFolding has a capability, which is separate from the level as a whole.
 _NAMELESS = frozenset(
     {
         "CastChainElimination",
@@ -40,8 +40,8 @@ PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
 
 @dataclass(frozen=True)
 class Selection:
-    """``on`` and ``off``: capabilities that somebody switched, by their first names and in the order of the catalog;
-    ``on`` with all that they need.
+    """``on`` and ``off``: the capabilities that are switched, aliases resolved, in the order of the catalog; ``on``
+    includes those that others need.
     """
 
     on: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Selection:
         return any(CATALOG[name].form_depends_on_domain for name in self.on)
 
     def essential(self) -> dict[str, bool]:
-        """What of it makes a difference: the same for all choices that come to the same."""
+        """The switches that make a difference: the same for all choices with the same effect."""
         switched_off = WHOLE in self.off
         on = {name: True for name in self.on if switched_off or not CATALOG[name].default}
         return {**on, **{name: False for name in self.off if name == WHOLE or CATALOG[name].portable}}

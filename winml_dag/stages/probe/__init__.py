@@ -1,15 +1,17 @@
 """probe: whether an execution provider takes one use of an operator, found out by letting it try.
 
-A stage like any other, so what was found out is a record: the same case on the same provider is not tried again. What
-one case does to the process of its provider is no matter for others, since each is a node of its own.
+A stage like any other, so what was found out is a record: the same case on the same provider is not tried again. A case
+that ends the process of its provider does not affect others, since each is a node of its own.
+
+This is the declaration; the work is in :mod:`winml_dag.stages.probe.attempt`. Tables are made with
+:mod:`~winml_dag.stages.probe.generate`, out of what :mod:`~winml_dag.stages.probe.measure` measures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from winml_dag.canonical import JsonObject
-from winml_dag.engine.stage import Memory, Stage, Workspace
+from winml_dag.engine.stage import Memory, Stage
 from winml_dag.stages import kinds
 from winml_dag.stages.target import RunTarget
 
@@ -32,7 +34,7 @@ class ProbeConfig:
 PROBE = Stage(
     name="probe",
     version=3,
-    work="winml_dag.stages.probe:run",
+    work="winml_dag.stages.probe.attempt:run",
     config="winml_dag.stages.probe:ProbeConfig",
     inputs={},
     outputs={"result": kinds.PROBE},
@@ -40,17 +42,3 @@ PROBE = Stage(
     timeout_seconds=120.0,
     memory=Memory(200 << 20),
 )
-
-
-def run(config: ProbeConfig, workspace: Workspace) -> JsonObject:
-    """Try the case. The metrics are the verdict, and are the file too.
-
-    Raises:
-        StageError: when no model can be made of the case, or its provider is not here.
-    """
-    from winml_dag.canonical import canonical_json
-    from winml_dag.stages.probe.work import tried
-
-    verdict = tried(config)
-    (workspace.outputs["result"] / RESULT_FILE).write_text(canonical_json(verdict) + "\n", encoding="utf-8")
-    return verdict

@@ -1,20 +1,28 @@
-"""One attempt: whether an execution provider takes the node of a model, whether that runs, and whether it is right."""
+"""The work of probe: whether an execution provider takes the node of a model, whether that runs, and whether the result
+is right.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.ep.session import RECORD_ASSIGNMENT, session_options
-from winml_dag.ep.support.verdict import Outcome
+from winml_dag.ep.session import RECORD_ASSIGNMENT, register, session_options
+from winml_dag.ep.support.case import Case, case_of_json
+from winml_dag.ep.support.verdict import Level, Outcome
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.compiled import CONVERSIONS
-from winml_dag.stages.probe.onenode import PROBED
+from winml_dag.stages.probe import RESULT_FILE, ProbeConfig
+from winml_dag.stages.probe.onenode import PROBED, OneNode, UnmakeableError, one_node
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -28,6 +36,55 @@ _ON_CPU = Target(CPU, "cpu")
 _TOLERANCE = 0.05
 _MOST_OFF = 0.15
 _SMALLEST = 5e-2
+# Of the numbers that a wrong result is confirmed with.
+_OTHER_SEEDS = (1, 2)
+
+
+def run(config: ProbeConfig, workspace: Workspace) -> JsonObject:
+    """Try the case. The metrics are the verdict, and are the file too.
+
+    Raises:
+        StageError: when no model can be made of the case, or its provider is not here.
+    """
+    verdict = _verdict(case_of_json(json.loads(config.probe.case)), config)
+    (workspace.outputs["result"] / RESULT_FILE).write_text(canonical_json(verdict) + "\n", encoding="utf-8")
+    return verdict
+
+
+def _verdict(case: Case, config: ProbeConfig) -> JsonObject:
+    target = config.target.resolve()
+    try:
+        node = one_node(case)
+    except UnmakeableError as error:
+        raise StageError(f"{case} cannot be tried alone: {error}.") from error
+    if target.ep.packages:
+        register(target.ep)
+    node = _with_ranges(node)
+    feeds = node.feeds()
+    outcome = attempt(node.model().SerializeToString(), feeds, target, config.target.provider_options)
+    level, reason = outcome.level, _reason(case, outcome)
+    if not outcome.ran and outcome.compiled and any(kind.dtype.kind in "iu" for kind in feeds.values()):
+        # Indices and sizes that are not known were guessed, and a wrong guess says nothing about the provider.
+        level, reason = Level.UNKNOWN, f"what was made up for its inputs does not fit: {outcome.words}"
+    return {"verdict": level.value, "reason": reason, "compiled": outcome.compiled, "ran": outcome.ran}
+
+
+def _with_ranges(node: OneNode) -> OneNode:
+    """*node* with the scales that its results on the CPU ask for, where it is quantized."""
+    if node.quantized is None:
+        return node
+    return node.with_ranges(run_on_cpu(node.model().SerializeToString(), node.feeds()) or ())
+
+
+def _reason(case: Case, outcome: Outcome) -> str:
+    """One sentence on what happened."""
+    if outcome.level is Level.SUPPORTED:
+        return f"{case} was tried: taken and run"
+    if not outcome.ran:
+        return f"{case} was tried, and {'does not run' if outcome.compiled else 'is refused'}: {outcome.words}"
+    if not outcome.compiled:
+        return f"{case} was tried: left to the CPU"
+    return f"{case} was tried: taken, and gave other numbers than the CPU"
 
 
 def attempt(
@@ -117,3 +174,25 @@ def _is_taken(session: onnxruntime.InferenceSession, target: Target) -> bool:
         if subgraph.ep_name != target.ep.name
         for node in subgraph.get_nodes()
     )
+
+
+def confirmed(case: Case, outcome: Outcome, target: Target, options: Mapping[str, str]) -> Outcome:
+    """*outcome* of *case*; right, where it was not, if any other numbers give what the CPU gives.
+
+    What numbers are drawn should not decide what a table says of an operator: a negative index that no exporter writes,
+    equal numbers that a sort may give in any order, a number that is just at a step.
+    """
+    if outcome.agrees or not outcome.ran:
+        return outcome
+    is_wrong = all(_is_wrong(case, seed, target, options) for seed in _OTHER_SEEDS)
+    return replace(outcome, agrees=not is_wrong)
+
+
+def _is_wrong(case: Case, seed: int, target: Target, options: Mapping[str, str]) -> bool:
+    """Also where no model can be made of the case: then the first result is all that is known."""
+    try:
+        node = _with_ranges(one_node(case, seed))
+    except UnmakeableError:
+        return True
+    found = attempt(node.model().SerializeToString(), node.feeds(), target, options)
+    return not (found.compiled and found.ran and found.agrees)

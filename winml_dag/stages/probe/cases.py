@@ -1,6 +1,4 @@
-"""From a node of a model to the case that it is. Whoever asks a table and whoever measures one come through here, so
-that both mean the same.
-"""
+"""From a node of a model to its case. Looking a case up and measuring it both use this, so that they mean the same."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class Scope:
 
     @classmethod
     def of(cls, model: Model, graph: Graph | None = None, values: Iterable[Value] = ()) -> Scope:
-        """Of *graph* of *model*, by default the outermost. *values* are types that were found out and not read."""
+        """Of *graph* of *model*, by default the outermost. *values* are types that were inferred."""
         graph = model.graph if graph is None else graph
         fed = {value.name for value in graph.inputs}
         constants = {tensor.name: tensor for tensor in graph.initializers if tensor.name not in fed}
@@ -250,3 +248,11 @@ def _point(conversion: Node, scope: Scope) -> str:
     """The integer type of a conversion: that of its zero point, uint8 without one."""
     point = scope.constants.get(conversion.inputs[2]) if len(conversion.inputs) > 2 else None
     return "uint8" if point is None else dtype_name(point.data_type)
+
+
+def turned_attributes(split: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[str, AttributeValue], ...]:
+    """Of a Reshape to *split*, a Transpose by *order* and a Reshape. An axis of size 1 that stays in its place can be
+    left out.
+    """
+    still = sum(size == 1 and order[place] == place for place, size in enumerate(split))
+    return ("rank", len(split)), ("still", min(still, 1)), ("wide", sum(size != 1 for size in split))

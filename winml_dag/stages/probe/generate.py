@@ -118,9 +118,9 @@ def main() -> None:
     output = given.output or Path(table_name(target))
     names = ("drawn", "core", "cells", "doubted")
     drawn, core, cells, _ = files = [output.with_suffix(f".{name}.jsonl") for name in names]
-    measure(Measurements(target, given.seed, 0, given.samples - 1), drawn, _tell)
-    measure(Measurements(target, given.seed, 0, given.core - 1, of="core"), core, _tell)
-    measure(Measurements(target, given.seed, 0, given.cells - 1, of="cells"), cells, _tell)
+    measure(Measurements(target, given.seed, 0, given.samples - 1), drawn, _on_progress)
+    measure(Measurements(target, given.seed, 0, given.core - 1, of="core"), core, _on_progress)
+    measure(Measurements(target, given.seed, 0, given.cells - 1, of="cells"), cells, _on_progress)
     for done in range(0, given.doubted, _ROUND):
         last = min(done + _ROUND, given.doubted) - 1
         _measure_doubted(Measurements(target, given.seed, 0, last), files)
@@ -137,7 +137,7 @@ def _measure_doubted(wanted: Measurements, files: Sequence[Path]) -> None:
         tables = tuple(Path(folder) / f"{number}.support" for number in range(_TABLES))
         for number, path in enumerate(tables):
             path.write_bytes(table_of(about, [row for at, row in enumerate(rows) if at % _TABLES != number]))
-        measure(replace(wanted, doubted_by=tables), files[-1], _tell)
+        measure(replace(wanted, doubted_by=tables), files[-1], _on_progress)
 
 
 def _all_rows(files: Sequence[Path]) -> list[tuple[Case, Outcome]]:
@@ -145,7 +145,7 @@ def _all_rows(files: Sequence[Path]) -> list[tuple[Case, Outcome]]:
     return list({case: outcome for path in files for case, outcome in read_rows(path)}.items())
 
 
-def _tell(done: int, total: int) -> None:
+def _on_progress(done: int, total: int) -> None:
     print(f"{done} of {total}", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """Measuring an execution provider, sample by sample, into a file of rows.
 
-Providers crash and hang, so samples are tried in processes of their own, a few hundred in each; what crashes one is a
-row like any other. What is in the file is not measured again.
+Providers crash and hang, so samples are tried in processes of their own, a few hundred in each; a sample that crashes
+its process is a row like any other. What is in the file is not measured again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measurements:
     *held_back*: with other sizes, and without ONNX's tests as they are. *doubted_by*: tables; of many samples that are
     drawn for each number, the first that one of them does not know, or that they do not agree on, is measured.
     *of* says what is drawn: ``all`` operators; the ``core`` that most models are made of; ``cells``, which are every
-    operator with every type in turn; or what is in ``exports``, as often as it is there.
+    operator with every type in turn; or ``exports``, operators as often as exported models have them.
     """
 
     target: Target
@@ -52,9 +52,9 @@ class Measurements:
     of: str = "all"
 
 
-def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] = lambda *_: None) -> None:
-    """Append to the file *rows* what is not in it yet. *tell* is called with how many are done, and of how many."""
-    _drop_half_a_line(rows)
+def measure(wanted: Measurements, rows: Path, on_progress: Callable[[int, int], None] = lambda *_: None) -> None:
+    """Append to the file *rows* what is not in it yet. *on_progress* gets how many are done, and of how many."""
+    _drop_partial_line(rows)
     done = _next_number(rows, wanted.first)
     idle = 0
     while done <= wanted.last:
@@ -69,7 +69,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
             _wait(child, rows)
-        _drop_half_a_line(rows)
+        _drop_partial_line(rows)
         after = _next_number(rows, wanted.first)
         if after <= last and not _has_begun(rows, after):
             idle += 1  # it died, or was too slow, before it tried anything
@@ -80,7 +80,7 @@ def measure(wanted: Measurements, rows: Path, tell: Callable[[int, int], None] =
                 _write(file, {"number": after, "outcome": [False, False, True], "words": "it ended the process"})
             after += 1
         done = after
-        tell(done - wanted.first, wanted.last - wanted.first + 1)
+        on_progress(done - wanted.first, wanted.last - wanted.first + 1)
 
 
 def _has_begun(rows: Path, number: int) -> bool:
@@ -122,8 +122,8 @@ def _complete_lines(rows: Path) -> list[str]:
     return text.split("\n")[:-1]
 
 
-def _drop_half_a_line(rows: Path) -> None:
-    """What a process left that was ended while it wrote."""
+def _drop_partial_line(rows: Path) -> None:
+    """Drop what a process left that was ended while it wrote."""
     if rows.exists():
         content = rows.read_bytes()
         with rows.open("r+b") as file:
@@ -141,11 +141,8 @@ def _write(file: IO[str], row: dict[str, object]) -> None:
 
 
 def _drawn(wanted: Measurements, number: int) -> Sample | None:
-    from winml_dag.stages.probe.samples.cells import cell_sample
-    from winml_dag.stages.probe.samples.core import core_sample
-    from winml_dag.stages.probe.samples.draw import OTHER_SIZES, SIZES
-    from winml_dag.stages.probe.samples.every import sample
-    from winml_dag.stages.probe.samples.exports import exports_sample
+    from winml_dag.stages.probe.samples.draft import OTHER_SIZES, SIZES
+    from winml_dag.stages.probe.samples.every import cell_sample, core_sample, exports_sample, sample
 
     sizes = OTHER_SIZES if wanted.held_back else SIZES
     if wanted.of == "cells":
@@ -157,11 +154,10 @@ def _drawn(wanted: Measurements, number: int) -> Sample | None:
 
 
 def _measure_here(wanted: Measurements, rows: Path) -> None:
-    """What the process does that may crash."""
-    from winml_dag.stages.probe.again import confirmed
-    from winml_dag.stages.probe.attempt import attempt
-    from winml_dag.stages.probe.readback import case_of_model
-    from winml_dag.stages.probe.samples.doubted import doubted
+    """The part that may crash, and so has a process of its own."""
+    from winml_dag.stages.probe.attempt import attempt, confirmed
+    from winml_dag.stages.probe.onenode import case_of_model
+    from winml_dag.stages.probe.samples.every import doubted
 
     options = complete_options(wanted.target, {})
     tables = [read_table(path) for path in wanted.doubted_by]

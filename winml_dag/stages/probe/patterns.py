@@ -26,8 +26,8 @@ from winml_dag.ep.support.case import Case, Operand, Quantized
 from winml_dag.ep.support.tables import PATTERN, patterns_name
 from winml_dag.ep.support.verdict import Outcome
 from winml_dag.stages.probe.attempt import attempt
+from winml_dag.stages.probe.cases import turned_attributes
 from winml_dag.stages.probe.generate import about_target, table_of
-from winml_dag.stages.probe.wholes import turned_attributes
 
 _SHAPES = ((32,), (8, 16), (1, 16, 32), (1, 2, 8, 16), (1, 2, 3, 4, 8))
 _OPSETS = (13, 17, 21)

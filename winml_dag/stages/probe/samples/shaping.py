@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from winml_dag.stages.probe.samples.draw import Array, Draft, Draw, Maker, indices
+from winml_dag.stages.probe.onenode import Array
+from winml_dag.stages.probe.samples.draft import Draft, Draw, Maker, indices
 
 
 def _factors(draw: Draw, count: int, rank: int) -> list[int]:

@@ -1,16 +1,24 @@
-"""What all rewrites have in common: their signature, what they answer, and how they look at a graph."""
+"""What a rewrite is, and what all of them need: rules that hold in either order, constants, shapes.
+
+The rewrites are in the modules beside this one, by what they are about: :mod:`.attention`, :mod:`.normalization`
+(with activations), :mod:`.linear` and :mod:`.operators`. The catalog names the function of each
+(:mod:`winml_dag.recipe.capabilities`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter import MatchContext, RewriterContext
-from onnxscript.rewriter.pattern import OrValue, RewriteRule, RewriteRuleSet, Var
+from onnxscript.rewriter.pattern import OrValue, RewriteRule, RewriteRuleClassBase, RewriteRuleSet, Var
 
 from winml_dag.stages.optimize import OptimizeTarget
 
@@ -29,13 +37,54 @@ Operand: TypeAlias = Var | float
 Rewrite = Callable[[ir.Model, OptimizeTarget], Outcome]
 
 
-def either(operator: Callable[[Operand, Operand], Var], one: Operand, other: Operand) -> Var:
-    """A pattern of an Add or Mul inside another pattern, its operands in either order.
+def rewrite_file(source: Path, destination: Path, names: Sequence[str], target: OptimizeTarget) -> list[Outcome]:
+    """Apply the rewrites *names* to the model *source*, in this order; write *destination* if anything changes."""
+    model = ir.load(source)
+    outcomes = [rewrite_named(name)(model, target) for name in names]
+    if any(outcome.changes for outcome in outcomes):
+        # onnxruntime keeps nodes whose results have no reader.
+        RemoveUnusedNodesPass()(model)
+        # The untouched weights stay where they are, in the data file of the source.
+        ir.save(model, destination)
+    return outcomes
 
-    The last operator of a pattern cannot be an alternative and has one rule for each order. (The rewriter's own
-    ``commute`` fails on patterns with alternatives, and would make 2^n patterns of n operators.)
+
+def rewrite_named(name: str) -> Rewrite:
+    """The rewrite that the catalog calls *name*, ``module:function``."""
+    module, _, function = name.partition(":")
+    found: Rewrite = getattr(import_module(f"{__package__}.{module}"), function)
+    return found
+
+
+class Rule(RewriteRuleClassBase):  # type: ignore[misc]
+    """A rule whose pattern ends in an operator that takes its two operands in either order.
+
+    The last operator of a pattern cannot be an alternative, so there is one rule for each order. Inside a pattern,
+    :func:`either` does the same. (The rewriter's own ``commute`` fails on patterns with alternatives, and would make
+    2^n patterns of n operators.)
     """
+
+    def __init__(self, swapped: bool) -> None:
+        super().__init__()
+        self._swapped = swapped
+
+    @classmethod
+    def both_orders(cls, *arguments: object) -> list[RewriteRule]:
+        return [cls.rule(swapped, *arguments) for swapped in (False, True)]
+
+    def last(self, operator: Callable[..., Var], one: Operand, other: Operand, **options: object) -> Var:
+        """The last operator of the pattern, its operands in the order of this rule."""
+        return operator(other, one, **options) if self._swapped else operator(one, other, **options)
+
+
+def either(operator: Callable[[Operand, Operand], Var], one: Operand, other: Operand) -> Var:
+    """A pattern of an Add or Mul inside another pattern, its operands in either order."""
     return OrValue([operator(one, other), operator(other, one)])
+
+
+def if_any(count: int, text: str) -> str:
+    """``<count> <text>``, or nothing when there is none."""
+    return f"{count} {text}" if count else ""
 
 
 def apply_rules(model: ir.Model, rules: Sequence[RewriteRule]) -> int:
@@ -109,3 +158,9 @@ def numbers(value: ir.Value | None) -> NDArray[Any] | None:
         return None
     found: NDArray[Any] = value.const_value.numpy()
     return found
+
+
+def number(value: ir.Value | None) -> float | None:
+    """The number of a constant that has just one; None for anything else."""
+    found = numbers(value)
+    return None if found is None or found.size != 1 else found.item()

@@ -1,8 +1,8 @@
-"""The capabilities (named optimizations) that the optimize stage knows, by winml-cli's names in Python.
+"""The capabilities (named optimizations) that a recipe may switch on or off, by winml-cli's names in Python.
 
-Told without importing onnx, since plans and ``--list-capabilities`` need it; the work behind the names is in
-:mod:`winml_dag.stages.optimize.rewrites`. What a choice of them comes to is in
-:mod:`winml_dag.stages.optimize.selection`.
+Each is one row of :data:`CATALOG`, which names who does it: onnxruntime's transformers, or a rewrite, a function of a
+module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, since recipes, plans and ``--list-capabilities``
+read the catalog. What a choice of capabilities comes to is in :mod:`winml_dag.stages.optimize.selection`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Literal
 By = Literal["onnxruntime", "onnxscript", "nobody"]
 
 ORT: Final = "onnxruntime"
-# The rewriter is onnxscript's; where it has no fitting rule, the rule is ours.
+# onnxscript's rewriter; where it has no fitting rule, the rule is ours.
 REWRITER: Final = "onnxscript"
 NOBODY: Final = "nobody"
 
@@ -26,23 +26,23 @@ class Capability:
 
     Attributes:
         description: what it does, for people.
-        by: who does it.
-        default: whether it is on when nobody says anything.
-        makes: operators outside the ONNX standard that it may put in. Where the target takes none, it gives a standard
-            form (``has_standard_form``) or leaves the model as it is.
-        has_standard_form: what it makes depends on the opset and the target.
+        rewrite: the function that does it, ``module:function``, in a module of :mod:`winml_dag.stages.optimize`.
+        default: whether it is on unless a recipe switches it off.
+        makes: operators outside the ONNX standard that it may insert. Where the target takes the standard only, it uses
+            a form of the standard (``has_standard_form``) or leaves the model as it is.
+        has_standard_form: whether it has a form in the standard; which one it uses depends on opset and target.
         needs: capabilities that are switched on with it.
         excludes: capabilities that would undo it.
         same_as: the capability that this is another name of.
         portable: onnxruntime's transformers of the portable level that do it or a part of it; ``false`` takes them out.
         extended: onnxruntime's transformer beyond that level.
-        into: operators that it puts in, or takes out, once for each place: the first whose number changes counts.
-        waits: transformers of the portable level that would take away what it looks for, and so come after it.
-        left: why nothing is done.
+        into: operators that it adds or removes, one for each place; the first whose number changes is counted.
+        waits: transformers of the portable level that would remove what it looks for, and so run after it.
+        left: why it does nothing; it is only a name then.
     """
 
     description: str
-    by: By = REWRITER
+    rewrite: str = ""
     default: bool = False
     makes: tuple[str, ...] = ()
     has_standard_form: bool = False
@@ -54,6 +54,13 @@ class Capability:
     into: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
     left: str = ""
+
+    @property
+    def by(self) -> By:
+        """Who does it."""
+        if self.left:
+            return NOBODY
+        return REWRITER if self.rewrite or self.same_as else ORT
 
     @property
     def form_depends_on_domain(self) -> bool:
@@ -72,7 +79,7 @@ _GEMM = ("MatMulAddFusion",)
 
 
 def _portable(description: str, *transformers: str) -> Capability:
-    return Capability(description, by=ORT, default=True, portable=transformers)
+    return Capability(description, default=True, portable=transformers)
 
 
 def _extended(
@@ -85,28 +92,24 @@ def _extended(
     waits: tuple[str, ...] = (),
 ) -> Capability:
     makes = () if made in ("Split", "Slice") else (made,)
-    return Capability(
-        description, by=ORT, extended=transformer, into=into or (made,), makes=makes, needs=needs, waits=waits
-    )
+    return Capability(description, extended=transformer, into=into or (made,), makes=makes, needs=needs, waits=waits)
 
 
 def _left(description: str, why: str) -> Capability:
-    return Capability(description, by=NOBODY, left=why)
+    return Capability(description, left=why)
 
 
 def _alias(name: str) -> Capability:
     return Capability(f"Another name of {name}.", same_as=name)
 
 
-# In the order in which they are applied: the value clean-ups first; then what brings a model closer to the standard's
-# own operators, each before what it might take a node from; onnxruntime's own operators last, since nothing of ours
-# looks for them.
+# In the order in which they are applied: rewrites of values first; then those towards the standard's own operators,
+# each before what it might take a node from; onnxruntime's own operators last, since no rewrite looks for them.
 CATALOG: Mapping[str, Capability] = MappingProxyType(
     {
         "ort_graph_optimization": Capability(
             "onnxruntime's portable level as a whole: removes what has no effect and fuses within the ONNX standard. "
             "Off, only the capabilities that are switched on by name are done, and constant_folding.",
-            by=ORT,
             default=True,
         ),
         "constant_folding": _portable("Compute what depends on constants only.", "ConstantFolding"),
@@ -132,42 +135,67 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         ),
         "deduplicate_opset_imports": _portable("State every opset once. Always done."),
         "clamp_constant_values": Capability(
-            "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50."
+            "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50.",
+            rewrite="attention:clamp_constants",
         ),
-        "remove_isnan_in_attention_mask": Capability("Remove the guards that replace NaN by 0 after a Softmax."),
-        "omit_empty_resize_inputs": Capability("Leave out the empty roi and scales of a Resize."),
+        "remove_isnan_in_attention_mask": Capability(
+            "Remove the guards that replace NaN by 0 after a Softmax.", rewrite="attention:remove_nan_guards"
+        ),
+        "omit_empty_resize_inputs": Capability(
+            "Leave out the empty roi and scales of a Resize.", rewrite="operators:omit_empty_resize_inputs"
+        ),
         "resize_tf_half_pixel_for_nn_to_asymmetric": Capability(
-            "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same."
+            "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same.",
+            rewrite="operators:asymmetric_resize",
         ),
         "approximate_cubic_resize_with_linear": Capability(
-            "Make a cubic Resize linear. The values change: the picture becomes softer."
+            "Make a cubic Resize linear. The values change: the picture becomes softer.",
+            rewrite="operators:linear_resize",
         ),
-        "prelu_to_relu": Capability("Spell a PRelu with constant slope out: Relu(x) - slope * Relu(-x)."),
-        "gathernd_to_reshape": Capability("Make a GatherND that takes everything in order a Reshape."),
-        "dft_to_matmul": Capability("Compute a DFT of fixed length by products with constant matrices."),
+        "prelu_to_relu": Capability(
+            "Spell a PRelu with constant slope out: Relu(x) - slope * Relu(-x).", rewrite="operators:prelu_to_relu"
+        ),
+        "gathernd_to_reshape": Capability(
+            "Make a GatherND that takes everything in order a Reshape.", rewrite="operators:gather_nd_to_reshape"
+        ),
+        "dft_to_matmul": Capability(
+            "Compute a DFT of fixed length by products with constant matrices.", rewrite="linear:dft_to_matmul"
+        ),
         "static_split_to_slice": Capability(
-            "Make a Split with known sizes one Slice for each part.", excludes=("gather_slice_to_split_fusion",)
+            "Make a Split with known sizes one Slice for each part.",
+            rewrite="operators:split_to_slices",
+            excludes=("gather_slice_to_split_fusion",),
         ),
-        "concat_slice_elimination": Capability("Take a part of a Concat itself, where a Slice takes it out again."),
+        "concat_slice_elimination": Capability(
+            "Take a part of a Concat itself, where a Slice takes it out again.",
+            rewrite="operators:remove_slices_of_concat",
+        ),
         "exp_positive_scale_folding": Capability(
-            "Take a positive constant factor after Exp into the constant that is added before it."
+            "Take a positive constant factor after Exp into the constant that is added before it.",
+            rewrite="operators:fold_scale_into_exp",
         ),
         "attention_expandedattention": Capability(
-            "Spell the standard's Attention (opset 23) out with MatMul and Softmax, the scale on both factors."
+            "Spell the standard's Attention (opset 23) out with MatMul and Softmax, the scale on both factors.",
+            rewrite="attention:expand_attention",
         ),
         "conv_channel_affine_folding": Capability(
-            "Take what is multiplied or added by channel, or as one number, into the Conv before it."
+            "Take what is multiplied or added by channel, or as one number, into the Conv before it.",
+            rewrite="linear:fold_affine_into_conv",
         ),
         "conv_add_batch_normalization_folding": Capability(
             "Take a BatchNormalization behind a Conv and an Add into the Conv, its scale onto the other summand.",
+            rewrite="linear:fold_batch_norm_of_sum_into_conv",
             waits=("ConvAddFusion",),
         ),
         "add_conv_batch_normalization_folding": _alias("conv_add_batch_normalization_folding"),
         "layer_norm_fusion": Capability(
-            "Fuse a layer normalization that is spelled out into LayerNormalization.", portable=("LayerNormFusionL1",)
+            "Fuse a layer normalization that is spelled out into LayerNormalization.",
+            rewrite="normalization:fuse_layer_norm",
+            portable=("LayerNormFusionL1",),
         ),
         "layernormalization_singlelayernorm": Capability(
             "Fuse a layer normalization over one axis that is not the last into LayerNormalization and two Transpose.",
+            rewrite="normalization:fuse_layer_norm_of_any_axis",
             needs=("layer_norm_fusion",),
         ),
         "layernormpow_singlelayernorm": _alias("layernormalization_singlelayernorm"),
@@ -175,40 +203,62 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "fuse_rmsnorm": Capability(
             "Fuse a root mean square normalization that is spelled out: below opset 23 into LpNormalization, which has "
             "no epsilon, else into RMSNormalization.",
+            rewrite="normalization:fuse_rms_norm",
             excludes=("simplified_layer_norm_fusion",),
         ),
         "gelu_fusion": Capability(
             "Fuse a GELU that is spelled out, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
             "operators, where the target allows those.",
+            rewrite="normalization:fuse_gelu",
             makes=("com.microsoft/Gelu", "com.microsoft/FastGelu"),
             has_standard_form=True,
             portable=("GeluFusionL1",),
         ),
         "fast_gelu_fusion": Capability(
-            "As gelu_fusion, of the form with tanh only.", makes=("com.microsoft/FastGelu",), has_standard_form=True
+            "As gelu_fusion, of the form with tanh only.",
+            rewrite="normalization:fuse_tanh_gelu",
+            makes=("com.microsoft/FastGelu",),
+            has_standard_form=True,
         ),
-        "gelu_singlegelu": Capability("As gelu_fusion, of the exact form only, and into the standard's Gelu only."),
+        "gelu_singlegelu": Capability(
+            "As gelu_fusion, of the exact form only, and into the standard's Gelu only.",
+            rewrite="normalization:fuse_erf_gelu_in_standard",
+        ),
         "gelu1_singlegelu": _alias("gelu_singlegelu"),
         "gelu2_singlegelu": _alias("gelu_singlegelu"),
         "gelu3_singlegelu": _alias("gelu_singlegelu"),
         "gelu4_singlegelu": _alias("gelu_singlegelu"),
-        "matmuladd_conv2d4d": Capability("Turn MatMul and Add of four dimensions into a Conv of 1x1.", waits=_GEMM),
-        "matmuladd_conv2d3d": Capability("Turn MatMul and Add of three dimensions into a Conv of 1x1.", waits=_GEMM),
-        "matmuladd_conv2d2d": Capability("Turn MatMul and Add of two dimensions into a Conv of 1x1.", waits=_GEMM),
+        "matmuladd_conv2d4d": Capability(
+            "Turn MatMul and Add of four dimensions into a Conv of 1x1.",
+            rewrite="linear:linear_4d_to_conv",
+            waits=_GEMM,
+        ),
+        "matmuladd_conv2d3d": Capability(
+            "Turn MatMul and Add of three dimensions into a Conv of 1x1.",
+            rewrite="linear:linear_3d_to_conv",
+            waits=_GEMM,
+        ),
+        "matmuladd_conv2d2d": Capability(
+            "Turn MatMul and Add of two dimensions into a Conv of 1x1.", rewrite="linear:linear_2d_to_conv", waits=_GEMM
+        ),
         "matmul_add_fusion": Capability(
             "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.",
+            rewrite="linear:linear_to_gemm",
             portable=_GEMM,
         ),
         "matmuladd_reshapegemm": _alias("matmul_add_fusion"),
         "highdimRTR_lowdimRTR": Capability(
             "Merge axes that stay together, where a Reshape to five dimensions or more, a Transpose and a Reshape "
-            "follow each other."
+            "follow each other.",
+            rewrite="operators:lower_rank_of_transpose",
         ),
         "reshape_mergedreshape": Capability(
-            "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape."
+            "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape.",
+            rewrite="operators:merge_reshapes",
         ),
         "attention_fusion": Capability(
             "Fuse an attention block with separate heads into com.microsoft MultiHeadAttention.",
+            rewrite="attention:fuse_attention",
             makes=("com.microsoft/MultiHeadAttention",),
             waits=_GEMM,
         ),
@@ -248,6 +298,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "gelu_approximation": Capability(
             "Compute GELU with tanh, which differs by up to 5e-4: the standard's Gelu says so, com.microsoft's become "
             "FastGelu.",
+            rewrite="normalization:approximate_gelu",
             makes=("com.microsoft/FastGelu",),
             has_standard_form=True,
             needs=("gelu_fusion",),
@@ -274,10 +325,9 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "com.microsoft/FusedMatMul",
             into=("com.microsoft/FusedMatMul", "Mul", "Div"),
         ),
-        "bias_softmax_fusion": Capability(
-            "Fuse Add and Softmax into com.microsoft BiasSoftmax. Left to GPU providers, which do it when they load a "
-            "model: no other could run the result.",
-            by=NOBODY,
+        "bias_softmax_fusion": _left(
+            "Fuse Add and Softmax into com.microsoft BiasSoftmax.",
+            "onnxruntime fuses these for GPU providers only, when it loads a model; no other could run the result",
         ),
         "embed_layer_norm_fusion": _left(
             "Fuse the sum of embeddings and its layer normalization.",
