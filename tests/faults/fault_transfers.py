@@ -18,10 +18,9 @@ from fault_lab import Lab
 
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.upkeep import verify
 
 _TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
@@ -182,6 +181,6 @@ def _check(folder: Path, remote: Path) -> None:
         assert sha256(path.read_bytes()).hexdigest() == digits, f"{path} has wrong bytes."
     for path in remote.glob("ac/*"):
         if len(path.name) == 64:
-            record = _TRUST.open(path.read_bytes(), path.name, "")
+            record = _TRUST.verify(path.read_bytes(), path.name, "")
             lacking = [file.name for file in record.files() if file.digest.partition(":")[2] not in blobs]
             assert not lacking, f"The record {path.name} is there without {lacking}."

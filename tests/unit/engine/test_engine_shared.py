@@ -20,11 +20,10 @@ from winml_dag.engine.waves import look_ahead
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.remote.behind import Behind
-from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
 from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 
 TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0"))

@@ -13,9 +13,8 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.levels import Levels
-from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 from winml_dag.store.upkeep import clear
 

@@ -13,11 +13,10 @@ from winml_dag.pipeline.outputs import OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
-from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
 from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 
 DATA = b"weights"

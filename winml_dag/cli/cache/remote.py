@@ -71,7 +71,7 @@ def key(name: str, output: Path | None, format_: str) -> int:
     It goes into WINML_DAG_REMOTE_KEYS, or as a line into the file that WINML_DAG_REMOTE_KEYS_FILE or the user's
     configuration names. Of several, the first signs and all are believed.
     """
-    from winml_dag.store.remote.keys import new_key
+    from winml_dag.store.remote.trust import new_key
 
     with errors_as_object(format_):
         line = new_key(name)

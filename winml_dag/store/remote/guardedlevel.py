@@ -15,12 +15,12 @@ from winml_dag.store.quantities import counted
 from winml_dag.store.record import Record
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
-from winml_dag.store.remote.envelope import Refused, Trust
 from winml_dag.store.remote.guard import Guard, LeftAlone
 from winml_dag.store.remote.places import shown
 from winml_dag.store.remote.remote import Remote
 from winml_dag.store.remote.settings import LevelSettings, Mode
 from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.trust import Refused, Trust
 
 _NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
 _NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
@@ -64,7 +64,7 @@ class GuardedLevel:
             return None
         self._count.add(Traffic(record_bytes=len(data)))
         try:
-            return self._trust.open(data, key, self.settings.namespace, self.settings.trusted)
+            return self._trust.verify(data, key, self.settings.namespace, self.settings.trusted)
         except Refused as refused:
             self._refuse(key, refused)
             return None
@@ -113,7 +113,7 @@ class GuardedLevel:
     def put_record(self, record: Record) -> bool:
         """Put *record* there unless another is; whether it was put. Raises LeftAlone when there is no answer."""
         try:
-            data = self._trust.seal(record, self.settings.namespace)
+            data = self._trust.sign(record, self.settings.namespace)
         except Refused as refused:
             with self._lock:
                 self._withheld += 1

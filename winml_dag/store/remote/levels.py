@@ -13,7 +13,6 @@ from winml_dag.store.record import Record
 from winml_dag.store.remote.clock import Clock, SystemClock
 from winml_dag.store.remote.counting import Counting
 from winml_dag.store.remote.crew import side_by_side
-from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.fetching import Fetching
 from winml_dag.store.remote.guardedlevel import GuardedLevel
 from winml_dag.store.remote.knocks import Knocks
@@ -21,6 +20,7 @@ from winml_dag.store.remote.offering import Offers
 from winml_dag.store.remote.remote import Remote
 from winml_dag.store.remote.settings import LevelSettings, Mode
 from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.trust import Trust
 
 # Questions and answers are small: waiting for each is what takes time.
 _QUESTIONS_AT_ONCE = 16

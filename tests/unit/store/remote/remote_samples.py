@@ -13,12 +13,11 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.remote.clock import Clock
-from winml_dag.store.remote.envelope import Trust
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
 from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.remote import Remote, RemoteError
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.trust import Maker, Trust
 
 KEYS = tuple(f"{number:064x}" for number in range(1, 9))
 TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry, in_background, record_of
 
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.maker import Maker
 from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.remote import ATTEMPT_SECONDS
 from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.trust import Maker, Trust
 
 COLLEAGUE = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0", host="Windows ARM64"))
 STRANGER = Trust((SigningKey("ours", b"s" * 32),), Maker("winml_dag 1.0"))
@@ -22,7 +21,7 @@ STRANGER = Trust((SigningKey("ours", b"s" * 32),), Maker("winml_dag 1.0"))
 def remote_with(*keys: str, trust: Trust = COLLEAGUE) -> MemoryRemote:
     remote = MemoryRemote()
     for key in keys:
-        remote.records[key] = trust.seal(record_of(key, entry(key.encode())), "")
+        remote.records[key] = trust.sign(record_of(key, entry(key.encode())), "")
         remote.blobs[digest_of(key.encode())] = key.encode()
     return remote
 
@@ -57,7 +56,7 @@ def test_a_record_from_afar_is_put_nearer_and_says_who_made_it(tmp_path: Path) -
     here = machine(tmp_path, near, far)
     here.levels.records([KEYS[0]])
     here.levels.settle()
-    filled = TRUST.open(near.records[KEYS[0]], KEYS[0], "")
+    filled = TRUST.verify(near.records[KEYS[0]], KEYS[0], "")
     maker = filled.origin["maker"]
     assert isinstance(maker, dict)
     assert maker["host"] == "Windows ARM64"

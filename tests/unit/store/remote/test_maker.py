@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from winml_dag.errors import StoreError
-from winml_dag.store.remote.maker import Maker, maker_here
+from winml_dag.store.remote.trust import Maker, maker_here
 
 
 def test_it_names_the_program_the_class_of_machine_and_versions_but_no_machine_and_no_user() -> None:

@@ -30,7 +30,7 @@ def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
     here.levels.offer(record)
     here.levels.settle()
     assert set(remote.blobs.values()) == {b"graph", b"weights"}
-    assert TRUST.open(remote.records[KEYS[0]], KEYS[0], "").outputs == record.outputs
+    assert TRUST.verify(remote.records[KEYS[0]], KEYS[0], "").outputs == record.outputs
     assert methods(remote)[-1] == "put_record"
     traffic = here.levels.traffic()
     assert (traffic.records_put, traffic.blobs_put, traffic.bytes_put) == (1, 2, len(b"graphweights"))
@@ -47,7 +47,7 @@ def test_a_log_goes_along_if_it_is_here(tmp_path: Path, log_is_here: bool) -> No
     here.levels.offer(record)
     here.levels.settle()
     assert set(remote.blobs.values()) == ({b"graph", b"log"} if log_is_here else {b"graph"})
-    assert TRUST.open(remote.records[KEYS[0]], KEYS[0], "").log == record.log
+    assert TRUST.verify(remote.records[KEYS[0]], KEYS[0], "").log == record.log
 
 
 def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_the_first_of_two_records_stays(tmp_path: Path) -> None:
         (machine.store.folder.parent).mkdir(exist_ok=True)
         machine.levels.offer(machine.make(data))
         machine.levels.settle()
-    record = TRUST.open(remote.records[KEYS[0]], KEYS[0], "")
+    record = TRUST.verify(remote.records[KEYS[0]], KEYS[0], "")
     assert [file.digest for file in record.files()] == [digest_of(b"first")]
     assert second.levels.traffic().records_put == 0
     assert not second.said
@@ -88,7 +88,7 @@ def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: s
     remote.fail("put", trouble)
     here = Machine(tmp_path / "cache", remote, clock=HandClock())
     record = here.make(b"graph")
-    remote.records[KEYS[1]] = TRUST.seal(here.make(b"other", key=KEYS[1]), "")
+    remote.records[KEYS[1]] = TRUST.sign(here.make(b"other", key=KEYS[1]), "")
     here.levels.offer(record)
     here.levels.settle()
     here.levels.offer(record)

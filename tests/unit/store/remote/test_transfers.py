@@ -26,7 +26,7 @@ def server(faulty_server: FaultyServer) -> FaultyServer:
     for data in (LARGE, SMALL):
         faulty_server.content[f"/cas/{digest_of(data).partition(':')[2]}"] = data
     for key in KEYS:
-        faulty_server.content[f"/ac/{key}"] = TRUST.seal(record_of(key, entry(SMALL)), "")
+        faulty_server.content[f"/ac/{key}"] = TRUST.sign(record_of(key, entry(SMALL)), "")
     return faulty_server
 
 
