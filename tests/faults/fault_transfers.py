@@ -100,7 +100,7 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
     try:
         signal.alarm(_PATIENCE_SECONDS)
         # Here and not above: it has threads of its own, which no fork takes along.
-        from winml_dag.store.remote.backends import open_remote
+        from winml_dag.store.remote.urls import open_remote
 
         store = LocalStore(cache, function="sha256")
         level = Level(open_remote(remote.as_uri()), LevelSettings(remote.as_uri(), Mode.READ_WRITE))

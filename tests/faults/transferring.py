@@ -17,11 +17,11 @@ from pathlib import Path
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.backends import open_remote
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.remote.urls import open_remote
 
 _FILE_BYTES_LIMIT = "FILE_BYTES_LIMIT"
 

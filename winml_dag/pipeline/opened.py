@@ -66,8 +66,8 @@ def store_with(
     folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
 ) -> SharedStore:
     """The store in *folder* with the remotes of *settings* behind it. Raises as :func:`open_store` does."""
-    from winml_dag.store.remote.backends import parts_of
     from winml_dag.store.remote.trust import check_keys
+    from winml_dag.store.remote.urls import parts_of
     from winml_dag.store.shared import SharedStore
 
     # Before keys: who has misspelled an address needs none.
@@ -105,10 +105,10 @@ def _behind(
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run
     from winml_dag.pipeline.madeby import MADE_BY
-    from winml_dag.store.remote.backends import open_remote
     from winml_dag.store.remote.levels import Level, Levels
     from winml_dag.store.remote.settings import Mode
     from winml_dag.store.remote.trust import Trust, maker_here
+    from winml_dag.store.remote.urls import open_remote
     from winml_dag.store.remote.watched import WatchedRemote
 
     run = ci_run()

@@ -205,7 +205,7 @@ def test_no_error_shows_a_password(
 
 
 def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winml_dag.store.remote.backends.find_spec", lambda _: None)
+    monkeypatch.setattr("winml_dag.store.remote.urls.find_spec", lambda _: None)
     assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_samples import Bench, Ran, join, node
+from servers.memory import MemoryRemote
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
@@ -21,7 +22,6 @@ from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.remote.behind import Behind
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore

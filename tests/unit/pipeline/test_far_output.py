@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers.memory import MemoryRemote
 
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.outputfile import OutputFile
@@ -14,7 +15,6 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.settings import LevelSettings
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers.memory import MemoryRemote
 
 from winml_dag.engine.inplace import InPlace
 from winml_dag.pipeline.knownfiles import KnownFiles
@@ -16,7 +17,6 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.settings import LevelSettings
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore

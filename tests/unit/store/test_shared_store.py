@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from servers.memory import MemoryRemote
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
 from winml_dag.store.remote.behind import Behind
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.memory import MemoryRemote
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore

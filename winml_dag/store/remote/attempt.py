@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from winml_dag.store.remote.clock import Clock
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, RemoteError
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
 
 T = TypeVar("T")
 

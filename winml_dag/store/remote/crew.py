@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 # An interrupt that comes just before we begin to wait is seen when we look up.
 _LOOK_SECONDS = 0.2
-# Of one remote: as many as browsers and object stores take for granted.
-QUESTIONS_AT_ONCE = 8
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,13 +38,6 @@ def side_by_side(work: Callable[[T], R], items: Iterable[T], most: int) -> list[
     if party.error is not None:
         raise party.error
     return [party.results[number] for number in range(len(party.items))]
-
-
-def those_that(holds: Callable[[str], bool], names: Collection[str]) -> set[str]:
-    """Those of *names* of which *holds* says so, asked side by side. Raises as :func:`side_by_side` does."""
-    ordered = list(names)
-    answers = side_by_side(holds, ordered, QUESTIONS_AT_ONCE)
-    return {name for name, answer in zip(ordered, answers, strict=True) if answer}
 
 
 class _Party(Generic[T, R]):

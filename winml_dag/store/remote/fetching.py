@@ -23,7 +23,7 @@ from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
 from winml_dag.store.remote.guard import LeftAlone
 from winml_dag.store.remote.guardedlevel import GuardedLevel
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, RemoteError
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
 from winml_dag.store.remote.traffic import Traffic
 
 # Smaller ones are fetched again in less time than it takes to be glad of a part.

@@ -17,7 +17,7 @@ from winml_dag.explanation import explanation
 from winml_dag.store.remote.attempt import LEAST_BYTES_PER_SECOND, Attempt
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, Remote, RemoteError
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
 from winml_dag.store.remote.traffic import Traffic
 
 T = TypeVar("T")
@@ -227,7 +227,7 @@ class Guard:
 
     def _answers(self, digest: str) -> bool:
         try:
-            self._result(lambda _: self._remote.has([digest]))
+            self._result(lambda _: self._remote.has(digest))
         except RemoteError:
             return False
         self._answered = self._clock.now()

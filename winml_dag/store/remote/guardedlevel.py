@@ -16,11 +16,11 @@ from winml_dag.store.record import Record
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.counting import Counting
 from winml_dag.store.remote.guard import Guard, LeftAlone
-from winml_dag.store.remote.places import shown
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import LevelSettings, Mode
 from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.remote.trust import Refused, Trust
+from winml_dag.store.remote.urls import shown
 
 _NOT_READ = "it is left alone for the rest of this run, and what it may have is made here instead"
 _NOT_PUT = "nothing more is put there in this run, what is made stays on this machine"
@@ -77,7 +77,7 @@ class GuardedLevel:
         if known is None:
             guard = self.writing if to_put else self.reading
             try:
-                known = bool(guard.ask(lambda remote: remote.has([digest])))
+                known = guard.ask(lambda remote: remote.has(digest))
             except LeftAlone:
                 return False
             self._there[digest] = known

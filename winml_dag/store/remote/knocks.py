@@ -68,4 +68,4 @@ class Knocks:
 
 def _knock(level: GuardedLevel) -> None:
     with suppress(LeftAlone):
-        level.reading.ask(lambda remote: remote.has([_NOTHING]))
+        level.reading.ask(lambda remote: remote.has(_NOTHING))

@@ -17,7 +17,7 @@ from winml_dag.store.remote.fetching import Fetching
 from winml_dag.store.remote.guardedlevel import GuardedLevel
 from winml_dag.store.remote.knocks import Knocks
 from winml_dag.store.remote.offering import Offers
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import LevelSettings, Mode
 from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.remote.trust import Trust

@@ -34,9 +34,9 @@ from winml_dag.errors import StoreError, UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.remote.namespace import is_of_pull
-from winml_dag.store.remote.places import shown
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey
+from winml_dag.store.remote.urls import shown
 
 ENVELOPE_FORMAT = 1
 # What is signed begins with this, so that a signature means nothing where the same secret signs something else.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class WatchedRemote:
     def put_record(self, key: str, data: bytes) -> bool:
         return self.remote.put_record(key, data)
 
-    def has(self, digests: Collection[str]) -> set[str]:
-        return self.remote.has(digests)
+    def has(self, digest: str) -> bool:
+        return self.remote.has(digest)
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         # Asked for at once, not with the first piece: that there is no such blob is told here.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+
+from servers.memory import MemoryRemote
 
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.remote.clock import Clock
 from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import Remote, RemoteError
+from winml_dag.store.remote.protocol import Remote, RemoteError
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 
@@ -105,9 +106,9 @@ class ScriptedRemote(MemoryRemote):
         self._begin("put_record")
         return super().put_record(key, data)
 
-    def has(self, digests: Collection[str]) -> set[str]:
+    def has(self, digest: str) -> bool:
         self._begin("has")
-        return super().has(digests)
+        return super().has(digest)
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         self._begin("read")

@@ -9,7 +9,7 @@ import pytest
 
 from winml_dag.store.remote.attempt import Attempt
 from winml_dag.store.remote.clock import SystemClock
-from winml_dag.store.remote.remote import RemoteError
+from winml_dag.store.remote.protocol import RemoteError
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from remote_samples import HandClock, Machine, ScriptedRemote, digest_of, entry
+from servers.memory import MemoryRemote
 
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.remote import fetching
 from winml_dag.store.remote.fetching import RESUMED_BYTES
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import RemoteError
+from winml_dag.store.remote.protocol import RemoteError
 
 SMALL = b"model" * 100
 # Larger than what is gone on with, and no two parts of it alike.

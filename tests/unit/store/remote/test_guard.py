@@ -13,7 +13,7 @@ from remote_samples import HandClock, ScriptedRemote, digest_of, in_background
 from winml_dag.store.remote.attempt import LEAST_BYTES_PER_SECOND
 from winml_dag.store.remote.counting import Counting
 from winml_dag.store.remote.guard import Guard, LeftAlone
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, RemoteError
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
 
 KEY = "0" * 64
 BLOB = digest_of(b"model")
@@ -131,14 +131,14 @@ def test_one_question_that_fails_while_others_are_answered_does_not_cost_the_rem
 def test_an_attempt_that_hangs_while_others_are_answered_is_made_once_more(guarded: Guarded) -> None:
     guarded.remote.records[KEY] = b"{}"
     guarded.remote.before["has"].append(lambda: guarded.ended.wait(60))
-    waiting = in_background(lambda: guarded.guard.ask(lambda remote: remote.has([BLOB])))
+    waiting = in_background(lambda: guarded.guard.ask(lambda remote: remote.has(BLOB)))
     guarded.clock.until_waiting(1)
     guarded.clock.advance(ATTEMPT_SECONDS / 2)
     guarded.clock.until_waiting(1)
     assert guarded.record() == b"{}"
     guarded.clock.advance(ATTEMPT_SECONDS / 2)
     # The second attempt, which does not hang, has the answer.
-    assert waiting.result(30) == set()
+    assert waiting.result(30) is False
     assert not guarded.said
     assert guarded.count.traffic.requests == 3
 

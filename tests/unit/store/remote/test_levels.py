@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry, in_background, record_of
+from servers.memory import MemoryRemote
 
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS
 from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.traffic import Traffic
 from winml_dag.store.remote.trust import Maker, Trust

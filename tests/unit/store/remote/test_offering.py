@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry
+from servers.memory import MemoryRemote
 
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import RemoteError
+from winml_dag.store.remote.protocol import RemoteError
 from winml_dag.store.remote.settings import Mode
 
 

@@ -12,9 +12,9 @@ from remote_samples import KEYS, TRUST, Machine, digest_of, entry, record_of
 from servers.faulty import Fault, FaultyServer
 from servers.nginx import nginx_server
 
-from winml_dag.store.remote.backends import open_remote
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode
+from winml_dag.store.remote.urls import open_remote
 
 LARGE = os.urandom(1 << 16) * (20 << 4)
 SMALL = b"model" * 1000

@@ -17,7 +17,7 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Refused, Trust
 
