@@ -22,7 +22,14 @@ from obstore import exceptions
 from obstore import store as stores
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError, blob_path, record_path
+from winml_dag.store.remote.protocol import (
+    ATTEMPT_SECONDS,
+    MOST_RECORD_BYTES,
+    PART_SECONDS,
+    RemoteError,
+    blob_path,
+    record_path,
+)
 
 if TYPE_CHECKING:
     from obstore import SignCapableStore
@@ -40,8 +47,6 @@ _NO_LIMIT = timedelta(days=1)
 # What an upload in parts takes of memory. S3 wants parts of at least 5 MiB, and 10,000 at most.
 _PART_BYTES = 5 << 20
 _PARTS_AT_ONCE = 2
-# A part that takes longer is given up: 80 kB/s.
-PART_SECONDS = 64
 # A folder yields as much at once as is asked for. From a network we take what has come, so that a trickle is noticed.
 _FOLDER_READ_BYTES = 256 << 10
 

@@ -23,7 +23,14 @@ from urllib3 import exceptions
 from urllib3.connection import HTTPConnection
 from urllib3.util import Timeout, make_headers, parse_url
 
-from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError, blob_path, record_path
+from winml_dag.store.remote.protocol import (
+    ATTEMPT_SECONDS,
+    MOST_RECORD_BYTES,
+    SETTLING_BYTES_PER_SECOND,
+    RemoteError,
+    blob_path,
+    record_path,
+)
 
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
@@ -44,8 +51,6 @@ _SOCKET_OPTIONS = [
 _SMALL_BODY_BYTES = 4096
 # From here on a blob is asked for before it is sent.
 _BIG_BYTES = 64 << 10
-# How fast a server hashes and moves what it has received before it answers.
-SETTLING_BYTES_PER_SECOND = 32 << 20
 _MOST_REDIRECTS = 3
 
 _ABSENT = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)

@@ -19,6 +19,10 @@ from winml_dag.errors import StoreError
 MOST_RECORD_BYTES = 8 << 20
 # How long an attempt waits for a connection, and for each further byte, in seconds.
 ATTEMPT_SECONDS = 2.0
+# How long a part of an upload may take whose progress a client library does not tell: 5 MiB at 80 kB/s.
+PART_SECONDS = 64.0
+# How fast a server hashes and moves what it has received before it answers.
+SETTLING_BYTES_PER_SECOND = 32 << 20
 # The folders of all records and of all blobs.
 FOLDERS = ("ac", "cas")
 
