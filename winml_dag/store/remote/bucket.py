@@ -24,11 +24,11 @@ from obstore import store as stores
 from winml_dag.errors import UsageError
 from winml_dag.store.remote.protocol import (
     ATTEMPT_SECONDS,
-    MOST_RECORD_BYTES,
     PART_SECONDS,
     RemoteError,
     blob_path,
     record_path,
+    whole_record,
 )
 
 if TYPE_CHECKING:
@@ -86,15 +86,10 @@ class ObjectRemote:
         self._read_bytes = read_bytes
 
     def record(self, key: str) -> bytes | None:
-        data = bytearray()
         try:
-            for piece in self._read(record_path(key), 0):
-                data += piece
-                if len(data) > MOST_RECORD_BYTES:
-                    raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
+            return whole_record(self._read(record_path(key), 0))
         except FileNotFoundError:
             return None
-        return bytes(data)
 
     def put_record(self, key: str, data: bytes) -> bool:
         return self._create(self._prefix + record_path(key), data)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +25,11 @@ from urllib3.util import Timeout, make_headers, parse_url
 
 from winml_dag.store.remote.protocol import (
     ATTEMPT_SECONDS,
-    MOST_RECORD_BYTES,
     SETTLING_BYTES_PER_SECOND,
     RemoteError,
     blob_path,
     record_path,
+    whole_record,
 )
 
 if TYPE_CHECKING:
@@ -73,15 +73,10 @@ class HttpRemote:
     def record(self, key: str) -> bytes | None:
         with _translated():
             response = self._get("GET", record_path(key))
-            if response is None:
-                return None
-            data = bytearray()
-            while piece := response.read1(_READ_BYTES, decode_content=False):
-                data += piece
-                if len(data) > MOST_RECORD_BYTES:
-                    response.close()
-                    raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
-            return bytes(data)
+        if response is None:
+            return None
+        with closing(_Body(response, 0)) as body:
+            return whole_record(body)
 
     def put_record(self, key: str, data: bytes) -> bool:
         return not self._exists(record_path(key)) and self._put(record_path(key), lambda: [data], len(data))

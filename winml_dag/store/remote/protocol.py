@@ -8,7 +8,7 @@ what to do without an answer, are decided by the caller.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -98,6 +98,16 @@ class Remote(Protocol):
 
     def close(self) -> None:
         """Close connections. The remote may be used again."""
+
+
+def whole_record(pieces: Iterable[bytes]) -> bytes:
+    """*pieces* together. Raises RemoteError("lying") for more than a record has, having taken no more than that."""
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) > MOST_RECORD_BYTES:
+            raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
+    return bytes(data)
 
 
 def record_path(key: str) -> str:

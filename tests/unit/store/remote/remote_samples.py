@@ -112,6 +112,7 @@ class Machine:
 
     Attributes:
         said: what its user was told.
+        received: how many bytes of blobs came with each piece.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Machine:
     ) -> None:
         self.store = LocalStore(folder, function="sha256")
         self.said: list[str] = []
+        self.received: list[int] = []
         settings = [LevelSettings(f"http://me:secret@level{number}/c", mode) for number, _ in enumerate(remotes)]
         self.remotes = Remotes(
             [Tier(remote, each) for remote, each in zip(remotes, settings, strict=True)],
@@ -130,6 +132,7 @@ class Machine:
             trust,
             scratch=self.store.incoming,
             tell=self.said.append,
+            received=self.received.append,
             locks=self.store.locks,
         )
 

@@ -90,6 +90,7 @@ def test_blobs_come_with_the_stamp_of_blobs_and_are_counted(tmp_path: Path) -> N
     assert {here.store.blobs.path(file.digest).stat().st_mtime_ns for file in files} == {STAMP_NS}
     assert not here.partial_files()
     traffic = here.remotes.traffic()
+    assert sum(here.received) == len(SMALL) + len(LARGE)
     # What is empty is known without being asked for.
     assert (traffic.blobs_fetched, traffic.bytes_fetched, traffic.requests) == (2, len(SMALL) + len(LARGE), 2)
 

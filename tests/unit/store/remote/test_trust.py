@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 from hypothesis import given
@@ -14,12 +16,13 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.engine.keys import cache_key
+from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import SigningKey
-from winml_dag.store.remote.trust import Maker, Refused, Trust
+from winml_dag.store.remote.trust import Maker, Refused, Trust, maker_here
 
 MAKER = Maker("winml_dag 1.0", run="https://ci/7", revision="abc", host="Linux x86_64", tools={"onnx": "1.19"})
 OURS, OLD = SigningKey("ours", b"o" * 32), SigningKey("old", b"l" * 32)
@@ -275,3 +278,37 @@ def test_the_list_of_input_files_stays_at_home_when_a_record_would_be_too_long()
 
     assert len(data) < 10_000
     assert TRUST.verify(data, KEY, "main").input_files == {}
+
+
+def test_it_names_the_program_the_class_of_machine_and_versions_but_no_machine_and_no_user() -> None:
+    maker = maker_here("winml_dag 1.0")
+
+    assert (maker.builder, maker.run, maker.revision) == ("winml_dag 1.0", "", "")
+    assert maker.host == f"{platform.system()} {platform.machine()}"
+    assert maker.tools["python"] == platform.python_version()
+    assert maker.tools["onnxruntime"] == version("onnxruntime")
+    assert platform.node() not in str(maker)
+    assert Maker.from_json(maker.to_json()) == maker
+
+
+@pytest.mark.parametrize("address", ["https://x/\x1b[2J", "https://" + "x" * 1000], ids=["escape", "long"])
+def test_a_run_whose_address_cannot_be_shown_is_not_named(address: str) -> None:
+    assert maker_here("x", run="https://x/1", revision="abc").run == "https://x/1"
+    assert maker_here("x", run=address).run == ""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run": 1},
+        {"run": "a\nb"},
+        {"more": ""},
+        {"tools": {"onnx": 1}},
+        {"tools": {f"tool{number}": "1" for number in range(51)}},
+        {"tools": []},
+    ],
+    ids=lambda changed: str(changed)[:20],
+)
+def test_what_is_told_in_another_way_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(StoreError, match="Who made a record"):
+        Maker.from_json({**Maker("x").to_json(), **changed})  # type: ignore[dict-item]
