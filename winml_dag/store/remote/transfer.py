@@ -29,7 +29,7 @@ R = TypeVar("R")
 # Transfers side by side have to be as fast as this together. Below it, making a result again is nearly always faster
 # (100 MB take 17 minutes), and what is called a slow line today (a train's, 400 kB/s) is above it.
 LEAST_BYTES_PER_SECOND = 100_000
-# A library whose own time limit has passed gets so much time to say so.
+# How long a client library may take to report that its own time limit has passed.
 _GRACE_SECONDS = 1.0
 # How long a thread that waits for others sleeps at most: on Windows an interrupt does not wake it.
 POLL_SECONDS = 0.2
@@ -108,7 +108,7 @@ class Transfer:
     def __init__(self, stock: float = 0) -> None:
         self._stock = max(stock, ATTEMPT_SECONDS)
         self._left = self._stock
-        self._deadline = inf
+        self._deadline = self._hung_after = inf
         self._breaker: CircuitBreaker | None = None
         self.is_cancelled = False
 
@@ -126,7 +126,7 @@ class Transfer:
             KeyError: as *call* does.
             RemoteUnavailable: when nobody waits for this thread any more.
         """
-        self._deadline = monotonic() + self._left
+        self._expect_by(monotonic() + self._left)
         try:
             result = call()
         except (RemoteError, RemoteUnavailable, KeyError):
@@ -134,7 +134,7 @@ class Transfer:
         except Exception as error:
             raise RemoteError("failing", f"cannot be used ({explanation(error)})") from error
         finally:
-            self._left, self._deadline = self._deadline - monotonic(), inf
+            self._left, self._hung_after = self._deadline - monotonic(), inf
         self._check()
         return result
 
@@ -148,23 +148,28 @@ class Transfer:
         self._check()
         assert self._breaker is not None
         now = monotonic()
-        self._deadline = min(self._deadline + count / self._breaker.least_rate, now + self._stock)
+        self._expect_by(min(self._deadline + count / self._breaker.least_rate, now + self._stock))
         if now > self._deadline:
             raise RemoteError.too_slow()
         self._breaker.moved(count)
 
     def allow(self, seconds: float) -> None:
         """The remote may take *seconds* from now: it has all bytes, and stores them. Called within :meth:`wait_for`."""
-        self._deadline = max(self._deadline, monotonic() + seconds)
+        self._expect_by(max(self._deadline, monotonic() + seconds))
 
     def abandon_if_hung(self) -> bool:
         """Give the remote up if this thread hangs in it, and tell whether it does."""
-        if monotonic() <= self._deadline + _GRACE_SECONDS:
+        if monotonic() <= self._hung_after:
             return False
         self.is_cancelled = True
         if self._breaker is not None:
             self._breaker.open(RemoteError.too_slow())
         return True
+
+    def _expect_by(self, deadline: float) -> None:
+        self._deadline = deadline
+        # The client library may wait ATTEMPT_SECONDS for the next byte, however little time is left.
+        self._hung_after = max(deadline, monotonic() + ATTEMPT_SECONDS) + _GRACE_SECONDS
 
     def _check(self) -> None:
         if self.is_cancelled or (self._breaker is not None and self._breaker.is_open):

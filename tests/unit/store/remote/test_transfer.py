@@ -249,6 +249,35 @@ def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
     ended.set()
 
 
+def test_all_who_wait_for_answers_come_back_when_a_remote_is_not_used_any_more(guarded: Guarded) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(number: int, _: Transfer) -> int:
+        if number:
+            assert begun.wait(60)
+            guarded.breaker.open(RemoteError("forbidden", "will not have us"))
+        begun.set()
+        ended.wait(60)
+        return number
+
+    assert ask_all(work, range(2), 2, guarded.breaker) == [None, None]
+    ended.set()
+
+
+def test_on_a_slow_line_it_is_the_client_library_that_gives_up_first(guarded: Guarded, clock: Clock) -> None:
+    """Its error is considered: there may be progress, or answers to others."""
+
+    def piece() -> None:
+        clock.now += ATTEMPT_SECONDS * 0.9
+        assert not guarded.transfer.abandon_if_hung()
+        guarded.transfer.moved(1000)
+
+    guarded.transfer.begin(guarded.breaker)
+    guarded.transfer.wait_for(piece)
+    with pytest.raises(RemoteError, match="did not go on"):
+        guarded.transfer.wait_for(piece)
+
+
 def test_a_remote_has_time_to_store_what_it_has_got(guarded: Guarded, clock: Clock) -> None:
     guarded.transfer.begin(guarded.breaker)
 
