@@ -1,7 +1,7 @@
-"""Whether a remote does what is wanted of it, asked directly: each finding says what to do.
+"""Whether a remote does what it should: each finding says what to do.
 
-The only thing that is left there is a probe: a blob and a text under a key that no record has. Each time it is another
-one, since nobody needs a right to put what is there already.
+A check of a remote that may be written leaves a probe there: a blob, and a text under a key that no record has. Each
+probe is new, because putting what is there already takes no right.
 """
 
 from __future__ import annotations

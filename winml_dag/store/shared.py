@@ -1,9 +1,9 @@
 """The store of this machine with remotes behind it: what is not here is looked for there, and what is made here is
 offered to them.
 
-A record that comes from behind is kept here, without its blobs: a key needs digests alone. Blobs come when something
-that runs, or that was asked for, needs their bytes. What no remote has is asked for once in a run, and a blob that
-could not be had counts as missing for the rest of it: the stage that made it runs again.
+A record of a remote is kept here, without its blobs: a key needs digests alone. Blobs come when something that runs, or
+that was asked for, needs their bytes. What no remote has is asked for once in a run, and a blob that could not be
+fetched counts as missing for the rest of it: the stage that made it runs again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class SharedStore(LocalStore):
         super().__init__(folder, function="sha256")
         self._told = told
         self._remotes = remotes_of(self)
-        # Keys that no remote has, and digests whose blob could not be had, in this run.
+        # In this run: keys that no remote has, and digests of blobs that could not be fetched.
         self._nowhere: set[str] = set()
         self._lost: set[str] = set()
-        # Keys whose record came in this run, and those of their records that could not be written here.
+        # In this run: keys whose record came from a remote, and those records that could not be written here.
         self._arrived: set[str] = set()
         self._unkept: dict[str, Record] = {}
         self._fetched = 0
@@ -62,7 +62,7 @@ class SharedStore(LocalStore):
             **{key: self._unkept[key] for key in keys if key in self._unkept},
         }
         found.update(self._from_remotes([key for key in keys if key not in found and key not in self._nowhere]))
-        # Whether their blobs are to be had is asked for all at once too; each answer is remembered there.
+        # Asks for all of their blobs at once; the remotes remember the answers.
         self.missing([file for record in found.values() for file in record.files()])
         return found
 
@@ -143,7 +143,7 @@ class SharedStore(LocalStore):
         return found
 
     def _with_blobs(self, artifact: Artifact, work: Callable[[], None]) -> None:
-        """Do *work* with the blobs of *artifact* here; one that turns out to be damaged is had from behind again."""
+        """Do *work* with the blobs of *artifact* here; one that turns out to be damaged is fetched again."""
         self.bring(artifact.files)
         replaced: set[str] = set()
         while True:
@@ -158,10 +158,10 @@ class SharedStore(LocalStore):
 
 
 def adopted_name(name: str) -> str:
-    """What is remembered under *name* of results with these digests: without a remote, the same name has others."""
+    """The name under which results with sha256 digests are remembered; those made without a remote have others."""
     return _PREFIX + name
 
 
 def is_shareable(record: Record) -> bool:
-    """Whether all digests are of the function that nobody can make another file for."""
+    """Whether all digests are collision-proof."""
     return all(file.digest.startswith(_PREFIX) for file in record.files())

@@ -43,8 +43,7 @@ ENVELOPE_FORMAT = 1
 _DOMAIN = b"winml_dag record 1"
 # A key's name has 64 characters at most, and a signature as many.
 _MOST_HEAD_BYTES = 256
-_MOST_FILES = 20_000
-_MOST_FILE_BYTES = 1 << 40
+_MOST_FILES, _MOST_FILE_BYTES = 20_000, 1 << 40
 # Recipes nest eight deep at most. A reader must not reach the limit of Python's stack.
 _MOST_DEPTH = 64
 _MOST_TEXT = 200
@@ -59,10 +58,8 @@ KEYS_FILE_VARIABLE = "WINML_DAG_REMOTE_KEYS_FILE"
 SECRET_BYTES = 32
 _FORM = "name:base64"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 _TEXTS = ("builder", "run", "revision", "host")
-_MOST_CHARACTERS = 500
-_MOST_TOOLS = 50
+_MOST_CHARACTERS, _MOST_TOOLS = 500, 50
 # The first suspects when two machines made different results.
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "transformers", "numpy")
 
