@@ -18,10 +18,10 @@ from fault_lab import Lab
 
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.upkeep import verify
 
 _TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
@@ -101,11 +101,11 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
     try:
         signal.alarm(_PATIENCE_SECONDS)
         # Here and not above: it has threads of its own, which no fork takes along.
-        from winml_dag.store.remote.backends import open_remote
+        from winml_dag.store.remote.urls import open_remote
 
         store = LocalStore(cache, function="sha256")
-        level = Level(open_remote(remote.as_uri()), LevelSettings(remote.as_uri(), Mode.READ_WRITE))
-        levels = Levels([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
+        level = Tier(open_remote(remote.as_uri()), LevelSettings(remote.as_uri(), Mode.READ_WRITE))
+        levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
         os.write(tell_begun, b"!")
         os.close(tell_begun)
         if seed is None:
@@ -125,7 +125,7 @@ def _complain(sentence: str) -> NoReturn:
     os._exit(2)
 
 
-def _share_for_ever(store: LocalStore, levels: Levels, numbers: range, chance: random.Random) -> None:
+def _share_for_ever(store: LocalStore, levels: Remotes, numbers: range, chance: random.Random) -> None:
     while True:
         key = _key(number := chance.choice(numbers))
         if store.record(key) is None and (record := levels.records([key]).get(key)):
@@ -135,7 +135,7 @@ def _share_for_ever(store: LocalStore, levels: Levels, numbers: range, chance: r
             levels.settle()
 
 
-def _share_all(store: LocalStore, levels: Levels, numbers: range) -> None:
+def _share_all(store: LocalStore, levels: Remotes, numbers: range) -> None:
     for key in store.records.keys():  # noqa: SIM118  # not a mapping
         record = store.record(key)
         assert record is not None
@@ -146,7 +146,7 @@ def _share_all(store: LocalStore, levels: Levels, numbers: range) -> None:
             _bring(store, levels, record, number)
 
 
-def _bring(store: LocalStore, levels: Levels, record: Record, number: int) -> None:
+def _bring(store: LocalStore, levels: Remotes, record: Record, number: int) -> None:
     assert levels.fetch(record.files()) == []
     for file in record.files():
         assert store.blobs.path(file.digest).read_bytes() == _files(number)[file.name]
@@ -182,6 +182,6 @@ def _check(folder: Path, remote: Path) -> None:
         assert sha256(path.read_bytes()).hexdigest() == digits, f"{path} has wrong bytes."
     for path in remote.glob("ac/*"):
         if len(path.name) == 64:
-            record = _TRUST.open(path.read_bytes(), path.name, "")
+            record = _TRUST.verify(path.read_bytes(), path.name, "")
             lacking = [file.name for file in record.files() if file.digest.partition(":")[2] not in blobs]
             assert not lacking, f"The record {path.name} is there without {lacking}."

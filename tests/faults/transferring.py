@@ -17,12 +17,12 @@ from pathlib import Path
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.backends import open_remote
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.remote.urls import open_remote
 
 _FILE_BYTES_LIMIT = "FILE_BYTES_LIMIT"
 
@@ -48,10 +48,10 @@ class _Stopping:
                 threading.Event().wait()
 
 
-def _levels(store: LocalStore, remote: Remote) -> Levels:
+def _levels(store: LocalStore, remote: Remote) -> Remotes:
     trust = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
-    level = Level(remote, LevelSettings("http://remote", Mode.READ_WRITE))
-    return Levels([level], store.blobs, trust, scratch=store.incoming, tell=print, locks=store.locks)
+    level = Tier(remote, LevelSettings("http://remote", Mode.READ_WRITE))
+    return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=print, locks=store.locks)
 
 
 def fetch(cache: str, url: str, digest: str, size: str, stop: str = "") -> None:

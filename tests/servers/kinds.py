@@ -10,12 +10,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from servers.faulty import FaultyServer
+from servers.memory import MemoryRemote
 from servers.nginx import nginx_server
 from servers.s3 import s3_server
 
-from winml_dag.store.remote.backends import open_remote
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
+from winml_dag.store.remote.urls import open_remote
 
 KINDS = ("memory", "file", "http", "nginx", "s3", "az")
 

@@ -1,6 +1,6 @@
-"""How far blobs are that are on their way: a line once in a while, which a live table lets pass above itself.
+"""The progress of transfers: a line every ten seconds, which a live table prints above itself.
 
-It is written by whoever moves the bytes: nothing is counted while nothing moves, and there is no thread to end.
+The thread that moves the bytes writes it, so no thread of its own is needed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import ADOPTED
 from winml_dag.store.quantities import counted, size_text
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.crew import side_by_side
+from winml_dag.store.remote.transfer import ThreadPool
 from winml_dag.store.shared import adopted_name
 from winml_dag.store.twins import make_twin
 
@@ -165,7 +165,7 @@ class _Adoption:
 
         # The largest first: one that begins last would be waited for alone.
         ordered = sorted(sizes, key=lambda digest: (-sizes[digest], digest))
-        twins = side_by_side(work, ordered, min(_MOST_AT_ONCE, os.cpu_count() or 1))
+        twins = ThreadPool(min(_MOST_AT_ONCE, os.cpu_count() or 1)).map(work, ordered)
         found = {digest: twin for digest, twin in zip(ordered, twins, strict=True) if twin is not None}
         self._digests.update(found)
         self._blobs = len(found)

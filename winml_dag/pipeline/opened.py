@@ -13,7 +13,7 @@ from winml_dag.store.location import default_cache_dir
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
-    from winml_dag.store.remote.behind import Behind
+    from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.settings import RemoteSettings
     from winml_dag.store.shared import SharedStore
 
@@ -66,8 +66,8 @@ def store_with(
     folder: Path, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None = None
 ) -> SharedStore:
     """The store in *folder* with the remotes of *settings* behind it. Raises as :func:`open_store` does."""
-    from winml_dag.store.remote.backends import parts_of
-    from winml_dag.store.remote.keys import check_keys
+    from winml_dag.store.remote.trust import check_keys
+    from winml_dag.store.remote.urls import parts_of
     from winml_dag.store.shared import SharedStore
 
     # Before keys: who has misspelled an address needs none.
@@ -75,7 +75,7 @@ def store_with(
         parts_of(level.url)
     check_keys(settings)
     told = None if watcher is None else watcher.waits
-    return SharedStore(folder, lambda store: _behind(store, settings, tell, watcher), told)
+    return SharedStore(folder, lambda store: _remotes(store, settings, tell, watcher), told)
 
 
 def settled_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
@@ -99,25 +99,30 @@ def let_go(store: LocalStore) -> None:
     store.close()
 
 
-def _behind(
+def _remotes(
     store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None
-) -> Behind:
+) -> Remotes:
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run
     from winml_dag.pipeline.madeby import MADE_BY
-    from winml_dag.store.remote.backends import open_remote
-    from winml_dag.store.remote.envelope import Trust
-    from winml_dag.store.remote.levels import Level, Levels
-    from winml_dag.store.remote.maker import maker_here
+    from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.settings import Mode
-    from winml_dag.store.remote.watched import WatchedRemote
+    from winml_dag.store.remote.tier import Tier
+    from winml_dag.store.remote.trust import Trust, maker_here
+    from winml_dag.store.remote.urls import open_remote
 
     run = ci_run()
     maker = maker_here(MADE_BY) if run is None else maker_here(MADE_BY, run=run.run, revision=run.revision)
-    trust = Trust(settings.keys, maker, settings.accept_unsigned, cache_key)
-    used = [each for each in settings.levels if each.mode != Mode.OFF]
-    remotes = [open_remote(each.url, each.namespace, gets_token=each.gets_token) for each in used]
-    if watcher is not None:
-        remotes = [WatchedRemote(remote, watcher.received) for remote in remotes]
-    levels = list(map(Level, remotes, used))
-    return Levels(levels, store.blobs, trust, scratch=store.incoming, tell=tell, locks=store.locks)
+    return Remotes(
+        [
+            Tier(open_remote(each.url, each.namespace, gets_token=each.gets_token), each)
+            for each in settings.levels
+            if each.mode is not Mode.OFF
+        ],
+        store.blobs,
+        Trust(settings.keys, maker, settings.accept_unsigned, cache_key),
+        scratch=store.incoming,
+        tell=tell,
+        received=None if watcher is None else watcher.received,
+        locks=store.locks,
+    )

@@ -1,7 +1,7 @@
-"""Whether a remote does what is wanted of it, asked directly: each finding says what to do.
+"""Whether a remote does what it should: each finding says what to do.
 
-The only thing that is left there is a probe: a blob and a text under a key that no record has. Each time it is another
-one, since nobody needs a right to put what is there already.
+A check of a remote that may be written leaves a probe there: a blob, and a text under a key that no record has. Each
+probe is new, because putting what is there already takes no right.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from winml_dag.pipeline.remoteoptions import TOKEN_HOST_VARIABLE
-from winml_dag.store.remote.backends import TOKEN
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, Remote, RemoteError
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, Remote, RemoteError
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.urls import TOKEN
 
 _NOTHING = hashlib.sha256(b"winml_dag probe: nothing is here").hexdigest()
 _OTHER_PROBE = b"winml_dag probe, put a second time\n"
@@ -70,7 +70,7 @@ def check_level(
     yield Finding("reach", True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
     yield from _clock_apart(level.url)
     try:
-        remote.has([f"sha256:{_NOTHING}"])
+        remote.has(f"sha256:{_NOTHING}")
         yield Finding("read", True, "records and blobs may be asked for")
     except RemoteError as error:
         yield _failed("read", error)
@@ -161,7 +161,7 @@ def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
 def _missing_folder(url: str) -> Path | None:
     if not url.startswith("file:"):
         return None
-    from winml_dag.store.remote.places import folder_of
+    from winml_dag.store.remote.urls import folder_of
 
     folder = folder_of(urlsplit(url))
     return None if folder.is_dir() else folder

@@ -34,9 +34,10 @@ from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.smallfiles import read_text
-from winml_dag.store.remote.keys import signing_keys
-from winml_dag.store.remote.places import FOLDERS, folder_of, shown
+from winml_dag.store.remote.protocol import FOLDERS
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.trust import signing_keys
+from winml_dag.store.remote.urls import folder_of, shown
 
 F = TypeVar("F", bound=Section)
 

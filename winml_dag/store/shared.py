@@ -1,9 +1,9 @@
 """The store of this machine with remotes behind it: what is not here is looked for there, and what is made here is
 offered to them.
 
-A record that comes from behind is kept here, without its blobs: a key needs digests alone. Blobs come when something
-that runs, or that was asked for, needs their bytes. What no remote has is asked for once in a run, and a blob that
-could not be had counts as missing for the rest of it: the stage that made it runs again.
+A record of a remote is kept here, without its blobs: a key needs digests alone. Blobs come when something that runs, or
+that was asked for, needs their bytes. What no remote has is asked for once in a run, and a blob that could not be
+fetched counts as missing for the rest of it: the stage that made it runs again.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from winml_dag.store.record import Record
 from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
-    from winml_dag.store.remote.behind import Behind
+    from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.traffic import Traffic
 
 _PREFIX = "sha256:"
 
 
 class SharedStore(LocalStore):
-    """A store in *folder* with what *behind_of* makes for it behind it. Digests are sha256: what others write must be
-    collision-proof. *told* is what :meth:`settle` tells when it is given nobody else to tell.
+    """A store in *folder* with the remotes that *remotes_of* makes for it. Digests are sha256: what others write must
+    be collision-proof. *told* is what :meth:`settle` tells when it is given nobody else to tell.
     """
 
     asks_behind = True
@@ -36,16 +36,16 @@ class SharedStore(LocalStore):
     def __init__(
         self,
         folder: Path,
-        behind_of: Callable[[LocalStore], Behind],
+        remotes_of: Callable[[LocalStore], Remotes],
         told: Callable[[int, int], None] | None = None,
     ) -> None:
         super().__init__(folder, function="sha256")
         self._told = told
-        self._behind = behind_of(self)
-        # Keys that no remote has, and digests whose blob could not be had, in this run.
+        self._remotes = remotes_of(self)
+        # In this run: keys that no remote has, and digests of blobs that could not be fetched.
         self._nowhere: set[str] = set()
         self._lost: set[str] = set()
-        # Keys whose record came in this run, and those of their records that could not be written here.
+        # In this run: keys whose record came from a remote, and those records that could not be written here.
         self._arrived: set[str] = set()
         self._unkept: dict[str, Record] = {}
         self._fetched = 0
@@ -54,15 +54,15 @@ class SharedStore(LocalStore):
         found = super().record(key)
         if found is not None or key in self._nowhere:
             return found
-        return self._unkept[key] if key in self._unkept else self._from_behind([key]).get(key)
+        return self._unkept[key] if key in self._unkept else self._from_remotes([key]).get(key)
 
     def look_up(self, keys: Collection[str]) -> Mapping[str, Record]:
         found = {
             **{key: own for key, record in self.records.read_many(list(keys)).items() if (own := self._own(record))},
             **{key: self._unkept[key] for key in keys if key in self._unkept},
         }
-        found.update(self._from_behind([key for key in keys if key not in found and key not in self._nowhere]))
-        # Whether their blobs are to be had is asked for all at once too; each answer is remembered there.
+        found.update(self._from_remotes([key for key in keys if key not in found and key not in self._nowhere]))
+        # Asks for all of their blobs at once; the remotes remember the answers.
         self.missing([file for record in found.values() for file in record.files()])
         return found
 
@@ -74,7 +74,7 @@ class SharedStore(LocalStore):
         if not gone:
             return []
         asked = {file.digest for file in gone if file.digest.startswith(_PREFIX)} - self._lost
-        there = self._behind.has(asked) if asked else set()
+        there = self._remotes.has(asked) if asked else set()
         return [file for file in gone if file.digest not in there]
 
     def far(self, files: Iterable[FileEntry]) -> list[FileEntry]:
@@ -84,7 +84,7 @@ class SharedStore(LocalStore):
         gone = {file.digest: file for file in self.far(files)}
         wanted = [file for digest, file in gone.items() if digest.startswith(_PREFIX) and digest not in self._lost]
         if wanted:
-            self._lost.update(file.digest for file in self._behind.fetch(wanted))
+            self._lost.update(file.digest for file in self._remotes.fetch(wanted))
 
     def fetch(self, artifact: Artifact, folder: Path) -> None:
         self._with_blobs(artifact, lambda: LocalStore.fetch(self, artifact, folder))
@@ -97,12 +97,12 @@ class SharedStore(LocalStore):
     def publish(self, record: Record, folders: Mapping[str, Path | str], log: Path | None = None) -> Record:
         published = super().publish(record, folders, log)
         self._arrived.discard(published.cache_key)
-        self._behind.offer(published)
+        self._remotes.offer(published)
         return published
 
     def offer(self, record: Record) -> None:
         """Begin to put *record*, whose blobs are here, where we may write."""
-        self._behind.offer(record)
+        self._remotes.offer(record)
 
     def together(self, names: Sequence[str]) -> AbstractContextManager[None]:
         return super().together([adopted_name(name) for name in names])
@@ -114,24 +114,24 @@ class SharedStore(LocalStore):
         super().remember(adopted_name(name), key)
 
     def settle(self, told: Callable[[int, int], None] | None = None) -> None:
-        self._behind.settle(told or self._told)
+        self._remotes.settle(told or self._told)
 
     def traffic(self) -> Traffic:
-        return self._behind.traffic()
+        return self._remotes.traffic()
 
     def take_fetched(self) -> int:
         before, self._fetched = self._fetched, self.traffic().bytes_fetched
         return self._fetched - before
 
     def close(self) -> None:
-        self._behind.close()
+        self._remotes.close()
         super().close()
 
-    def _from_behind(self, keys: Collection[str]) -> dict[str, Record]:
+    def _from_remotes(self, keys: Collection[str]) -> dict[str, Record]:
         """The records of *keys* that a remote has, kept here from now on."""
         if not keys:
             return {}
-        found = {key: record for key, record in self._behind.records(keys).items() if is_shareable(record)}
+        found = {key: record for key, record in self._remotes.records(keys).items() if is_shareable(record)}
         self._nowhere.update(key for key in keys if key not in found)
         with self.index.holding_back():
             for key, record in found.items():
@@ -143,7 +143,7 @@ class SharedStore(LocalStore):
         return found
 
     def _with_blobs(self, artifact: Artifact, work: Callable[[], None]) -> None:
-        """Do *work* with the blobs of *artifact* here; one that turns out to be damaged is had from behind again."""
+        """Do *work* with the blobs of *artifact* here; one that turns out to be damaged is fetched again."""
         self.bring(artifact.files)
         replaced: set[str] = set()
         while True:
@@ -158,10 +158,10 @@ class SharedStore(LocalStore):
 
 
 def adopted_name(name: str) -> str:
-    """What is remembered under *name* of results with these digests: without a remote, the same name has others."""
+    """The name under which results with sha256 digests are remembered; those made without a remote have others."""
     return _PREFIX + name
 
 
 def is_shareable(record: Record) -> bool:
-    """Whether all digests are of the function that nobody can make another file for."""
+    """Whether all digests are collision-proof."""
     return all(file.digest.startswith(_PREFIX) for file in record.files())

@@ -18,7 +18,7 @@ from servers.faulty import Fault, FaultyServer
 
 from winml_dag.cli.main import run
 from winml_dag.cli.transfers import Transfers
-from winml_dag.store.remote import attempt, guard
+from winml_dag.store.remote import http, transfer
 
 MAKING = "import sys; data = open(sys.argv[1]).read(); open(sys.argv[2], 'w').write(data * 100)"
 SECRET = "A" * 43 + "="
@@ -29,8 +29,8 @@ CLOSED = "http://127.0.0.1:1"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A remote is left alone after a tenth of the time."""
-    monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.2)
-    monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.2)
 
 
 @pytest.fixture(autouse=True)
@@ -194,8 +194,8 @@ def test_no_error_shows_a_password(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.1)
-    monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.1)
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", keys)
     run([*command, "--remote", address.replace("cache", CLOSED.partition("//")[2]), "--format", "json"])
     said = capsys.readouterr()
@@ -205,7 +205,7 @@ def test_no_error_shows_a_password(
 
 
 def test_an_extra_that_is_not_installed_is_named(says: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winml_dag.store.remote.backends.find_spec", lambda _: None)
+    monkeypatch.setattr("winml_dag.store.remote.urls.find_spec", lambda _: None)
     assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_samples import Bench, Ran, join, node
+from servers.memory import MemoryRemote
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
@@ -19,18 +20,16 @@ from winml_dag.engine.stage import Node, Source, Workspace
 from winml_dag.engine.waves import look_ahead
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
-from winml_dag.store.remote.behind import Behind
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 
 TRUST = Trust((SigningKey("team", b"k" * 32),), Maker("winml_dag 0.1.0"))
 
 
-class Asked(Levels):
+class Asked(Remotes):
     """Writes down how many keys each look asked for."""
 
     looks: list[int]
@@ -48,8 +47,8 @@ class SharedBench(Bench):
         super().__init__(folder / name)
         self.looks: list[int] = []
 
-        def behind(store: LocalStore) -> Behind:
-            level = Level(remote, LevelSettings("memory://", Mode.READ_WRITE))
+        def behind(store: LocalStore) -> Remotes:
+            level = Tier(remote, LevelSettings("memory://", Mode.READ_WRITE))
             found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", tell=lambda _: None)
             found.looks = self.looks
             return found

@@ -13,9 +13,8 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Levels
-from winml_dag.store.remote.maker import Maker
+from winml_dag.store.remote.remotes import Remotes
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 from winml_dag.store.upkeep import clear
 
@@ -33,9 +32,9 @@ class Project:
         return LocalStore(self.folder / "cache")
 
     def shared(self) -> SharedStore:
-        def behind(store: LocalStore) -> Levels:
+        def behind(store: LocalStore) -> Remotes:
             trust = Trust((), Maker("winml_dag 0.1.0"))
-            return Levels([], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
+            return Remotes([], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
 
         return SharedStore(self.folder / "cache", behind)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers.memory import MemoryRemote
 
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.outputfile import OutputFile
@@ -13,11 +14,10 @@ from winml_dag.pipeline.outputs import OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 
 DATA = b"weights"
@@ -31,10 +31,10 @@ def store(tmp_path: Path) -> Iterator[SharedStore]:
     (tmp_path / "blob").write_bytes(DATA)
     remote.put(FAR.digest, tmp_path / "blob", lambda _: None)
 
-    def behind(store: LocalStore) -> Levels:
+    def behind(store: LocalStore) -> Remotes:
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
-        level = Level(remote, LevelSettings("memory://"))
-        return Levels([level], store.blobs, trust, scratch=store.incoming, tell=lambda _: None, locks=store.locks)
+        level = Tier(remote, LevelSettings("memory://"))
+        return Remotes([level], store.blobs, trust, scratch=store.incoming, tell=lambda _: None, locks=store.locks)
 
     store = SharedStore(tmp_path / "cache", behind)
     store.incoming.write_text("in the way")

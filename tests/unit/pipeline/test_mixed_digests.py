@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers.memory import MemoryRemote
 
 from winml_dag.engine.inplace import InPlace
 from winml_dag.pipeline.knownfiles import KnownFiles
@@ -15,11 +16,10 @@ from winml_dag.pipeline.outputs import OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 
 # More than what is hashed without a look at fingerprints.
@@ -33,10 +33,10 @@ def remote() -> MemoryRemote:
 
 @pytest.fixture
 def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[SharedStore]:
-    def behind(store: LocalStore) -> Levels:
-        level = Level(remote, LevelSettings("memory://"))
+    def behind(store: LocalStore) -> Remotes:
+        level = Tier(remote, LevelSettings("memory://"))
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
-        return Levels([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
+        return Remotes([level], store.blobs, trust, scratch=store.folder / "incoming", tell=lambda _: None)
 
     store = SharedStore(tmp_path / "cache", behind)
     yield store

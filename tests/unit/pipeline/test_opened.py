@@ -13,7 +13,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline.opened import let_go, open_store
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.local import LocalStore
-from winml_dag.store.remote import attempt, guard
+from winml_dag.store.remote import http, transfer
 from winml_dag.store.shared import SharedStore
 from winml_dag.store.statistics import read_statistics
 
@@ -61,8 +61,8 @@ def test_an_address_that_nothing_speaks_is_told_before_a_key_is_missed(
 def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "ATTEMPT_SECONDS", 0.1)
-    monkeypatch.setattr(guard, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.1)
     store = open_store(tmp_path / "cache", RemoteOptions(("http://127.0.0.1:1",)))
     with caplog.at_level(logging.WARNING, "winml_dag"):
         assert store.record(KEY) is None

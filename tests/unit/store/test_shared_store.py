@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from servers.memory import MemoryRemote
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
-from winml_dag.store.remote.behind import Behind
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.memory import MemoryRemote
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.shared import SharedStore
 from winml_dag.store.store import BlobDamaged
 
@@ -38,11 +37,11 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
     """A store of a machine of its own before the one remote."""
 
     def machine(name: str) -> SharedStore:
-        level = Level(remote, LevelSettings("memory://", Mode.READ_WRITE))
+        level = Tier(remote, LevelSettings("memory://", Mode.READ_WRITE))
 
-        def behind(store: LocalStore) -> Behind:
+        def behind(store: LocalStore) -> Remotes:
             scratch = store.folder / "transfers"
-            return Levels([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
+            return Remotes([level], store.blobs, TRUST, scratch=scratch, tell=lambda _: None)
 
         return SharedStore(tmp_path / name, behind)
 

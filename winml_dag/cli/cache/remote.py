@@ -71,7 +71,7 @@ def key(name: str, output: Path | None, format_: str) -> int:
     It goes into WINML_DAG_REMOTE_KEYS, or as a line into the file that WINML_DAG_REMOTE_KEYS_FILE or the user's
     configuration names. Of several, the first signs and all are believed.
     """
-    from winml_dag.store.remote.keys import new_key
+    from winml_dag.store.remote.trust import new_key
 
     with errors_as_object(format_):
         line = new_key(name)
@@ -88,8 +88,8 @@ def key(name: str, output: Path | None, format_: str) -> int:
 
 def _findings(level: LevelSettings, settings: RemoteSettings) -> list[Finding]:
     from winml_dag.pipeline.remotecheck import check_level
-    from winml_dag.store.remote.backends import open_remote
     from winml_dag.store.remote.settings import Mode
+    from winml_dag.store.remote.urls import open_remote
 
     if level.mode is Mode.OFF:
         return []
@@ -124,7 +124,7 @@ def _finding_json(finding: Finding) -> Mapping[str, Any]:
 
 
 def _called(level: LevelSettings) -> str:
-    from winml_dag.store.remote.places import shown
+    from winml_dag.store.remote.urls import shown
 
     return shown(level.url)
 

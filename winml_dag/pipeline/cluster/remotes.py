@@ -10,8 +10,8 @@ from typing import Any
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError, UsageError
 from winml_dag.explanation import explanation
-from winml_dag.store.remote.places import shown
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
+from winml_dag.store.remote.urls import shown
 
 
 def remotes_json(settings: RemoteSettings) -> JsonValue:

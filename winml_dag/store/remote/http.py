@@ -1,34 +1,63 @@
 """A remote that speaks HTTP, as caches of build systems do: GET, HEAD and PUT of ``ac/<key>`` and ``cas/<sha256>``.
 
-Nothing that a server says is taken on trust: no length, no encoding, no range. Servers that know conditions create
-only; for those that know none we ask first, and two that put the same record within one round trip may both do so.
+No length, encoding or range that a server states is trusted. Where a server supports conditional puts, the first writer
+wins. One that does not is asked first; two that put the same record within one round trip may then both succeed.
+
+urllib3 keeps the connections. Its retries, redirects and decoding are off: a retry is not its decision, and it would
+read what comes with a redirect to its end, if that has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from winml_dag.store.remote.crew import those_that
-from winml_dag.store.remote.places import blob_place, record_place
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES, RemoteError
-from winml_dag.store.remote.statuses import THERE, is_good, refusal, said
-from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
+import urllib3
+from urllib3 import exceptions
+from urllib3.connection import HTTPConnection
+from urllib3.util import Timeout, make_headers, parse_url
+
+from winml_dag.store.remote.protocol import (
+    ATTEMPT_SECONDS,
+    SETTLING_BYTES_PER_SECOND,
+    RemoteError,
+    blob_path,
+    record_path,
+    whole_record,
+)
 
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
 
+# Connections kept open to a host. More are made when more threads ask, and closed after their answer.
+_IDLE_CONNECTIONS = 16
 _READ_BYTES = 256 << 10
-# From here on we ask whether a blob is there before we send it.
+# A socket's time limit holds for each piece that is sent: a slow line sends each of these in time.
+_SEND_BYTES = 64 << 10
+# Bounds what the kernel takes ahead of the line. It took 3 MB at once, which counted as gone, and the server looked
+# dead for as long as a slow line needs for them (measured: 14 s at 200 kB/s).
+_UNSENT_BYTES = 128 << 10
+_SOCKET_OPTIONS = [
+    *HTTPConnection.default_socket_options,
+    *([(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []),
+]
+# Bodies up to here are read so that the connection can be reused: most answers are 404.
+_SMALL_BODY_BYTES = 4096
+# From here on a blob is asked for before it is sent.
 _BIG_BYTES = 64 << 10
 _MOST_REDIRECTS = 3
 
 _ABSENT = (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-# How servers say that they do not know a condition.
+# How servers answer a condition that they do not know.
 _NO_CONDITIONS = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_IMPLEMENTED)
+# The answers to a conditional put when something is there.
+_EXISTS = (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED)
 
 
 class HttpRemote:
@@ -42,33 +71,26 @@ class HttpRemote:
         self._conditions = {"If-None-Match": "*"}
 
     def record(self, key: str) -> bytes | None:
-        with troubles():
-            response = self._answer("GET", record_place(key))
-            if response is None:
-                return None
-            data = bytearray()
-            while piece := response.read1(_READ_BYTES, decode_content=False):
-                data += piece
-                if len(data) > MOST_RECORD_BYTES:
-                    response.close()
-                    raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
-            return bytes(data)
+        with _translated():
+            response = self._get("GET", record_path(key))
+        if response is None:
+            return None
+        with closing(_Body(response, 0)) as body:
+            return whole_record(body)
 
     def put_record(self, key: str, data: bytes) -> bool:
-        place = record_place(key)
-        with troubles():
-            return not self._is_there(place) and self._put(place, lambda: [data], len(data))
+        return not self._exists(record_path(key)) and self._put(record_path(key), lambda: [data], len(data))
 
-    def has(self, digests: Collection[str]) -> set[str]:
-        return those_that(self._has_blob, digests)
+    def has(self, digest: str) -> bool:
+        return self._exists(blob_path(digest))
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
-        with troubles():
-            response = self._answer("GET", blob_place(digest), {"Range": f"bytes={offset}-"} if offset else {})
+        with _translated():
+            response = self._get("GET", blob_path(digest), {"Range": f"bytes={offset}-"} if offset else {})
             if response is None:
                 raise KeyError(digest)
             if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                let_go(response)
+                _release(response)
                 return iter(())
         if response.status != HTTPStatus.PARTIAL_CONTENT:
             return _Body(response, offset)
@@ -79,58 +101,52 @@ class HttpRemote:
         return _Body(response, 0)
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
-        place, size = blob_place(digest), path.stat().st_size
-        with troubles():
-            if size >= _BIG_BYTES and self._is_there(place):
-                return False
-            return self._put(place, lambda: pieces(path, told), size)
+        place, size = blob_path(digest), path.stat().st_size
+        if size >= _BIG_BYTES and self._exists(place):
+            return False
+        return self._put(place, lambda: _pieces(path, told), size)
 
     def close(self) -> None:
         self._pool.clear()
 
-    def _has_blob(self, digest: str) -> bool:
-        with troubles():
-            return self._is_there(blob_place(digest))
-
-    def _is_there(self, place: str) -> bool:
-        response = self._answer("HEAD", place)
-        if response is not None:
-            let_go(response)
-        return response is not None
+    def _exists(self, place: str) -> bool:
+        with _translated():
+            response = self._get("HEAD", place)
+            if response is not None:
+                _release(response)
+            return response is not None
 
     def _put(self, place: str, body: Callable[[], Iterable[bytes]], size: int) -> bool:
-        """Whether it was put. *body* gives the pieces anew each time that it is called."""
-        response = self._send(place, body(), size, self._conditions)
-        if self._conditions and response.status in _NO_CONDITIONS:
-            response = self._send(place, body(), size, {})
-            if is_good(response.status):
+        """Whether it was put. *body* makes the pieces anew for each request."""
+        status = self._send(place, body(), size, self._conditions)
+        if self._conditions and status in _NO_CONDITIONS:
+            status = self._send(place, body(), size, {})
+            if _is_success(status):
                 self._conditions = {}
-        if response.status in THERE:
-            # 409 is also what WebDAV says of a folder that is not there.
-            if response.status == HTTPStatus.CONFLICT and not self._is_there(place):
-                raise RemoteError("forbidden", f"{said(response.status)}, and makes no folders for what is put")
-            return False
-        if not is_good(response.status):
-            raise refusal(response.status)
-        return True
+        # WebDAV also answers 409 when the folder is missing.
+        if status == HTTPStatus.CONFLICT and not self._exists(place):
+            error = RemoteError.of_status(status)
+            raise RemoteError("forbidden", f"{error.message}, and makes no folders for what is put")
+        return _was_put(status)
 
-    def _send(self, place: str, body: Iterable[bytes], size: int, more: Mapping[str, str]) -> BaseHTTPResponse:
-        headers = {**self._headers, **self._secrets, **more, **of_body(size)}
-        response = ask(self._pool, "PUT", f"{self._url}/{place}", headers, body)
-        let_go(response)
-        return response
+    def _send(self, place: str, body: Iterable[bytes], size: int, more: Mapping[str, str]) -> int:
+        headers = {**self._headers, **self._secrets, **more, **_headers_of_body(size)}
+        with _translated():
+            response = _request(self._pool, "PUT", f"{self._url}/{place}", headers, body)
+            _release(response)
+            return response.status
 
-    def _answer(self, method: str, place: str, more: Mapping[str, str] | None = None) -> BaseHTTPResponse | None:
+    def _get(self, method: str, place: str, more: Mapping[str, str] | None = None) -> BaseHTTPResponse | None:
         """The open response, None when nothing is there. Raises RemoteError for all others but 416."""
         response = self._follow(method, f"{self._url}/{place}", {**self._headers, **(more or {})})
         if response.status in _ABSENT:
-            let_go(response)
+            _release(response)
             return None
         if response.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and more:
             return response
-        if not is_good(response.status):
-            let_go(response)
-            raise refusal(response.status)
+        if not _is_success(response.status):
+            _release(response)
+            raise RemoteError.of_status(response.status)
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             response.close()
@@ -138,13 +154,13 @@ class HttpRemote:
         return response
 
     def _follow(self, method: str, url: str, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """The answer at *url*, or where that sends us: not without TLS if we came with it, and no secret goes along to
-        another host. urllib3 would do the same, but reads what comes with a redirect to its end, if it has one.
+        """The answer at *url*, or where that redirects to: never from TLS to none, and without secrets for another
+        host.
         """
         start = urlsplit(url)
         for _ in range(_MOST_REDIRECTS + 1):
             at_home = urlsplit(url)[:2] == start[:2]
-            response = ask(self._pool, method, url, {**headers, **(self._secrets if at_home else {})})
+            response = _request(self._pool, method, url, {**headers, **(self._secrets if at_home else {})})
             target = response.get_redirect_location()
             if not target:
                 return response
@@ -152,12 +168,12 @@ class HttpRemote:
             url = urljoin(url, target)
             if urlsplit(url).scheme not in ("https", start.scheme):
                 break
-        raise RemoteError("forbidden", f"{said(response.status)}, which leads elsewhere")
+        raise RemoteError("forbidden", f"{RemoteError.of_status(response.status).message}, which leads elsewhere")
 
 
 class _Body(Iterator[bytes]):
-    """The bytes of a response after the first *skip*. A class and no generator: one that was never begun would not let
-    its connection go.
+    """The bytes of a response after the first *skip*. No generator: one that was never begun would not close its
+    connection.
     """
 
     def __init__(self, response: BaseHTTPResponse, skip: int) -> None:
@@ -165,7 +181,7 @@ class _Body(Iterator[bytes]):
         self._skip = skip
 
     def __next__(self) -> bytes:
-        with troubles():
+        with _translated():
             while piece := self._response.read1(_READ_BYTES, decode_content=False):
                 kept = piece[self._skip :]
                 self._skip = max(0, self._skip - len(piece))
@@ -176,3 +192,103 @@ class _Body(Iterator[bytes]):
 
     def close(self) -> None:
         self._response.close()
+
+
+def pool_for(url: str) -> urllib3.PoolManager:
+    """Connections to *url*, through a proxy where the environment or the system names one. Certificates are checked.
+
+    Raises:
+        ValueError: for a host that cannot be one, of *url* or of the proxy.
+    """
+    parts = parse_url(url)
+    proxy = None if proxy_bypass(parts.host or "") else getproxies().get(parts.scheme or "")
+    if not proxy:
+        return urllib3.PoolManager(maxsize=_IDLE_CONNECTIONS, socket_options=_SOCKET_OPTIONS)
+    through = parse_url(proxy)
+    headers = make_headers(proxy_basic_auth=unquote(through.auth)) if through.auth else None
+    return urllib3.ProxyManager(proxy, maxsize=_IDLE_CONNECTIONS, proxy_headers=headers, socket_options=_SOCKET_OPTIONS)
+
+
+def put_file(
+    pool: urllib3.PoolManager, url: str, headers: Mapping[str, str], path: Path, told: Callable[[int], None]
+) -> bool:
+    """Put the file at *path* to *url* in one request; whether it was put. *told* and errors as of ``Remote.put``."""
+    headers = {**_headers_of_body(path.stat().st_size), **headers}
+    with _translated():
+        response = _request(pool, "PUT", url, headers, _pieces(path, told))
+        _release(response)
+    return _was_put(response.status)
+
+
+def _request(
+    pool: urllib3.PoolManager, method: str, url: str, headers: Mapping[str, str], body: Iterable[bytes] | None = None
+) -> BaseHTTPResponse:
+    """One attempt, which waits ``ATTEMPT_SECONDS`` for a connection, each piece, and the answer. The answer is unread.
+
+    A *body* is as long as ``Content-Length`` says, and its server gets more time to answer.
+    """
+    settling = int(headers.get("Content-Length", 0)) / SETTLING_BYTES_PER_SECOND
+    return pool.request(
+        method,
+        url,
+        body=body,
+        headers=headers,
+        timeout=Timeout(connect=ATTEMPT_SECONDS, read=ATTEMPT_SECONDS + settling),
+        preload_content=False,
+        redirect=False,
+        retries=False,
+    )
+
+
+def _is_success(status: int) -> bool:
+    return 200 <= status < 300
+
+
+def _was_put(status: int) -> bool:
+    if status in _EXISTS:
+        return False
+    if not _is_success(status):
+        raise RemoteError.of_status(status)
+    return True
+
+
+def _headers_of_body(size: int) -> dict[str, str]:
+    return {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+
+
+def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
+    """The bytes of a file. *told* gets the length of each piece that has gone."""
+    with open(path, "rb") as file:
+        while piece := file.read(_SEND_BYTES):
+            yield piece
+            told(len(piece))
+
+
+def _release(response: BaseHTTPResponse) -> None:
+    """Have the connection reused if that costs little."""
+    left = response.length_remaining
+    if left is not None and left <= _SMALL_BODY_BYTES:
+        response.read(decode_content=False)
+        response.release_conn()
+    else:
+        response.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """What urllib3 raises, as RemoteError."""
+    try:
+        yield
+    except (exceptions.HTTPError, OSError) as error:
+        raise _remote_error(error) from error
+
+
+def _remote_error(error: Exception) -> RemoteError:
+    if isinstance(error, exceptions.ConnectTimeoutError | exceptions.NewConnectionError):
+        return RemoteError("unreachable", "cannot be reached")
+    # A send that takes too long is reported as an aborted connection, with the reason in its arguments.
+    if any(isinstance(each, exceptions.TimeoutError | TimeoutError) for each in (error, *error.args)):
+        return RemoteError.too_slow()
+    if isinstance(error, exceptions.SSLError | exceptions.LocationParseError):
+        return RemoteError("forbidden", f"cannot be trusted: {error}")
+    return RemoteError("unreachable", "broke off")

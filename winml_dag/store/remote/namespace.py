@@ -1,11 +1,11 @@
 """What a run of CI may do with remotes, whatever their configuration says.
 
-A pull request reads the namespace that is configured and writes at most one of its own, which no other run reads: else
-its code could put there what the next build of the main branch takes for its own work. A branch writes only when
-changes get to it by review.
+A pull request reads the configured namespace and writes at most one of its own, which no other run reads. Otherwise
+its code could put there what the next build of the main branch takes for its own work. A branch writes only if changes
+get to it by review.
 
-What runs is read from the environment, and whoever can edit a workflow can set that. So this keeps honest runs where
-they belong, and is no protection from others: that is what credentials and keys are for.
+What runs is read from the environment, which whoever can edit a workflow can set. So this keeps honest runs where they
+belong. Protection from others is the task of credentials and keys.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
 _PULL = "pull"
 BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
-# Those whose code is that of the branch. Of others, such as pull_request_target, workflow_run and issue_comment, the
-# branch is the default one, and the code that runs may be anybody's.
+# Events that run the code of the branch that they name. Others, such as pull_request_target, workflow_run and
+# issue_comment, name the default branch and may run anybody's code.
 _OWN_EVENTS = {"push", "schedule", "workflow_dispatch", "repository_dispatch"}
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
-# The value of a variable, empty when it is not there.
+# The value of a variable, empty when it is not set.
 _Said: TypeAlias = Callable[[str], str]
 
 
@@ -40,9 +40,8 @@ def is_of_pull(namespace: str) -> bool:
 
 
 def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[RemoteSettings, str]:
-    """What of *settings* this run may do, and a sentence on what it may not; empty when it may do all.
-
-    Outside of CI, and in systems that we do not know, all stays as it is.
+    """What of *settings* this run may do, and a sentence on what it may not; empty when it may do all, as outside of CI
+    and in unknown CI systems.
     """
     run = _run(environment)
     if run is None or run.is_trusted or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
@@ -57,8 +56,8 @@ class _Run:
 
     Attributes:
         is_pull: whether it is the code of a pull request.
-        pull: the number of that; None when nobody says which.
-        what: for messages, ``the branch main``; of a pull request nothing.
+        pull: its number; None when the system does not say.
+        what: for messages, such as ``the branch main``; empty for a pull request.
         is_trusted: whether it is the code of a branch that only reviewed changes get to.
     """
 
@@ -69,7 +68,7 @@ class _Run:
 
 
 def _run(environment: Mapping[str, str]) -> _Run | None:
-    """What runs here; None when no system that we know is at work."""
+    """What runs here; None outside of the known CI systems."""
 
     def said(name: str) -> str:
         return environment.get(name, "").strip()
@@ -88,7 +87,7 @@ def _github(said: _Said) -> _Run:
 
 def _azure(said: _Said) -> _Run:
     ref, reason = said("BUILD_SOURCEBRANCH"), said("BUILD_REASON")
-    # The number that people see is that of GitHub where the code is there, else Azure's own.
+    # If the code is on GitHub, people see GitHub's number, else Azure's own.
     number = said("SYSTEM_PULLREQUEST_PULLREQUESTNUMBER") or said("SYSTEM_PULLREQUEST_PULLREQUESTID")
     if reason == "PullRequest" or number or ref.startswith("refs/pull/"):
         return _Run(True, _number(number) or _number_in(ref))
@@ -123,7 +122,7 @@ def _number(text: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
-# By the variable that each of them sets always, and nobody else.
+# By a variable that each of them always sets, and nothing else does.
 _SYSTEMS: dict[str, Callable[[_Said], _Run]] = {"GITHUB_ACTIONS": _github, "TF_BUILD": _azure, "GITLAB_CI": _gitlab}
 
 
@@ -133,7 +132,7 @@ def _levels(level: LevelSettings, run: _Run) -> tuple[LevelSettings, ...]:
     shared = replace(level, mode=Mode.READ)
     if run.pull is None:
         return (shared,)
-    # Its own is asked first: what it made itself is what it changed. What is shared already need not be there again.
+    # Its own is asked first: it has what the pull request changed. What is shared already is not copied there.
     own = replace(level, namespace=pull_namespace(run.pull), trusted=None, is_back_filled=False)
     return own, shared
 

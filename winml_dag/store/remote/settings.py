@@ -1,4 +1,4 @@
-"""Which remotes there are and what may be done with them, settled before anything is asked of one."""
+"""Which remotes there are and what may be done with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """What may be done with a remote. ``OFF``: nothing, though keys are made as with it."""
+    """What may be done with a remote. ``OFF``: nothing, but cache keys are the same as with it."""
 
     READ = "read"
     READ_WRITE = "read-write"
@@ -16,7 +16,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A secret that records are signed with, at least 32 bytes; *id* is what a signature calls it, and no secret."""
+    """A secret of at least 32 bytes that signs records. Signatures name it by its *id*, which is not secret."""
 
     id: str
     secret: bytes = field(repr=False)
@@ -29,11 +29,11 @@ class LevelSettings:
     Attributes:
         url: ``http(s)://``, ``s3://``, ``az://``, ``gs://`` or ``file://``; without the namespace.
         mode: what may be done with it.
-        namespace: what is shared under one trust, such as ``main`` or ``pull/12``; the path below *url* that everything
-            of it lies under, and part of what is signed. Empty: directly at *url*.
-        trusted: ids of the keys that a record from here may be signed with; None: any that we have.
-        is_back_filled: whether what a farther level had is put here too, where that may be.
-        gets_token: whether it is told the token of this machine; not, where only a project has named it.
+        namespace: what is shared under one trust, such as ``main`` or ``pull/12``: a path below *url*, and part of what
+            is signed. Empty: directly at *url*.
+        trusted: ids of the keys that may have signed a record from here; None: any that we have.
+        is_back_filled: whether what a farther remote had is put here too, if it may be written.
+        gets_token: whether the token of this machine is sent there; not, where only a project has named it.
     """
 
     url: str
@@ -49,9 +49,9 @@ class RemoteSettings:
     """All remotes, the nearest first, and what records are signed with.
 
     Attributes:
-        levels: asked in this order; what is found in one is put into those before it that may be written.
+        levels: asked in this order.
         keys: the first signs, all are accepted.
-        accept_unsigned: believe what nobody has signed: for a folder that only its owner writes to.
+        accept_unsigned: believe records that are not signed, for a folder that only its owner writes to.
     """
 
     levels: tuple[LevelSettings, ...]

@@ -1,9 +1,10 @@
-"""What went between this machine and its remotes: counted by who moves it, told at the end of a build and by ``cache
+"""What went between this machine and its remotes: counted where it moves, told at the end of a build and by ``cache
 info``.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 
@@ -14,13 +15,13 @@ class Traffic:
     Attributes:
         requests: attempts of any kind, repeated ones too.
         records_found, records_missed: answers to questions for records.
-        records_put: records that were put there, of ours.
+        records_put: records of ours that were put.
         blobs_fetched: blobs that came whole and right.
-        bytes_fetched: of blobs, as they came: what was in vain is among them, and what was here of a blob is not.
+        bytes_fetched: of blobs, as they came: with what was in vain, without what was here of a blob.
         blobs_put: blobs that went.
         bytes_put: of blobs, as they went.
         refused: records and blobs that were not believed.
-        left_alone: how often a remote was left alone for the rest of a run.
+        left_alone: how often a remote was not used any more for the rest of a run.
         record_bytes: of records, those that came and those that went.
     """
 
@@ -38,3 +39,15 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+class TrafficCounter:
+    """The sum of what several threads add."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+
+    def add(self, more: Traffic) -> None:
+        with self._lock:
+            self.traffic += more

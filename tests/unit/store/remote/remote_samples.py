@@ -1,74 +1,29 @@
-"""A clock that goes when it is told to, remotes that misbehave when they are told to, and machines that share them."""
+"""Remotes that misbehave when they are told to, and machines that share them."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+
+from servers.memory import MemoryRemote
 
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.clock import Clock
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.levels import Level, Levels
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import Remote, RemoteError
+from winml_dag.store.remote.protocol import Remote, RemoteError
+from winml_dag.store.remote.remotes import Remotes
 from winml_dag.store.remote.settings import LevelSettings, Mode, SigningKey
+from winml_dag.store.remote.tier import Tier
+from winml_dag.store.remote.trust import Maker, Trust
 
 KEYS = tuple(f"{number:064x}" for number in range(1, 9))
 TRUST = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
 # So long may a thread of a test take for what it does at once.
 _PATIENCE_SECONDS = 60.0
-
-
-class HandClock:
-    """See ``Clock``: time stands still until :meth:`advance`, and pauses are over at once."""
-
-    def __init__(self) -> None:
-        self.pauses: list[float] = []
-        self._now = 0.0
-        self._waits = 0
-        self._changed = threading.Condition()
-        self._waiting: dict[int, threading.Condition] = {}
-
-    def now(self) -> float:
-        return self._now
-
-    def wait(self, changed: threading.Condition, seconds: float) -> None:  # noqa: ARG002
-        with self._changed:
-            self._waits += 1
-            number = self._waits
-            self._waiting[number] = changed
-            self._changed.notify_all()
-        changed.wait(_PATIENCE_SECONDS)
-        with self._changed:
-            del self._waiting[number]
-            self._changed.notify_all()
-
-    def pause(self, changed: threading.Condition, seconds: float) -> None:  # noqa: ARG002
-        self.pauses.append(seconds)
-        self._now += seconds
-
-    def until_waiting(self, count: int) -> None:
-        """Until *count* threads wait."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self._waiting) >= count, _PATIENCE_SECONDS)
-
-    def advance(self, seconds: float) -> None:
-        """Let *seconds* pass for those that wait, and return when each of them has looked."""
-        with self._changed:
-            self._now += seconds
-            waiting = dict(self._waiting)
-        for changed in waiting.values():
-            with changed:
-                changed.notify_all()
-        with self._changed:
-            assert self._changed.wait_for(lambda: waiting.keys().isdisjoint(self._waiting), _PATIENCE_SECONDS)
 
 
 class ScriptedRemote(MemoryRemote):
@@ -106,9 +61,9 @@ class ScriptedRemote(MemoryRemote):
         self._begin("put_record")
         return super().put_record(key, data)
 
-    def has(self, digests: Collection[str]) -> set[str]:
+    def has(self, digest: str) -> bool:
         self._begin("has")
-        return super().has(digests)
+        return super().has(digest)
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         self._begin("read")
@@ -157,6 +112,7 @@ class Machine:
 
     Attributes:
         said: what its user was told.
+        received: how many bytes of blobs came with each piece.
     """
 
     def __init__(
@@ -165,19 +121,19 @@ class Machine:
         *remotes: Remote,
         mode: Mode = Mode.READ_WRITE,
         trust: Trust = TRUST,
-        clock: Clock | None = None,
     ) -> None:
         self.store = LocalStore(folder, function="sha256")
         self.said: list[str] = []
+        self.received: list[int] = []
         settings = [LevelSettings(f"http://me:secret@level{number}/c", mode) for number, _ in enumerate(remotes)]
-        self.levels = Levels(
-            [Level(remote, each) for remote, each in zip(remotes, settings, strict=True)],
+        self.remotes = Remotes(
+            [Tier(remote, each) for remote, each in zip(remotes, settings, strict=True)],
             self.store.blobs,
             trust,
             scratch=self.store.incoming,
             tell=self.said.append,
+            received=self.received.append,
             locks=self.store.locks,
-            clock=clock,
         )
 
     def make(self, *files: bytes, key: str = KEYS[0]) -> Record:

@@ -15,10 +15,9 @@ import pytest
 from servers.faulty import Fault, FaultyServer
 from servers.nginx import Nginx, nginx_server
 
-from winml_dag.store.remote import wire
-from winml_dag.store.remote.backends import open_remote
-from winml_dag.store.remote.crew import QUESTIONS_AT_ONCE
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+from winml_dag.store.remote import http
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+from winml_dag.store.remote.urls import open_remote
 
 KEY = "a1" * 32
 DATA = bytes(range(256)) * 3000
@@ -84,7 +83,7 @@ def test_a_status_is_a_trouble_whatever_was_asked(
     server.switch_on(fault)
     assert trouble_of(lambda: remote.record(KEY)) == trouble
     assert trouble_of(lambda: remote.put_record(KEY, b"data")) == trouble
-    assert trouble_of(lambda: remote.has([DIGEST, "sha256:" + "0" * 64])) == trouble
+    assert trouble_of(lambda: remote.has(DIGEST)) == trouble
     assert trouble_of(lambda: remote.read(DIGEST)) == trouble
     assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == trouble
     server.switch_off()
@@ -129,10 +128,10 @@ def test_a_server_that_is_not_there_is_unreachable(remote: Remote, server: Fault
 def test_a_server_that_says_nothing_is_slow(
     server: FaultyServer, remote: Remote, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
     server.switch_on(Fault.SILENT)
     assert trouble_of(lambda: remote.record(KEY)) == "slow"
-    assert trouble_of(lambda: remote.has([DIGEST])) == "slow"
+    assert trouble_of(lambda: remote.has(DIGEST)) == "slow"
     assert trouble_of(lambda: remote.read(DIGEST)) == "slow"
     server.switch_off()
     server.content.clear()
@@ -144,7 +143,7 @@ def test_what_waits_in_this_machine_has_not_gone(
     server: FaultyServer, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system would take 3 MB at once; a line that needs half a minute for them would look dead at their end."""
-    monkeypatch.setattr(wire, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
     server.switch_on(Fault.DEAF, method="PUT")
     path, gone = tmp_path / "big", list[int]()
     path.write_bytes(bytes(16 << 20))
@@ -230,16 +229,10 @@ def test_connections_are_used_again_also_after_what_is_not_there(server: FaultyS
     for number in range(10):
         assert remote.record(KEY) == b"the record"
         assert remote.record(f"{number:064x}") is None
-        assert remote.has([DIGEST]) == {DIGEST}
+        assert remote.has(DIGEST)
         assert not remote.put_record(KEY, b"data")
         assert b"".join(remote.read(DIGEST)) == DATA
     assert server.connections - before == 1
-
-
-def test_the_first_error_ends_what_is_asked_side_by_side(server: FaultyServer, remote: Remote) -> None:
-    server.switch_on(Fault.BUSY)
-    assert trouble_of(lambda: remote.has([f"sha256:{number:064x}" for number in range(500)])) == "failing"
-    assert server.count() <= QUESTIONS_AT_ONCE
 
 
 def test_a_password_goes_to_its_host_only(server: FaultyServer) -> None:

@@ -12,9 +12,9 @@ from remote_samples import KEYS, TRUST, Machine, digest_of, entry, record_of
 from servers.faulty import Fault, FaultyServer
 from servers.nginx import nginx_server
 
-from winml_dag.store.remote.backends import open_remote
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import Mode
+from winml_dag.store.remote.urls import open_remote
 
 LARGE = os.urandom(1 << 16) * (20 << 4)
 SMALL = b"model" * 1000
@@ -26,7 +26,7 @@ def server(faulty_server: FaultyServer) -> FaultyServer:
     for data in (LARGE, SMALL):
         faulty_server.content[f"/cas/{digest_of(data).partition(':')[2]}"] = data
     for key in KEYS:
-        faulty_server.content[f"/ac/{key}"] = TRUST.seal(record_of(key, entry(SMALL)), "")
+        faulty_server.content[f"/ac/{key}"] = TRUST.sign(record_of(key, entry(SMALL)), "")
     return faulty_server
 
 
@@ -53,20 +53,20 @@ def test_what_one_machine_has_made_another_has(tmp_path: Path, url: str) -> None
     ours, theirs = (machine(tmp_path / name, url) for name in ("ours", "theirs"))
     ours.store.folder.parent.mkdir(exist_ok=True)
     record = ours.make(SMALL, LARGE)
-    ours.levels.offer(record)
-    ours.levels.settle()
-    assert theirs.levels.records([KEYS[0]])[KEYS[0]].outputs == record.outputs
-    assert theirs.levels.has([file.digest for file in record.files()]) == {file.digest for file in record.files()}
-    assert theirs.levels.fetch(record.files()) == []
+    ours.remotes.offer(record)
+    ours.remotes.settle()
+    assert theirs.remotes.records([KEYS[0]])[KEYS[0]].outputs == record.outputs
+    assert theirs.remotes.has([file.digest for file in record.files()]) == {file.digest for file in record.files()}
+    assert theirs.remotes.fetch(record.files()) == []
     assert [theirs.bytes_of(file) for file in record.files()] == [SMALL, LARGE]
-    assert ours.levels.traffic().bytes_put == theirs.levels.traffic().bytes_fetched == len(SMALL) + len(LARGE)
+    assert ours.remotes.traffic().bytes_put == theirs.remotes.traffic().bytes_fetched == len(SMALL) + len(LARGE)
     assert not ours.said + theirs.said
 
 
 def test_what_broke_off_in_the_middle_is_asked_for_from_there(tmp_path: Path, server: FaultyServer) -> None:
     server.switch_on(Fault.DROP, times=2)
     here = machine(tmp_path, server.url)
-    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.remotes.fetch([entry(LARGE)]) == []
     assert here.bytes_of(entry(LARGE)) == LARGE
     # Half, half of the rest, the rest; what was under way when it broke off is lost.
     assert server.bytes_sent() < 1.2 * len(LARGE)
@@ -77,8 +77,8 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(tmp_path: Path, server:
     server.switch_on(Fault.ERROR, times=1, below="ac")
     server.switch_on(Fault.RESET, times=1, below="cas")
     here = machine(tmp_path, server.url)
-    assert here.levels.records([KEYS[0]]).keys() == {KEYS[0]}
-    assert here.levels.fetch([entry(SMALL)]) == []
+    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
+    assert here.remotes.fetch([entry(SMALL)]) == []
     assert not here.said
 
 
@@ -91,10 +91,10 @@ def test_a_server_that_lies_is_refused_and_then_left_alone(tmp_path: Path, serve
     server.switch_on(fault, below="cas")
     here = machine(tmp_path, server.url)
     for _ in range(3):
-        assert here.levels.fetch([entry(SMALL)]) == [entry(SMALL)]
-    assert here.levels.fetch([entry(LARGE)]) == [entry(LARGE)]
+        assert here.remotes.fetch([entry(SMALL)]) == [entry(SMALL)]
+    assert here.remotes.fetch([entry(LARGE)]) == [entry(LARGE)]
     assert server.count("GET") == 3
-    assert here.levels.traffic().refused == 3
+    assert here.remotes.traffic().refused == 3
     assert "is left alone for the rest of this run" in here.said[-1]
     assert here.bytes_of(entry(SMALL)) is None
 
@@ -102,11 +102,11 @@ def test_a_server_that_lies_is_refused_and_then_left_alone(tmp_path: Path, serve
 def test_no_more_of_an_endless_record_is_read_than_a_record_may_have(tmp_path: Path, server: FaultyServer) -> None:
     server.switch_on(Fault.ENDLESS, times=1, below="ac")
     here = machine(tmp_path, server.url)
-    assert here.levels.records([KEYS[0]]) == {}
-    assert here.levels.traffic().refused == 1
+    assert here.remotes.records([KEYS[0]]) == {}
+    assert here.remotes.traffic().refused == 1
     # What was in buffers on the way is not much.
     assert server.bytes_sent() < 4 * MOST_RECORD_BYTES
-    assert here.levels.records([KEYS[1]]).keys() == {KEYS[1]}
+    assert here.remotes.records([KEYS[1]]).keys() == {KEYS[1]}
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.TRICKLE], ids=lambda it: it.name)
@@ -114,22 +114,22 @@ def test_a_server_that_hangs_is_left_alone_by_all_who_wait(tmp_path: Path, serve
     server.switch_on(fault)
     here = machine(tmp_path, server.url)
     blobs = [entry(SMALL), entry(LARGE)]
-    assert here.levels.fetch(blobs) == blobs
-    assert here.levels.records(KEYS) == {}
-    assert here.levels.has([digest_of(SMALL)]) == set()
+    assert here.remotes.fetch(blobs) == blobs
+    assert here.remotes.records(KEYS) == {}
+    assert here.remotes.has([digest_of(SMALL)]) == set()
     assert len(here.said) == 1
-    assert here.levels.traffic().left_alone == 1
-    here.levels.close()
+    assert here.remotes.traffic().left_alone == 1
+    here.remotes.close()
 
 
 def test_where_nobody_listens_nothing_is_waited_for(tmp_path: Path) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         here = machine(tmp_path, f"http://me:secret@127.0.0.1:{bound.getsockname()[1]}/cache")
-        assert here.levels.records(KEYS) == {}
-        assert here.levels.fetch([entry(SMALL)]) == [entry(SMALL)]
-        here.levels.offer(here.make(b"ours"))
-        here.levels.settle()
+        assert here.remotes.records(KEYS) == {}
+        assert here.remotes.fetch([entry(SMALL)]) == [entry(SMALL)]
+        here.remotes.offer(here.make(b"ours"))
+        here.remotes.settle()
     assert len(here.said) == 1
     assert "cannot be reached: it is left alone" in here.said[0]
     assert "secret" not in here.said[0]
@@ -139,9 +139,9 @@ def test_where_nobody_listens_nothing_is_waited_for(tmp_path: Path) -> None:
 def test_a_server_that_takes_nothing_is_read_on(tmp_path: Path, server: FaultyServer, fault: Fault) -> None:
     server.switch_on(fault, method="PUT")
     here = machine(tmp_path, server.url)
-    here.levels.offer(here.make(b"ours", key="ab" * 32))
-    here.levels.settle()
-    assert here.levels.records([KEYS[0]]).keys() == {KEYS[0]}
+    here.remotes.offer(here.make(b"ours", key="ab" * 32))
+    here.remotes.settle()
+    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
     assert f"/ac/{'ab' * 32}" not in server.content
     assert len(here.said) == 1
     assert "nothing more is put there" in here.said[0]
@@ -151,8 +151,8 @@ def test_a_put_that_breaks_off_is_made_again(tmp_path: Path, server: FaultyServe
     server.switch_on(Fault.DROP, times=1, method="PUT")
     here = machine(tmp_path, server.url)
     data = LARGE[: 4 << 20] + b"ours"
-    here.levels.offer(here.make(data, key="ab" * 32))
-    here.levels.settle()
+    here.remotes.offer(here.make(data, key="ab" * 32))
+    here.remotes.settle()
     assert server.content[f"/cas/{digest_of(data).partition(':')[2]}"] == data
     assert f"/ac/{'ab' * 32}" in server.content
     assert not here.said

@@ -1,4 +1,4 @@
-"""From the URL of a remote to what speaks with it. Nothing is connected to here."""
+"""From the URL of a remote to what speaks with it, and what of a URL may be shown. Nothing is connected to here."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote.places import folder_of, shown
-from winml_dag.store.remote.remote import Remote
+from winml_dag.store.remote.protocol import Remote
 
 TOKEN = "WINML_DAG_REMOTE_TOKEN"
 
-_NAMESPACE_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PATH_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PATH_ADVICE = "It is made of letters, digits, '.', '_' and '-', with '/' between its parts"
 
 
 def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> Remote:
-    """The remote at *url*, and of it what lies below *namespace*. With *gets_token*, a server of HTTP is told the token
+    """The remote at *url*, and of it what lies below *namespace*. With *gets_token*, a server of HTTP is sent the token
     in the environment, unless *url* has a password.
 
     Raises:
@@ -33,33 +34,45 @@ def open_remote(url: str, namespace: str = "", *, gets_token: bool = False) -> R
             f"The URL of the remote {shown(url)} goes on after its path",
             advice=f"Leave that out; a token belongs into the environment variable {TOKEN}.",
         )
-    _check_namespace(namespace)
-    return _MAKERS[parts.scheme.lower()](parts, namespace, gets_token)
+    if not _is_path(namespace):
+        raise UsageError(f"{namespace!r} is no namespace of a remote", advice=f"{_PATH_ADVICE}, such as pull/12.")
+    return _OPENERS[parts.scheme.lower()](parts, namespace, gets_token)
 
 
 def parts_of(url: str) -> SplitResult:
     """The parts of *url*. Raises UsageError where nothing speaks its scheme."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # Numbers that are none are found out when they are asked for.
+        _ = parts.port  # Not parsed before it is asked for.
     except ValueError as error:
         raise UsageError(f"{shown(url)!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
-    if parts.scheme.lower() not in _MAKERS:
+    if parts.scheme.lower() not in _OPENERS:
         said = f"{parts.scheme}://" if parts.scheme else shown(url)
         raise UsageError(f"No remote is reached by {said!r}", advice=_SCHEMES_ADVICE)
     return parts
 
 
-def _check_namespace(namespace: str) -> None:
-    if namespace and not all(_NAMESPACE_PART.fullmatch(part) for part in namespace.split("/")):
-        raise UsageError(
-            f"{namespace!r} is no namespace of a remote",
-            advice="It is made of letters, digits, '.', '_' and '-', with '/' between its parts, such as pull/12.",
-        )
+def folder_of(parts: SplitResult) -> Path:
+    """``file:///C:/cache`` is a drive on Windows, and ``file://server/share`` a folder of another machine there."""
+    from urllib.request import url2pathname  # imports http.client, which only folders would need here
+
+    host = "" if parts.netloc in ("", "localhost") else f"//{parts.netloc}"
+    return Path(url2pathname(host + parts.path))
 
 
-def _http(parts: SplitResult, namespace: str, gets_token: bool) -> Remote:
-    _need("urllib3")
+def shown(url: str) -> str:
+    """*url* without what may be secret in it: user, password, and all after the path. Of what is no URL next to
+    nothing, since any of it may be secret.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return f"{url.partition('://')[0]}://..." if "://" in url else "..."
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _open_http(parts: SplitResult, namespace: str, gets_token: bool) -> Remote:
+    _require("urllib3")
     from winml_dag.store.remote.http import HttpRemote
 
     if not parts.hostname:
@@ -73,20 +86,20 @@ def _http(parts: SplitResult, namespace: str, gets_token: bool) -> Remote:
 
 
 def _authorization(parts: SplitResult, gets_token: bool) -> str:
-    """What proves who we are: a password in the URL goes before the token, which may be meant for another server."""
+    """A password in the URL goes before the token, which may be meant for another server."""
     if parts.username is not None:
-        known_by = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        return "Basic " + base64.b64encode(known_by.encode()).decode()
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        return "Basic " + base64.b64encode(credentials.encode()).decode()
     token = os.environ.get(TOKEN, "").strip() if gets_token else ""
     if not (token.isascii() and token.isprintable()):
         raise UsageError(f"{TOKEN} has what no header can have: the end of a line, or letters beyond ASCII")
     return f"Bearer {token}" if token else ""
 
 
-def _objects(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
-    _need("obstore")
-    _need("urllib3")
-    from winml_dag.store.remote.objects import open_bucket
+def _open_bucket(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
+    _require("obstore")
+    _require("urllib3")
+    from winml_dag.store.remote.bucket import open_bucket
 
     advice = f"Say {parts.scheme}://bucket/path; credentials come from the environment."
     if "@" in parts.netloc:
@@ -94,17 +107,14 @@ def _objects(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
     if not parts.netloc:
         raise UsageError(f"{parts.scheme}://{parts.path} names no bucket", advice=advice)
     prefix = _below(parts.path, namespace).strip("/")
-    if prefix and not all(_NAMESPACE_PART.fullmatch(part) for part in prefix.split("/")):
-        raise UsageError(
-            f"{prefix!r} is no path in a bucket",
-            advice="It is made of letters, digits, '.', '_' and '-', with '/' between its parts.",
-        )
+    if not _is_path(prefix):
+        raise UsageError(f"{prefix!r} is no path in a bucket", advice=f"{_PATH_ADVICE}.")
     return open_bucket(parts.scheme.lower(), parts.netloc, prefix)
 
 
-def _folder(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
-    _need("obstore")
-    from winml_dag.store.remote.objects import open_folder
+def _open_folder(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
+    _require("obstore")
+    from winml_dag.store.remote.bucket import open_folder
 
     if not parts.path.startswith("/") or (sys.platform != "win32" and parts.netloc not in ("", "localhost")):
         raise UsageError(
@@ -114,23 +124,27 @@ def _folder(parts: SplitResult, namespace: str, _gets_token: bool) -> Remote:
     return open_folder(folder_of(parts), namespace)
 
 
+def _is_path(text: str) -> bool:
+    return not text or all(_PATH_PART.fullmatch(part) for part in text.split("/"))
+
+
 def _below(path: str, namespace: str) -> str:
     return "/".join(part for part in (path.rstrip("/"), namespace) if part)
 
 
-def _need(module: str) -> None:
+def _require(module: str) -> None:
     if find_spec(module) is None:
         raise UsageError(
             f"A remote needs the package {module}, which is not installed", advice="pip install winml_dag[remote]"
         )
 
 
-_MAKERS: dict[str, Callable[[SplitResult, str, bool], Remote]] = {
-    "http": _http,
-    "https": _http,
-    "s3": _objects,
-    "az": _objects,
-    "gs": _objects,
-    "file": _folder,
+_OPENERS: dict[str, Callable[[SplitResult, str, bool], Remote]] = {
+    "http": _open_http,
+    "https": _open_http,
+    "s3": _open_bucket,
+    "az": _open_bucket,
+    "gs": _open_bucket,
+    "file": _open_folder,
 }
-_SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _MAKERS) + " with what follows."
+_SCHEMES_ADVICE = "Say " + ", ".join(f"{scheme}://" for scheme in _OPENERS) + " with what follows."

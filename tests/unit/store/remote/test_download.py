@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -10,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remote_samples import HandClock, Machine, ScriptedRemote, digest_of, entry
+from remote_samples import Machine, ScriptedRemote, digest_of, entry
+from servers.memory import MemoryRemote
 
 from winml_dag.store.blobs import STAMP_NS
-from winml_dag.store.remote import fetching
-from winml_dag.store.remote.fetching import RESUMED_BYTES
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import RemoteError
+from winml_dag.store.remote import download
+from winml_dag.store.remote.download import RESUMED_BYTES
+from winml_dag.store.remote.protocol import RemoteError
 
 SMALL = b"model" * 100
 # Larger than what is gone on with, and no two parts of it alike.
@@ -78,17 +79,18 @@ def with_blobs(remote: MemoryRemote, *blobs: bytes) -> MemoryRemote:
 
 
 def machine(tmp_path: Path, *remotes: MemoryRemote) -> Machine:
-    return Machine(tmp_path / "cache", *remotes, clock=HandClock())
+    return Machine(tmp_path / "cache", *remotes)
 
 
 def test_blobs_come_with_the_stamp_of_blobs_and_are_counted(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL, LARGE, b""))
     files = [entry(SMALL), entry(LARGE), entry(b"")]
-    assert here.levels.fetch(files) == []
+    assert here.remotes.fetch(files) == []
     assert [here.bytes_of(file) for file in files] == [SMALL, LARGE, b""]
     assert {here.store.blobs.path(file.digest).stat().st_mtime_ns for file in files} == {STAMP_NS}
     assert not here.partial_files()
-    traffic = here.levels.traffic()
+    traffic = here.remotes.traffic()
+    assert sum(here.received) == len(SMALL) + len(LARGE)
     # What is empty is known without being asked for.
     assert (traffic.blobs_fetched, traffic.bytes_fetched, traffic.requests) == (2, len(SMALL) + len(LARGE), 2)
 
@@ -97,15 +99,15 @@ def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:
     remote = with_blobs(MemoryRemote(), SMALL)
     here = machine(tmp_path, remote)
     here.make(SMALL)
-    assert here.levels.fetch([entry(SMALL)]) == []
+    assert here.remotes.fetch([entry(SMALL)]) == []
     assert remote.calls == []
 
 
 def test_what_no_remote_has_is_told_apart(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL), MemoryRemote())
     nowhere, of_this_machine = entry(b"nowhere"), entry(SMALL, "other")
-    assert here.levels.fetch([nowhere, entry(SMALL), of_this_machine]) == [nowhere]
-    assert here.levels.traffic().refused == 0
+    assert here.remotes.fetch([nowhere, entry(SMALL), of_this_machine]) == [nowhere]
+    assert here.remotes.traffic().refused == 0
 
 
 @pytest.mark.parametrize("fault", [wrong, shorter, longer, endless])
@@ -115,27 +117,27 @@ def test_wrong_bytes_are_refused_aloud_and_the_next_level_is_asked(
 ) -> None:
     liar, honest = FaultyRemote(fault), MemoryRemote()
     here = machine(tmp_path, with_blobs(liar, data), with_blobs(honest, data))
-    assert here.levels.fetch([entry(data)]) == []
+    assert here.remotes.fetch([entry(data)]) == []
     assert here.bytes_of(entry(data)) == data
     (said,) = here.said
     assert said.startswith("The remote http://level0/c ")
     assert said.endswith("that is refused.")
     assert "secret" not in said
-    assert here.levels.traffic().refused == 1
+    assert here.remotes.traffic().refused == 1
 
 
 def test_wrong_bytes_alone_leave_nothing_behind(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(FaultyRemote(wrong, wrong), SMALL, LARGE))
     files = [entry(LARGE), entry(SMALL)]
-    assert here.levels.fetch(files) == files
+    assert here.remotes.fetch(files) == files
     assert [here.bytes_of(file) for file in files] == [None, None]
     assert not here.partial_files()
 
 
 def test_of_what_is_endless_no_more_is_read_than_there_should_be(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(FaultyRemote(endless), SMALL))
-    assert here.levels.fetch([entry(SMALL)]) == [entry(SMALL)]
-    assert here.levels.traffic().bytes_fetched <= 1 << 20
+    assert here.remotes.fetch([entry(SMALL)]) == [entry(SMALL)]
+    assert here.remotes.traffic().bytes_fetched <= 1 << 20
 
 
 def test_after_three_lies_the_remote_is_left_alone(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_after_three_lies_the_remote_is_left_alone(tmp_path: Path) -> None:
     liar = with_blobs(FaultyRemote(*[wrong] * 5), *blobs)
     here = machine(tmp_path, liar)
     for blob in blobs:
-        assert here.levels.fetch([entry(blob)]) == [entry(blob)]
+        assert here.remotes.fetch([entry(blob)]) == [entry(blob)]
     assert len(liar.offsets) == 3
     assert here.said[-1].startswith("The remote http://level0/c has sent 3 times what is wrong: it is left alone")
     assert len(here.said) == 4
@@ -152,26 +154,26 @@ def test_after_three_lies_the_remote_is_left_alone(tmp_path: Path) -> None:
 def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     remote = FaultyRemote(breaks_off(0.5), breaks_off(0.5))
     here = machine(tmp_path, with_blobs(remote, LARGE))
-    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.remotes.fetch([entry(LARGE)]) == []
     assert here.bytes_of(entry(LARGE)) == LARGE
     assert remote.offsets == [0, len(LARGE) // 2, len(LARGE) * 3 // 4]
-    assert here.levels.traffic().bytes_fetched == len(LARGE)
+    assert here.remotes.traffic().bytes_fetched == len(LARGE)
     assert not here.said
 
 
 def test_as_long_as_it_goes_on_it_may_break_off_as_often_as_it_likes(tmp_path: Path) -> None:
     remote = FaultyRemote(*[breaks_off(0.2)] * 10)
     here = machine(tmp_path, with_blobs(remote, LARGE))
-    assert here.levels.fetch([entry(LARGE)]) == []
-    assert here.levels.traffic().bytes_fetched == len(LARGE)
+    assert here.remotes.fetch([entry(LARGE)]) == []
+    assert here.remotes.traffic().bytes_fetched == len(LARGE)
 
 
 def test_another_run_goes_on_where_the_last_broke_off(tmp_path: Path) -> None:
     dead = FaultyRemote(breaks_off(0.5), *[unreachable] * 10)
-    assert machine(tmp_path, with_blobs(dead, LARGE)).levels.fetch([entry(LARGE)]) == [entry(LARGE)]
+    assert machine(tmp_path, with_blobs(dead, LARGE)).remotes.fetch([entry(LARGE)]) == [entry(LARGE)]
     remote = FaultyRemote()
     here = machine(tmp_path, with_blobs(remote, LARGE))
-    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.remotes.fetch([entry(LARGE)]) == []
     assert remote.offsets == [len(LARGE) // 2]
     assert here.bytes_of(entry(LARGE)) == LARGE
 
@@ -179,13 +181,13 @@ def test_another_run_goes_on_where_the_last_broke_off(tmp_path: Path) -> None:
 def test_another_level_goes_on_where_one_broke_off(tmp_path: Path) -> None:
     near, far = FaultyRemote(breaks_off(0.5), *[unreachable] * 10), FaultyRemote()
     here = machine(tmp_path, with_blobs(near, LARGE), with_blobs(far, LARGE))
-    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.remotes.fetch([entry(LARGE)]) == []
     assert far.offsets == [len(LARGE) // 2]
 
 
 def test_a_small_blob_leaves_no_part(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(FaultyRemote(breaks_off(0.5), *[unreachable] * 10), SMALL))
-    assert here.levels.fetch([entry(SMALL)]) == [entry(SMALL)]
+    assert here.remotes.fetch([entry(SMALL)]) == [entry(SMALL)]
     assert not here.partial_files()
 
 
@@ -198,7 +200,7 @@ def test_a_part_that_was_damaged_here_is_fetched_once_more_and_nobody_is_blamed(
     partial.write_bytes(kept)
     # As a process leaves it that is killed just before the last step.
     partial.chmod(0o444)
-    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.remotes.fetch([entry(LARGE)]) == []
     assert here.bytes_of(entry(LARGE)) == LARGE
     assert remote.offsets[-1] == 0
     assert not here.said
@@ -209,7 +211,7 @@ def test_a_whole_part_needs_no_remote(tmp_path: Path) -> None:
     here = machine(tmp_path, remote)
     here.store.incoming.mkdir()
     (here.store.incoming / f"{digest_of(LARGE).partition(':')[2]}.partial").write_bytes(LARGE)
-    assert here.levels.fetch([entry(LARGE)]) == []
+    assert here.remotes.fetch([entry(LARGE)]) == []
     assert remote.calls == []
 
 
@@ -221,7 +223,7 @@ def test_of_two_that_want_one_blob_one_fetches_it(tmp_path: Path) -> None:
 
     def want(here: Machine) -> None:
         both_want.wait(60)
-        missing.extend(here.levels.fetch([entry(SMALL)]))
+        missing.extend(here.remotes.fetch([entry(SMALL)]))
 
     threads = [threading.Thread(target=want, args=(here,)) for here in machines]
     for thread in threads:
@@ -232,18 +234,14 @@ def test_of_two_that_want_one_blob_one_fetches_it(tmp_path: Path) -> None:
     assert [method for method, _ in remote.calls] == ["read"]
 
 
-def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(tmp_path: Path) -> None:
-    clock = HandClock()
-    here = Machine(tmp_path / "cache", with_blobs(MemoryRemote(), SMALL), clock=clock)
-    had: list[object] = []
+def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each look at the clock is a second later.
+    monkeypatch.setattr(download, "monotonic", itertools.count().__next__)
+    here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL))
     with here.store.locks.hold_key(f"blob-{digest_of(SMALL).partition(':')[2]}"):
-        thread = threading.Thread(target=lambda: had.append(here.levels.fetch([entry(SMALL)])))
-        thread.start()
-        # Only a clock tells that it is waited for in vain; how often it looks at it is its own matter.
-        while thread.is_alive():
-            clock.advance(1)
-            thread.join(0.01)
-    assert had == [[]]
+        assert here.remotes.fetch([entry(SMALL)]) == []
     assert here.bytes_of(entry(SMALL)) == SMALL
 
 
@@ -275,11 +273,11 @@ def test_whatever_goes_wrong_what_has_a_name_is_right(
     remotes = [with_blobs(FaultyRemote(*faults), *blobs) for faults in (near, far)]  # type: ignore[arg-type]
     for _ in range(runs):
         here = machine(folder, *remotes)
-        monkeypatch.setattr(fetching, "RESUMED_BYTES", _LARGE_ENOUGH)
-        missing = here.levels.fetch(files)
+        monkeypatch.setattr(download, "RESUMED_BYTES", _LARGE_ENOUGH)
+        missing = here.remotes.fetch(files)
         for file, blob in zip(files, blobs, strict=True):
             assert here.bytes_of(file) == (None if file in missing else blob)
         expected = {file.digest.partition(":")[2] for file in missing if file.size >= _LARGE_ENOUGH}
         assert {path.stem for path in here.partial_files()} <= expected
     # Nothing is wrong for ever: once remotes do as they should, all comes.
-    assert machine(folder, with_blobs(MemoryRemote(), *blobs)).levels.fetch(files) == []
+    assert machine(folder, with_blobs(MemoryRemote(), *blobs)).remotes.fetch(files) == []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 from hypothesis import given
@@ -14,13 +16,13 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.engine.keys import cache_key
+from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.record import Ingredients, Record
-from winml_dag.store.remote.envelope import Refused, Trust
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import SigningKey
+from winml_dag.store.remote.trust import Maker, Refused, Trust, maker_here
 
 MAKER = Maker("winml_dag 1.0", run="https://ci/7", revision="abc", host="Linux x86_64", tools={"onnx": "1.19"})
 OURS, OLD = SigningKey("ours", b"o" * 32), SigningKey("old", b"l" * 32)
@@ -43,7 +45,7 @@ KEY = RECORD.cache_key
 
 def forged(change: Callable[[dict[str, JsonValue]], object], trust: Trust = TRUST) -> bytes:
     """An envelope whose signed value went through *change*, signed anew as its writer, who has the key, can."""
-    body = json.loads(trust.seal(RECORD, "main").split(b"\n")[1])
+    body = json.loads(trust.sign(RECORD, "main").split(b"\n")[1])
     change(body)
     return signed(canonical_json(body).encode(), trust)
 
@@ -59,7 +61,7 @@ def signed(body: bytes, trust: Trust = TRUST) -> bytes:
 
 
 def test_a_record_comes_back_with_who_made_it_where_and_who_signed_it() -> None:
-    opened = TRUST.open(TRUST.seal(RECORD, "main"), KEY, "main")
+    opened = TRUST.verify(TRUST.sign(RECORD, "main"), KEY, "main")
 
     assert replace(opened, origin={}) == RECORD
     assert opened.origin == {
@@ -72,9 +74,9 @@ def test_a_record_comes_back_with_who_made_it_where_and_who_signed_it() -> None:
 
 def test_what_came_from_elsewhere_is_passed_on_with_its_first_maker() -> None:
     other = Trust((OLD,), Maker("somebody else"), key_of=cache_key)
-    fetched = TRUST.open(TRUST.seal(RECORD, "main"), KEY, "main")
+    fetched = TRUST.verify(TRUST.sign(RECORD, "main"), KEY, "main")
 
-    assert other.open(other.seal(fetched, "team"), KEY, "team").origin == {
+    assert other.verify(other.sign(fetched, "team"), KEY, "team").origin == {
         **fetched.origin,
         "namespace": "team",
         "signed_by": "old",
@@ -85,19 +87,19 @@ def test_keys_are_rotated_without_a_gap() -> None:
     """First everybody accepts the new key, then it signs, then the old one goes."""
     before, while_, after = (replace(TRUST, keys=keys) for keys in ((OLD,), (OURS, OLD), (OURS,)))
 
-    assert while_.open(before.seal(RECORD, "main"), KEY, "main").origin["signed_by"] == "old"
-    assert after.open(while_.seal(RECORD, "main"), KEY, "main").origin["signed_by"] == "ours"
+    assert while_.verify(before.sign(RECORD, "main"), KEY, "main").origin["signed_by"] == "old"
+    assert after.verify(while_.sign(RECORD, "main"), KEY, "main").origin["signed_by"] == "ours"
     with pytest.raises(Refused, match="the key 'old', which is not here"):
-        after.open(before.seal(RECORD, "main"), KEY, "main")
+        after.verify(before.sign(RECORD, "main"), KEY, "main")
 
 
 def test_any_change_of_any_byte_is_refused() -> None:
-    data = TRUST.seal(RECORD, "main")
+    data = TRUST.sign(RECORD, "main")
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1
         with pytest.raises(Refused):
-            TRUST.open(bytes(changed), KEY, "main")
+            TRUST.verify(bytes(changed), KEY, "main")
 
 
 @given(st.binary(max_size=300))
@@ -105,7 +107,7 @@ def test_no_bytes_of_a_stranger_do_more_than_be_refused(data: bytes) -> None:
     for trust in (TRUST, Trust((), MAKER, accept_unsigned=True)):
         for prefix in (b"", b'{"format":1}\n'):
             with pytest.raises(Refused):
-                trust.open(prefix + data, KEY, "main")
+                trust.verify(prefix + data, KEY, "main")
 
 
 VALUES = st.recursive(
@@ -123,10 +125,10 @@ def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_sea
 ) -> None:
     record = record_with(metrics=metrics, made_at=made_at, elapsed_seconds=seconds)
     try:
-        data = TRUST.seal(record, "main")
+        data = TRUST.sign(record, "main")
     except Refused:
         return
-    opened = replace(TRUST.open(data, KEY, "main"), origin={})
+    opened = replace(TRUST.verify(data, KEY, "main"), origin={})
     assert canonical_json(opened.to_json()) == canonical_json(record.to_json())
 
 
@@ -134,36 +136,36 @@ def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_sea
     ("data", "why"),
     [
         (signed(b"{}", replace(TRUST, keys=())), "nobody has signed it"),
-        (TRUST.seal(RECORD, "main")[:-1], "not two lines"),
+        (TRUST.sign(RECORD, "main")[:-1], "not two lines"),
         (b"x" * 300 + b"\n{}\n", "not two lines"),
         (b'{"format":2}\n{}\n', "format is '2'"),
         (b'{"format":1,"signed_by":"ours"}\n{}\n', "not readable"),
         (b'{"format":1,"hmac_sha256":"00","signed_by":"ours"}\n{}\n', "signature is not one of"),
         (b'{"format":1,"hmac_sha256":"\xc3\xa4","signed_by":"ours"}\n{}\n', "signature is not one of"),
-        (Trust((SigningKey("ours", b"x" * 32),), MAKER).seal(RECORD, "main"), "signature is not one of the key 'ours'"),
-        (Trust((OLD,), MAKER).seal(RECORD, "main"), "the key 'old', which is not here"),
+        (Trust((SigningKey("ours", b"x" * 32),), MAKER).sign(RECORD, "main"), "signature is not one of the key 'ours'"),
+        (Trust((OLD,), MAKER).sign(RECORD, "main"), "the key 'old', which is not here"),
         (b"x" * (MOST_RECORD_BYTES + 1), "no record has more"),
-        (TRUST.seal(RECORD, "pull/12"), "made for the namespace 'pull/12', not for 'main'"),
+        (TRUST.sign(RECORD, "pull/12"), "made for the namespace 'pull/12', not for 'main'"),
     ],
     ids=str,
 )
 def test_what_is_not_signed_as_it_has_to_be_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(Refused, match=why):
-        TRUST.open(data, KEY, "main")
+        TRUST.verify(data, KEY, "main")
 
 
 def test_a_record_is_worth_nothing_under_another_key() -> None:
     with pytest.raises(Refused, match="another key"):
-        TRUST.open(TRUST.seal(RECORD, "main"), "f" * 64, "main")
+        TRUST.verify(TRUST.sign(RECORD, "main"), "f" * 64, "main")
 
 
 def test_a_key_of_ours_that_the_level_is_not_trusted_with_is_refused() -> None:
     both = replace(TRUST, keys=(OLD, OURS))
-    data = TRUST.seal(RECORD, "main")
+    data = TRUST.sign(RECORD, "main")
 
-    assert both.open(data, KEY, "main", frozenset({"ours"}))
+    assert both.verify(data, KEY, "main", frozenset({"ours"}))
     with pytest.raises(Refused, match="'ours', which this remote is not trusted with"):
-        both.open(data, KEY, "main", frozenset({"old"}))
+        both.verify(data, KEY, "main", frozenset({"old"}))
 
 
 def file(name: str = "model.onnx", digest: str = SHA, size: JsonValue = 5) -> JsonValue:
@@ -212,13 +214,13 @@ MALICE: dict[str, tuple[Callable[[dict[str, JsonValue]], object], str]] = {
 def test_what_a_signer_must_not_say_is_refused_although_it_is_signed(attack: str) -> None:
     change, why = MALICE[attack]
     with pytest.raises(Refused, match=why):
-        TRUST.open(forged(change), KEY, "main")
+        TRUST.verify(forged(change), KEY, "main")
 
 
 def test_a_refusal_can_be_shown_on_any_terminal() -> None:
     """A byte that begins a command to a terminal is no name that file systems refuse."""
     with pytest.raises(Refused, match="one name twice") as refused:
-        TRUST.open(forged(with_outputs(file("a\x9b2J"), file("A\x9b2J"))), KEY, "main")
+        TRUST.verify(forged(with_outputs(file("a\x9b2J"), file("A\x9b2J"))), KEY, "main")
     assert refused.value.message.isprintable()
 
 
@@ -241,38 +243,72 @@ def test_a_refusal_can_be_shown_on_any_terminal() -> None:
 def test_json_that_we_would_not_write_is_refused_also_where_nobody_signs(body: bytes) -> None:
     unsigned = Trust((), MAKER, accept_unsigned=True)
     with pytest.raises(Refused, match=r"not JSON|no JSON object"):
-        unsigned.open(signed(body, unsigned), KEY, "main")
+        unsigned.verify(signed(body, unsigned), KEY, "main")
 
 
 def test_unsigned_records_are_believed_only_where_that_was_asked_for_and_no_signer_is_named() -> None:
     unsigned = Trust((), MAKER, accept_unsigned=True)
-    data = unsigned.seal(RECORD, "main")
+    data = unsigned.sign(RECORD, "main")
 
-    assert unsigned.open(data, KEY, "main").origin["signed_by"] is None
+    assert unsigned.verify(data, KEY, "main").origin["signed_by"] is None
     with pytest.raises(Refused, match="nobody has signed it"):
-        unsigned.open(data, KEY, "main", frozenset({"ours"}))
+        unsigned.verify(data, KEY, "main", frozenset({"ours"}))
 
 
 def test_who_has_no_key_may_be_told_to_believe_what_is_signed_but_changes_under_a_key_that_is_here_are_refused() -> (
     None
 ):
-    data = TRUST.seal(RECORD, "main")
+    data = TRUST.sign(RECORD, "main")
     changed = data.replace(b'"nodes":37', b'"nodes":38')
 
-    assert Trust((), MAKER, accept_unsigned=True).open(data, KEY, "main").origin["signed_by"] is None
+    assert Trust((), MAKER, accept_unsigned=True).verify(data, KEY, "main").origin["signed_by"] is None
     with pytest.raises(Refused, match="signature is not one of"):
-        Trust((OURS,), MAKER, accept_unsigned=True).open(changed, KEY, "main")
+        Trust((OURS,), MAKER, accept_unsigned=True).verify(changed, KEY, "main")
 
 
 def test_a_record_that_only_a_local_store_could_have_is_not_sealed() -> None:
     local = record_with(outputs={"model": Artifact.of([FileEntry("model.onnx", digest_bytes(b"model"), 5)])})
     with pytest.raises(Refused, match="not a sha256"):
-        TRUST.seal(local, "main")
+        TRUST.sign(local, "main")
 
 
 def test_the_list_of_input_files_stays_at_home_when_a_record_would_be_too_long() -> None:
     long = record_with(input_files={"source": [file(f"{number:0100}") for number in range(50_000)]})
-    data = TRUST.seal(long, "main")
+    data = TRUST.sign(long, "main")
 
     assert len(data) < 10_000
-    assert TRUST.open(data, KEY, "main").input_files == {}
+    assert TRUST.verify(data, KEY, "main").input_files == {}
+
+
+def test_it_names_the_program_the_class_of_machine_and_versions_but_no_machine_and_no_user() -> None:
+    maker = maker_here("winml_dag 1.0")
+
+    assert (maker.builder, maker.run, maker.revision) == ("winml_dag 1.0", "", "")
+    assert maker.host == f"{platform.system()} {platform.machine()}"
+    assert maker.tools["python"] == platform.python_version()
+    assert maker.tools["onnxruntime"] == version("onnxruntime")
+    assert platform.node() not in str(maker)
+    assert Maker.from_json(maker.to_json()) == maker
+
+
+@pytest.mark.parametrize("address", ["https://x/\x1b[2J", "https://" + "x" * 1000], ids=["escape", "long"])
+def test_a_run_whose_address_cannot_be_shown_is_not_named(address: str) -> None:
+    assert maker_here("x", run="https://x/1", revision="abc").run == "https://x/1"
+    assert maker_here("x", run=address).run == ""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run": 1},
+        {"run": "a\nb"},
+        {"more": ""},
+        {"tools": {"onnx": 1}},
+        {"tools": {f"tool{number}": "1" for number in range(51)}},
+        {"tools": []},
+    ],
+    ids=lambda changed: str(changed)[:20],
+)
+def test_what_is_told_in_another_way_is_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(StoreError, match="Who made a record"):
+        Maker.from_json({**Maker("x").to_json(), **changed})  # type: ignore[dict-item]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +25,9 @@ class MemoryRemote:
         self.calls.append(("put_record", key))
         return self.records.setdefault(key, data) is data
 
-    def has(self, digests: Collection[str]) -> set[str]:
-        self.calls.extend(("has", digest) for digest in digests)
-        return {digest for digest in digests if digest in self.blobs}
+    def has(self, digest: str) -> bool:
+        self.calls.append(("has", digest))
+        return digest in self.blobs
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         self.calls.append(("read", digest))

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry
+from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry
+from servers.memory import MemoryRemote
 
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import RemoteError
+from winml_dag.store.remote import transfer, upload
+from winml_dag.store.remote.protocol import RemoteError
 from winml_dag.store.remote.settings import Mode
 
 
@@ -25,14 +26,14 @@ def methods(remote: MemoryRemote) -> list[str]:
 
 def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
     remote = MemoryRemote()
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    here = Machine(tmp_path / "cache", remote)
     record = here.make(b"graph", b"weights")
-    here.levels.offer(record)
-    here.levels.settle()
+    here.remotes.offer(record)
+    here.remotes.settle()
     assert set(remote.blobs.values()) == {b"graph", b"weights"}
-    assert TRUST.open(remote.records[KEYS[0]], KEYS[0], "").outputs == record.outputs
+    assert TRUST.verify(remote.records[KEYS[0]], KEYS[0], "").outputs == record.outputs
     assert methods(remote)[-1] == "put_record"
-    traffic = here.levels.traffic()
+    traffic = here.remotes.traffic()
     assert (traffic.records_put, traffic.blobs_put, traffic.bytes_put) == (1, 2, len(b"graphweights"))
     assert traffic.record_bytes == len(remote.records[KEYS[0]])
 
@@ -40,45 +41,45 @@ def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("log_is_here", [True, False])
 def test_a_log_goes_along_if_it_is_here(tmp_path: Path, log_is_here: bool) -> None:
     remote = MemoryRemote()
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    here = Machine(tmp_path / "cache", remote)
     record = replace(here.make(b"graph"), log=entry(b"log", "log.txt"))
     if log_is_here:
         here.make(b"log", key=KEYS[1])
-    here.levels.offer(record)
-    here.levels.settle()
+    here.remotes.offer(record)
+    here.remotes.settle()
     assert set(remote.blobs.values()) == ({b"graph", b"log"} if log_is_here else {b"graph"})
-    assert TRUST.open(remote.records[KEYS[0]], KEYS[0], "").log == record.log
+    assert TRUST.verify(remote.records[KEYS[0]], KEYS[0], "").log == record.log
 
 
 def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
     remote = MemoryRemote()
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    here = Machine(tmp_path / "cache", remote)
     for key, data in ((KEYS[0], b"same"), (KEYS[1], b"same")):
-        here.levels.offer(here.make(data, key=key))
-        here.levels.settle()
+        here.remotes.offer(here.make(data, key=key))
+        here.remotes.settle()
     assert methods(remote).count("put") == 1
     assert remote.records.keys() == {KEYS[0], KEYS[1]}
 
 
 def test_the_first_of_two_records_stays(tmp_path: Path) -> None:
     remote = MemoryRemote()
-    first, second = (Machine(tmp_path / name / "cache", remote, clock=HandClock()) for name in ("first", "second"))
+    first, second = (Machine(tmp_path / name / "cache", remote) for name in ("first", "second"))
     for machine, data in ((first, b"first"), (second, b"second")):
         (machine.store.folder.parent).mkdir(exist_ok=True)
-        machine.levels.offer(machine.make(data))
-        machine.levels.settle()
-    record = TRUST.open(remote.records[KEYS[0]], KEYS[0], "")
+        machine.remotes.offer(machine.make(data))
+        machine.remotes.settle()
+    record = TRUST.verify(remote.records[KEYS[0]], KEYS[0], "")
     assert [file.digest for file in record.files()] == [digest_of(b"first")]
-    assert second.levels.traffic().records_put == 0
+    assert second.remotes.traffic().records_put == 0
     assert not second.said
 
 
 @pytest.mark.parametrize("mode", [Mode.READ, Mode.OFF])
 def test_nothing_is_put_where_we_may_only_read(tmp_path: Path, mode: Mode) -> None:
     remote = MemoryRemote()
-    here = Machine(tmp_path / "cache", remote, mode=mode, clock=HandClock())
-    here.levels.offer(here.make(b"graph"))
-    here.levels.settle()
+    here = Machine(tmp_path / "cache", remote, mode=mode)
+    here.remotes.offer(here.make(b"graph"))
+    here.remotes.settle()
     assert remote.calls == []
 
 
@@ -86,37 +87,37 @@ def test_nothing_is_put_where_we_may_only_read(tmp_path: Path, mode: Mode) -> No
 def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: str) -> None:
     remote = ScriptedRemote()
     remote.fail("put", trouble)
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    here = Machine(tmp_path / "cache", remote)
     record = here.make(b"graph")
-    remote.records[KEYS[1]] = TRUST.seal(here.make(b"other", key=KEYS[1]), "")
-    here.levels.offer(record)
-    here.levels.settle()
-    here.levels.offer(record)
-    here.levels.settle()
+    remote.records[KEYS[1]] = TRUST.sign(here.make(b"other", key=KEYS[1]), "")
+    here.remotes.offer(record)
+    here.remotes.settle()
+    here.remotes.offer(record)
+    here.remotes.settle()
     assert methods(remote).count("put") == 0  # it failed before it was written down
     assert KEYS[0] not in remote.records
-    assert here.levels.records([KEYS[1]]).keys() == {KEYS[1]}
+    assert here.remotes.records([KEYS[1]]).keys() == {KEYS[1]}
     assert here.said == [
         f"The remote http://level0/c is {trouble}: nothing more is put there in this run, "
         "what is made stays on this machine."
     ]
-    assert here.levels.traffic().left_alone == 1
+    assert here.remotes.traffic().left_alone == 1
 
 
 def test_what_cannot_be_read_is_not_written_to_and_that_is_said_once(tmp_path: Path) -> None:
     remote = ScriptedRemote()
     remote.fail("record", "forbidden")
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
-    assert here.levels.records([KEYS[1]]) == {}
-    here.levels.offer(here.make(b"graph"))
-    here.levels.settle()
+    here = Machine(tmp_path / "cache", remote)
+    assert here.remotes.records([KEYS[1]]) == {}
+    here.remotes.offer(here.make(b"graph"))
+    here.remotes.settle()
     assert methods(remote) == []
     assert len(here.said) == 1
 
 
 def test_a_blob_that_has_rotted_here_is_not_put(tmp_path: Path) -> None:
     remote = MemoryRemote()
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
+    here = Machine(tmp_path / "cache", remote)
     record = here.make(b"graph")
     blob = here.store.blobs.path(digest_of(b"graph"))
     times = blob.stat()
@@ -124,8 +125,8 @@ def test_a_blob_that_has_rotted_here_is_not_put(tmp_path: Path) -> None:
     blob.write_bytes(b"grapf")
     blob.chmod(0o444)
     os.utime(blob, ns=(times.st_atime_ns, times.st_mtime_ns))
-    here.levels.offer(record)
-    here.levels.settle()
+    here.remotes.offer(record)
+    here.remotes.settle()
     assert (remote.blobs, remote.records) == ({}, {})
 
 
@@ -141,12 +142,12 @@ def test_what_broke_off_is_put_again_and_counted_as_it_went(tmp_path: Path) -> N
             return super().put(digest, path, told)
 
     remote = BreaksOff()
-    here = Machine(tmp_path / "cache", remote, clock=HandClock())
-    here.levels.offer(here.make(b"graph"))
+    here = Machine(tmp_path / "cache", remote)
+    here.remotes.offer(here.make(b"graph"))
     told: list[tuple[int, int]] = []
-    here.levels.settle(lambda gone, of: told.append((gone, of)))
+    here.remotes.settle(lambda gone, of: told.append((gone, of)))
     assert remote.blobs.keys() == {digest_of(b"graph")}
-    assert here.levels.traffic().bytes_put == 3 + len(b"graph")
+    assert here.remotes.traffic().bytes_put == 3 + len(b"graph")
     assert told[-1] == (len(b"graph"), len(b"graph"))
 
 
@@ -154,14 +155,14 @@ def test_settling_tells_of_all_that_has_gone_and_returns_when_all_is_there(tmp_p
     remote, let = ScriptedRemote(), threading.Event()
     remote.before["put"].append(lambda: let.wait(60))
     here = Machine(tmp_path / "cache", remote)
-    here.levels.offer(here.make(b"graph", b"weights"))
+    here.remotes.offer(here.make(b"graph", b"weights"))
     told: list[tuple[int, int]] = []
 
     def tell(gone: int, of: int) -> None:
         told.append((gone, of))
         let.set()
 
-    here.levels.settle(tell)
+    here.remotes.settle(tell)
     assert told[-1] == (12, 12)
     assert remote.records.keys() == {KEYS[0]}
 
@@ -170,22 +171,39 @@ def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(t
     remote, begun, until = ScriptedRemote(), threading.Semaphore(0), threading.Event()
     remote.hang("put", begun, until)
     here = Machine(tmp_path / "cache", remote)
-    here.levels.offer(here.make(b"graph"))
+    here.remotes.offer(here.make(b"graph"))
     assert begun.acquire(timeout=60)
-    here.levels.close()
-    here.levels.settle()
+    here.remotes.close()
+    here.remotes.settle()
     assert remote.records == {}
     until.set()
     assert not here.said
     # Closed is not left alone: a store may be used again.
     remote.before.clear()
-    here.levels.offer(here.store.record(KEYS[0]))  # type: ignore[arg-type]
-    here.levels.settle()
+    here.remotes.offer(here.store.record(KEYS[0]))  # type: ignore[arg-type]
+    here.remotes.settle()
     assert remote.records.keys() == {KEYS[0]}
 
 
-class Killed(BaseException):
-    """The process ends here."""
+@pytest.mark.parametrize("method", ["has", "put", "put_record"])
+def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """As a share may, where no client library has a time limit."""
+    monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.05)
+    monkeypatch.setattr(transfer, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(upload, "PART_SECONDS", 0.05)
+    remote, until = ScriptedRemote(), threading.Event()
+    remote.hang(method, threading.Semaphore(0), until)
+    here = Machine(tmp_path / "cache", remote)
+    here.remotes.offer(here.make(b"graph", b"weights"))
+    here.remotes.settle()
+    assert remote.records == {}
+    assert here.said == [
+        "The remote http://level0/c did not go on for 2 s: nothing more is put there in this run, "
+        "what is made stays on this machine."
+    ]
+    until.set()
 
 
 @settings(deadline=None, max_examples=25)
@@ -234,19 +252,19 @@ def test_at_no_moment_a_record_is_there_without_its_blobs(
                     assert file["digest"] in self.blobs
 
     remote = Watched()
-    here = Machine(folder / "cache", remote, clock=HandClock())
+    here = Machine(folder / "cache", remote)
     for key, files in zip(KEYS, records, strict=False):
-        here.levels.offer(here.make(*files, key=key))
-    here.levels.settle()
+        here.remotes.offer(here.make(*files, key=key))
+    here.remotes.settle()
     remote.check()
     if not failing:
         assert len(remote.records) == len(records)
     # Another machine, or this one later, completes it.
     failing.clear()
     remote.killed = False
-    again = Machine(folder / "cache", remote, clock=HandClock())
+    again = Machine(folder / "cache", remote)
     for key in KEYS[: len(records)]:
-        again.levels.offer(again.store.record(key))  # type: ignore[arg-type]
-    again.levels.settle()
+        again.remotes.offer(again.store.record(key))  # type: ignore[arg-type]
+    again.remotes.settle()
     remote.check()
     assert len(remote.records) == len(records)

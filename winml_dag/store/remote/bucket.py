@@ -1,8 +1,8 @@
 """A remote in a bucket of S3, Azure or Google, or in a folder that several machines see.
 
-All is put on the condition that nothing is there, where that can be said. It cannot be said of blobs that go in parts:
-those of more than 5 GB, and others where we may not sign a request of our own. Two that put the same blob at once then
-both do so, and what is there afterwards is the same either way.
+All is put on the condition that nothing is there, where the store supports that. It does not for blobs in parts: those
+of more than 5 GB, and large ones where we may not sign a request of our own. Two that put the same blob at once then
+both do so, with the same bytes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -23,10 +22,14 @@ from obstore import exceptions
 from obstore import store as stores
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote.crew import those_that
-from winml_dag.store.remote.places import blob_place, record_place
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS, MOST_RECORD_BYTES, RemoteError
-from winml_dag.store.remote.statuses import THERE, is_good, refusal
+from winml_dag.store.remote.protocol import (
+    ATTEMPT_SECONDS,
+    PART_SECONDS,
+    RemoteError,
+    blob_path,
+    record_path,
+    whole_record,
+)
 
 if TYPE_CHECKING:
     from obstore import SignCapableStore
@@ -34,179 +37,149 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 _PIECE_BYTES = 1 << 20
-# What is larger goes to a bucket in one request of ours that obstore signs: obstore's own takes a file into memory, or
-# sends it in parts of which nobody knows how far they are, so that a slow line looks like a dead one.
+# Larger files go to a bucket in one request of ours that obstore signs. obstore's own put takes a file into memory, or
+# sends it in parts without a condition and without a word of its progress, so that a slow line looks like a dead one.
 _SMALL_BYTES = 256 << 10
-# As much as S3 and Azure take in one request.
+# S3 and Azure take no more in one request.
 _MOST_STREAMED_BYTES = 5000 << 20
 _SIGNED_FOR = timedelta(hours=1)
 _NO_LIMIT = timedelta(days=1)
-# Parts, and so many at once, are what an upload takes of memory. S3 wants at least 5 MiB, and knows 10,000 parts.
+# What an upload in parts takes of memory. S3 wants parts of at least 5 MiB, and 10,000 at most.
 _PART_BYTES = 5 << 20
 _PARTS_AT_ONCE = 2
-# A part that takes longer is given up: 128 KiB/s.
-_PART_SECONDS = 64
-# A folder gives as much at once as is asked for. From a network we take what has come, so that what only trickles is
-# noticed by who waits for it.
+# A folder yields as much at once as is asked for. From a network we take what has come, so that a trickle is noticed.
 _FOLDER_READ_BYTES = 256 << 10
 
 _STATUS = re.compile(r"\bstatus: (\d{3})\b")
 _SYSTEM_ERROR = re.compile(r"\bos error (\d+)\b")
-# No space, and no quota; 39 and 112 are Windows' words for it.
+# No space, and no quota; 39 and 112 are Windows' numbers for it.
 _NO_SPACE = (28, 122, 39, 112)
 _READ_ONLY = (1, 5, 13, 30) if sys.platform == "win32" else (1, 13, 30)
 # What is not found when the bucket itself is not there.
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-# Where credentials are looked for last: with a machine of the cloud's own, which knows who it is.
-_ASKED_FOR_CREDENTIALS = ("/latest/api/token", "/latest/meta-data", "/metadata/identity", "/computeMetadata/")
+# The last places where credentials are looked for: services of the cloud's own machines.
+_CREDENTIAL_SERVICES = ("/latest/api/token", "/latest/meta-data", "/metadata/identity", "/computeMetadata/")
 
-# Google wants conditions to be signed, and obstore signs none.
+# Headers of a signed put. Google wants conditions to be signed, and obstore signs none.
 _STREAMED_WITH = {
     "s3": {"If-None-Match": "*"},
     "az": {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"},
     "gs": dict[str, str](),
 }
-
-_NAMED_IN = {
+_CREDENTIALS_IN = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 
-# Opens the store, for writing or not. Raises RemoteError, or FileNotFoundError when nothing can be there yet.
-Opened: TypeAlias = Callable[[bool], "ObjectStore"]
-
-
-@dataclass(frozen=True)
-class Uploads:
-    """How big files go to a bucket.
-
-    Attributes:
-        store: waits longer than others: with no limit for each byte, since none is read while all are sent.
-        sign: where to put a file with a request of our own, for an hour.
-        headers: what such a request says.
-    """
-
-    store: ObjectStore
-    sign: Callable[[str], str]
-    headers: Mapping[str, str]
+# Opens the store to put so many bytes, or with None to read. Raises RemoteError, or FileNotFoundError when nothing can
+# be there yet.
+_Opener: TypeAlias = "Callable[[int | None], ObjectStore]"
 
 
 class ObjectRemote:
-    """See ``Remote``. Without *uploads*, big files go in parts to what *opened* opens."""
+    """See ``Remote``: what lies below *prefix* of the store that *opener* opens."""
 
-    def __init__(
-        self, opened: Opened, *, prefix: str = "", read_bytes: int = 1, uploads: Uploads | None = None
-    ) -> None:
-        self._opened = opened
+    def __init__(self, opener: _Opener, prefix: str, read_bytes: int = 1) -> None:
+        self._open = opener
         self._prefix = f"{prefix}/" if prefix else ""
         self._read_bytes = read_bytes
-        self._uploads = uploads
-        self._may_sign = uploads is not None
-        self._pool: PoolManager | None = None
 
     def record(self, key: str) -> bytes | None:
-        data = bytearray()
         try:
-            for piece in self._read(record_place(key), 0):
-                data += piece
-                if len(data) > MOST_RECORD_BYTES:
-                    raise RemoteError("lying", f"sent more than {MOST_RECORD_BYTES >> 20} MiB as a record")
+            return whole_record(self._read(record_path(key), 0))
         except FileNotFoundError:
             return None
-        return bytes(data)
 
     def put_record(self, key: str, data: bytes) -> bool:
-        return self._create(record_place(key), data)
+        return self._create(self._prefix + record_path(key), data)
 
-    def has(self, digests: Collection[str]) -> set[str]:
-        return those_that(lambda digest: self._size(blob_place(digest)) is not None, digests)
+    def has(self, digest: str) -> bool:
+        try:
+            self._size(blob_path(digest))
+        except FileNotFoundError:
+            return False
+        return True
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         try:
-            return self._read(blob_place(digest), offset)
+            return self._read(blob_path(digest), offset)
         except FileNotFoundError:
             raise KeyError(digest) from None
 
     def put(self, digest: str, path: Path, told: Callable[[int], None]) -> bool:
-        place, size = blob_place(digest), path.stat().st_size
+        place, size = self._prefix + blob_path(digest), path.stat().st_size
         if size <= _SMALL_BYTES:
             if put := self._create(place, path.read_bytes()):
                 told(size)
             return put
-        if self._size(place) is not None:
-            return False
-        if self._uploads is not None and self._may_sign and size <= _MOST_STREAMED_BYTES:
-            url = self._signed(self._uploads, place)
-            if url is not None:
-                return self._stream(url, self._uploads.headers, path, size, told)
-        with _troubles():
-            obstore.put(
-                self._patient(),
-                self._prefix + place,
-                _pieces(path, told),
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
-        return True
+        return not self.has(digest) and self._put_large(place, path, size, told)
 
     def close(self) -> None:
-        """obstore lets go of its own connections by itself."""
-        if self._pool is not None:
-            self._pool.clear()
+        """obstore closes its connections by itself."""
 
-    def _patient(self) -> ObjectStore:
-        return self._opened(True) if self._uploads is None else self._uploads.store
-
-    def _signed(self, uploads: Uploads, place: str) -> str | None:
-        """Where to put a file; None where we may not sign, which is a right of its own."""
-        try:
-            with _troubles():
-                return uploads.sign(self._prefix + place)
-        except RemoteError:
-            self._may_sign = False
-            return None
-
-    def _stream(self, url: str, headers: Mapping[str, str], path: Path, size: int, told: Callable[[int], None]) -> bool:
-        from winml_dag.store.remote.wire import ask, let_go, of_body, pieces, pool_for, troubles
-
-        with troubles():
-            self._pool = self._pool or pool_for(url)
-            response = ask(self._pool, "PUT", url, {**of_body(size), **headers}, pieces(path, told))
-            let_go(response)
-        if response.status in THERE:
-            return False
-        if not is_good(response.status):
-            raise refusal(response.status)
+    def _put_large(self, place: str, path: Path, size: int, told: Callable[[int], None]) -> bool:
+        with _translated():
+            pieces = _pieces(path, told)
+            obstore.put(self._open(size), place, pieces, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
         return True
 
     def _create(self, place: str, data: bytes) -> bool:
-        store = self._opened(True) if len(data) <= _SMALL_BYTES else self._patient()
-        with _troubles():
+        with _translated():
             try:
-                obstore.put(store, self._prefix + place, data, mode="create")
+                obstore.put(self._open(len(data)), place, data, mode="create")
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
                 return False
         return True
 
-    def _size(self, place: str) -> int | None:
-        try:
-            with _troubles():
-                return obstore.head(self._opened(False), self._prefix + place)["size"]
-        except FileNotFoundError:
-            return None
+    def _size(self, place: str) -> int:
+        """Raises FileNotFoundError."""
+        with _translated():
+            return obstore.head(self._open(None), self._prefix + place)["size"]
 
     def _read(self, place: str, offset: int) -> Iterator[bytes]:
         """Raises FileNotFoundError."""
-        with _troubles():
-            if not offset:
-                got = obstore.get(self._opened(False), self._prefix + place)
-            elif offset < obstore.head(self._opened(False), self._prefix + place)["size"]:
-                options: obstore.GetOptions = {"range": {"offset": offset}}
-                got = obstore.get(self._opened(False), self._prefix + place, options=options)
-            else:
+        options: obstore.GetOptions = {}
+        if offset:
+            if offset >= self._size(place):
                 return iter(())
+            options = {"range": {"offset": offset}}
+        with _translated():
+            got = obstore.get(self._open(None), self._prefix + place, options=options)
             return _Body(iter(got.stream(min_chunk_size=self._read_bytes)))
+
+
+class BucketRemote(ObjectRemote):
+    """A bucket, where large files go in one request that *signer* signs, with these *headers*."""
+
+    def __init__(self, opener: _Opener, prefix: str, signer: SignCapableStore, headers: Mapping[str, str]) -> None:
+        super().__init__(opener, prefix)
+        self._signer = signer
+        self._headers = headers
+        self._may_sign = True
+        self._pool: PoolManager | None = None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.clear()
+
+    def _put_large(self, place: str, path: Path, size: int, told: Callable[[int], None]) -> bool:
+        from winml_dag.store.remote.http import pool_for, put_file
+
+        url = self._signed(place) if self._may_sign and size <= _MOST_STREAMED_BYTES else None
+        if url is None:
+            return super()._put_large(place, path, size, told)
+        self._pool = self._pool or pool_for(url)
+        return put_file(self._pool, url, self._headers, path, told)
+
+    def _signed(self, place: str) -> str | None:
+        """Where to put a file; None where we may not sign, which takes a right of its own."""
+        try:
+            with _translated():
+                return obstore.sign(self._signer, "PUT", place, _SIGNED_FOR)
+        except RemoteError:
+            self._may_sign = False
+            return None
 
 
 class _Body(Iterator[bytes]):
@@ -218,7 +191,7 @@ class _Body(Iterator[bytes]):
 
     def __next__(self) -> bytes:
         while not self._rest:
-            with _troubles():
+            with _translated():
                 came = None if self._stream is None else next(self._stream, None)
             if came is None:
                 raise StopIteration
@@ -238,14 +211,18 @@ def open_bucket(scheme: str, bucket: str, prefix: str) -> ObjectRemote:
     """
     try:
         quick = _bucket(scheme, bucket, {"read_timeout": timedelta(seconds=ATTEMPT_SECONDS), "timeout": _NO_LIMIT})
-        patient = _bucket(scheme, bucket, {"timeout": timedelta(seconds=_PART_SECONDS)})
+        # Reads nothing while it sends, so it has a time limit for the whole request or part.
+        patient = _bucket(scheme, bucket, {"timeout": timedelta(seconds=PART_SECONDS)})
     except (exceptions.BaseError, ValueError) as error:
         raise UsageError(
             f"The bucket {scheme}://{bucket} cannot be used: {_in_short(str(error))}",
-            advice=f"See what the environment says in {_NAMED_IN[scheme]}.",
+            advice=f"See what the environment says in {_CREDENTIALS_IN[scheme]}.",
         ) from error
-    uploads = Uploads(patient, lambda place: obstore.sign(patient, "PUT", place, _SIGNED_FOR), _STREAMED_WITH[scheme])
-    return ObjectRemote(lambda _writes: quick, prefix=prefix, uploads=uploads)
+
+    def opener(size: int | None) -> ObjectStore:
+        return quick if size is None or size <= _SMALL_BYTES else patient
+
+    return BucketRemote(opener, prefix, patient, _STREAMED_WITH[scheme])
 
 
 def _bucket(scheme: str, bucket: str, limits: ClientConfig) -> SignCapableStore:
@@ -270,15 +247,15 @@ def _endpoint(scheme: str) -> str:
 
 
 def open_folder(folder: Path, namespace: str) -> ObjectRemote:
-    def opened(writes: bool) -> ObjectStore:
+    def opener(size: int | None) -> ObjectStore:
         if not folder.is_dir():
             if not folder.parent.is_dir():
                 raise RemoteError("unreachable", f"would lie in {folder.parent}, which is not there")
-            if not writes:
+            if size is None:
                 raise FileNotFoundError(folder)
         return stores.LocalStore(folder, mkdir=True)
 
-    return ObjectRemote(opened, prefix=namespace, read_bytes=_FOLDER_READ_BYTES)
+    return ObjectRemote(opener, namespace, _FOLDER_READ_BYTES)
 
 
 def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
@@ -289,34 +266,33 @@ def _pieces(path: Path, told: Callable[[int], None]) -> Iterator[bytes]:
 
 
 @contextmanager
-def _troubles() -> Iterator[None]:
-    """What obstore raises, as RemoteError; FileNotFoundError for what is not there, though its bucket is."""
+def _translated() -> Iterator[None]:
+    """What obstore raises, as RemoteError; FileNotFoundError for what is not in a bucket that is there."""
     try:
         yield
     except (exceptions.BaseError, OSError, ValueError) as error:
         text = str(error)
         if isinstance(error, FileNotFoundError) and not any(word in text for word in _NO_BUCKET):
             raise
-        raise _trouble(text) from error
+        raise _remote_error(text) from error
     except BaseException as error:
-        # obstore breaks off like this when an answer is not what it counts on. No ordinary exception, and no name that
-        # could be imported: a build would end with it.
+        # A panic of obstore at an answer that it does not expect: a BaseException of a class that cannot be imported.
         if type(error).__module__ == "pyo3_runtime":
             raise RemoteError("failing", "answers what obstore cannot make sense of") from error
         raise
 
 
-def _trouble(text: str) -> RemoteError:
-    """obstore has few kinds of errors and tells the rest in words: those of a status, of the system, of the client."""
+def _remote_error(text: str) -> RemoteError:
+    """obstore has few classes of errors, and says the rest in their text: a status, a system error, a kind."""
     if any(word in text for word in _NO_BUCKET):
         return RemoteError("forbidden", "has no such bucket")
-    if any(place in text for place in _ASKED_FOR_CREDENTIALS):
+    if any(place in text for place in _CREDENTIAL_SERVICES):
         return RemoteError("forbidden", "wants credentials, and the environment has none")
     if match := _STATUS.search(text):
         status = int(match[1])
         is_read = "performing GET" in text or "performing HEAD" in text
         unlisted = ", also of what is not there where a bucket may not be listed"
-        return refusal(status, unlisted if status == HTTPStatus.FORBIDDEN and is_read else "")
+        return RemoteError.of_status(status, unlisted if status == HTTPStatus.FORBIDDEN and is_read else "")
     if match := _SYSTEM_ERROR.search(text):
         number = int(match[1])
         if number in _NO_SPACE:
@@ -324,7 +300,7 @@ def _trouble(text: str) -> RemoteError:
         if number in _READ_ONLY:
             return RemoteError("forbidden", "may not be written or read by us")
     if "kind: Timeout" in text or "TimedOut" in text:
-        return RemoteError("slow", f"did not go on for {ATTEMPT_SECONDS:g} s")
+        return RemoteError.too_slow()
     if "kind: Connect" in text:
         return RemoteError("unreachable", "cannot be reached")
     broke_off = any(f"kind: {kind}" in text for kind in ("Request", "Decode", "Body", "Interrupted"))

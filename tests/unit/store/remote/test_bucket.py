@@ -16,10 +16,10 @@ from servers.faulty import Fault, FaultyServer
 from servers.s3 import BUCKET, S3, policies_of, s3_server
 
 from winml_dag.errors import UsageError
-from winml_dag.store.remote import objects
-from winml_dag.store.remote.backends import open_remote
-from winml_dag.store.remote.objects import ObjectRemote
-from winml_dag.store.remote.remote import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+from winml_dag.store.remote import bucket
+from winml_dag.store.remote.bucket import ObjectRemote
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES, Remote, RemoteError, Trouble
+from winml_dag.store.remote.urls import open_remote
 
 KEY = "a1" * 32
 SMALL = b"small"
@@ -104,7 +104,7 @@ def test_a_fault_is_a_trouble_whatever_was_asked(
     small, big = written(tmp_path / "small", SMALL), written(tmp_path / "big", BIG)
     assert trouble_of(lambda: remote.record(KEY)) == trouble
     assert trouble_of(lambda: remote.put_record(KEY, b"data")) == trouble
-    assert trouble_of(lambda: remote.has([digest_of(BIG), digest_of(SMALL)])) == trouble
+    assert trouble_of(lambda: remote.has(digest_of(BIG))) == trouble
     assert trouble_of(lambda: remote.read(digest_of(BIG))) == trouble
     assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == trouble
     assert trouble_of(lambda: remote.put(digest_of(BIG), big, unheard)) == trouble
@@ -125,11 +125,11 @@ def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote) -> N
 def test_a_store_that_says_nothing_is_slow(
     server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(bucket, "ATTEMPT_SECONDS", 0.1)
     remote = open_remote("s3://cache/team", "main")
     server.switch_on(Fault.SILENT)
     assert trouble_of(lambda: remote.record(KEY)) == "slow"
-    assert trouble_of(lambda: remote.has([digest_of(BIG)])) == "slow"
+    assert trouble_of(lambda: remote.has(digest_of(BIG))) == "slow"
     assert trouble_of(lambda: remote.put_record(KEY, b"data")) == "slow"
     small, big = written(tmp_path / "small", SMALL), written(tmp_path / "big", BIG)
     assert trouble_of(lambda: remote.put(digest_of(SMALL), small, unheard)) == "slow"
@@ -248,7 +248,7 @@ def test_with_the_policies_of_the_page_pull_requests_write_their_own_only(
         assert opened("main", "main").put_record(KEY, b"of main")
         assert opened("pull", "main").record(KEY) == b"of main"
         # What is not there is said to be so, and not that we may not know.
-        assert opened("pull", "main").has([digest_of(SMALL)]) == set()
+        assert not opened("pull", "main").has(digest_of(SMALL))
         assert opened("pull", "main").record("b2" * 32) is None
         assert trouble_of(lambda: opened("pull", "main").put_record("b2" * 32, b"of a pull request")) == "forbidden"
         assert opened("pull", "pull/12").put_record(KEY, b"of a pull request")
@@ -275,7 +275,7 @@ def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monke
         "private_key_id": "",
     }
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-    monkeypatch.setattr(objects, "_endpoint", lambda _scheme: server.url)
+    monkeypatch.setattr(bucket, "_endpoint", lambda _scheme: server.url)
     remote = open_remote("gs://cache/team", "main")
     assert remote.record(KEY) == b"the record"
     assert not remote.put_record(KEY, b"second")
@@ -289,7 +289,7 @@ def test_a_folder_is_made_when_something_is_put(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     remote = open_remote(folder.as_uri(), "main")
     assert remote.record(KEY) is None
-    assert remote.has([digest_of(SMALL)]) == set()
+    assert not remote.has(digest_of(SMALL))
     assert not folder.exists()
     assert remote.put_record(KEY, b"data")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from remote_samples import KEYS, TRUST, HandClock, Machine, ScriptedRemote, digest_of, entry, in_background, record_of
+from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry, in_background, record_of
+from servers.faulty import Fault, FaultyServer
+from servers.memory import MemoryRemote
 
-from winml_dag.store.remote.envelope import Trust
-from winml_dag.store.remote.maker import Maker
-from winml_dag.store.remote.memory import MemoryRemote
-from winml_dag.store.remote.remote import ATTEMPT_SECONDS
+from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.traffic import Traffic
+from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.remote.urls import open_remote
 
 COLLEAGUE = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0", host="Windows ARM64"))
 STRANGER = Trust((SigningKey("ours", b"s" * 32),), Maker("winml_dag 1.0"))
@@ -22,22 +24,22 @@ STRANGER = Trust((SigningKey("ours", b"s" * 32),), Maker("winml_dag 1.0"))
 def remote_with(*keys: str, trust: Trust = COLLEAGUE) -> MemoryRemote:
     remote = MemoryRemote()
     for key in keys:
-        remote.records[key] = trust.seal(record_of(key, entry(key.encode())), "")
+        remote.records[key] = trust.sign(record_of(key, entry(key.encode())), "")
         remote.blobs[digest_of(key.encode())] = key.encode()
     return remote
 
 
-def machine(folder: Path, *remotes: MemoryRemote, mode: Mode = Mode.READ_WRITE) -> Machine:
-    return Machine(folder / "cache", *remotes, mode=mode, clock=HandClock())
+def machine(folder: Path, *remotes: Remote, mode: Mode = Mode.READ_WRITE) -> Machine:
+    return Machine(folder / "cache", *remotes, mode=mode)
 
 
 def test_each_record_comes_from_the_nearest_level_that_has_it(tmp_path: Path) -> None:
     near, far = remote_with(KEYS[0]), remote_with(KEYS[0], KEYS[1])
     here = machine(tmp_path, near, far, mode=Mode.READ)
-    assert here.levels.records(KEYS[:3]).keys() == set(KEYS[:2])
+    assert here.remotes.records(KEYS[:3]).keys() == set(KEYS[:2])
     assert sorted(key for _, key in near.calls) == sorted(KEYS[:3])
     assert sorted(key for _, key in far.calls) == sorted(KEYS[1:3])
-    traffic = here.levels.traffic()
+    traffic = here.remotes.traffic()
     assert (traffic.records_found, traffic.records_missed, traffic.requests) == (2, 1, 5)
     assert traffic.record_bytes == len(near.records[KEYS[0]]) + len(far.records[KEYS[1]])
 
@@ -48,61 +50,61 @@ def test_records_are_asked_for_side_by_side(tmp_path: Path) -> None:
     # Nobody gets an answer before all have asked.
     for _ in KEYS:
         remote.before["record"].append(lambda: together.wait(60))
-    assert machine(tmp_path, remote).levels.records(KEYS) == {}
+    assert machine(tmp_path, remote).remotes.records(KEYS) == {}
     assert not together.broken
 
 
 def test_a_record_from_afar_is_put_nearer_and_says_who_made_it(tmp_path: Path) -> None:
     near, far = MemoryRemote(), remote_with(KEYS[0])
     here = machine(tmp_path, near, far)
-    here.levels.records([KEYS[0]])
-    here.levels.settle()
-    filled = TRUST.open(near.records[KEYS[0]], KEYS[0], "")
+    here.remotes.records([KEYS[0]])
+    here.remotes.settle()
+    filled = TRUST.verify(near.records[KEYS[0]], KEYS[0], "")
     maker = filled.origin["maker"]
     assert isinstance(maker, dict)
     assert maker["host"] == "Windows ARM64"
     # Its blob was not needed here, so it is where it was.
     assert near.blobs == {}
-    assert here.levels.traffic().records_put == 1
+    assert here.remotes.traffic().records_put == 1
 
 
 def test_a_blob_from_afar_is_put_nearer_when_it_passes_through(tmp_path: Path) -> None:
     near, far = MemoryRemote(), remote_with(KEYS[0])
     here = machine(tmp_path, near, far)
-    assert here.levels.fetch([entry(KEYS[0].encode())]) == []
-    here.levels.settle()
+    assert here.remotes.fetch([entry(KEYS[0].encode())]) == []
+    here.remotes.settle()
     assert near.blobs == far.blobs
 
 
 def test_nothing_is_put_nearer_where_we_may_only_read(tmp_path: Path) -> None:
     near, far = MemoryRemote(), remote_with(KEYS[0])
     here = machine(tmp_path, near, far, mode=Mode.READ)
-    here.levels.records([KEYS[0]])
-    here.levels.fetch([entry(KEYS[0].encode())])
-    here.levels.settle()
+    here.remotes.records([KEYS[0]])
+    here.remotes.fetch([entry(KEYS[0].encode())])
+    here.remotes.settle()
     assert (near.records, near.blobs) == ({}, {})
 
 
 def test_a_record_that_is_refused_counts_as_absent_and_further_levels_are_asked(tmp_path: Path) -> None:
     near, far = remote_with(KEYS[0], trust=STRANGER), remote_with(KEYS[0])
     here = machine(tmp_path, near, far)
-    assert here.levels.records([KEYS[0]]).keys() == {KEYS[0]}
+    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
     (said,) = here.said
     assert said.startswith(f"A record in the remote http://level0/c is refused ({KEYS[0][:12]}): ")
-    assert here.levels.traffic().refused == 1
-    here.levels.settle()
+    assert here.remotes.traffic().refused == 1
+    here.remotes.settle()
     # What lies there was first, be it refused.
     assert near.records[KEYS[0]] == remote_with(KEYS[0], trust=STRANGER).records[KEYS[0]]
 
 
 def test_of_many_that_are_refused_a_few_are_named_and_the_rest_are_counted(tmp_path: Path) -> None:
     here = machine(tmp_path, remote_with(*KEYS, trust=STRANGER))
-    assert here.levels.records(KEYS) == {}
-    here.levels.settle()
-    here.levels.settle()
+    assert here.remotes.records(KEYS) == {}
+    here.remotes.settle()
+    here.remotes.settle()
     assert len(here.said) == 4
     assert here.said[-1] == f"Besides, {len(KEYS) - 3} records of the remote http://level0/c had to be refused."
-    assert here.levels.traffic().refused == len(KEYS)
+    assert here.remotes.traffic().refused == len(KEYS)
 
 
 def test_whether_a_blob_is_there_is_asked_once(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_whether_a_blob_is_there_is_asked_once(tmp_path: Path) -> None:
     here = machine(tmp_path, near, far)
     digests = [digest_of(key.encode()) for key in KEYS[:3]]
     for _ in range(2):
-        assert here.levels.has(digests) == set(digests[:2])
+        assert here.remotes.has(digests) == set(digests[:2])
     assert sorted(near.calls) == sorted(("has", digest) for digest in digests)
     assert sorted(far.calls) == sorted(("has", digest) for digest in digests[1:])
 
@@ -120,11 +122,11 @@ def test_what_a_remote_said_before_it_was_left_alone_is_worth_nothing(tmp_path: 
     remote.blobs = remote_with(KEYS[0]).blobs
     here = machine(tmp_path, remote)
     digest = digest_of(KEYS[0].encode())
-    assert here.levels.has([digest]) == {digest}
+    assert here.remotes.has([digest]) == {digest}
     remote.fail("record", "forbidden")
-    here.levels.records([KEYS[1]])
-    assert here.levels.has([digest]) == set()
-    assert here.levels.fetch([entry(KEYS[0].encode())]) == [entry(KEYS[0].encode())]
+    here.remotes.records([KEYS[1]])
+    assert here.remotes.has([digest]) == set()
+    assert here.remotes.fetch([entry(KEYS[0].encode())]) == [entry(KEYS[0].encode())]
 
 
 @pytest.mark.parametrize("trouble", ["unreachable", "failing", "slow", "forbidden", "full", "bug"])
@@ -133,42 +135,38 @@ def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: 
     for method in ("record", "has", "read", "put", "put_record"):
         near.fail(method, *[trouble] * 200)
     here = machine(tmp_path, near, far)
-    assert here.levels.records(KEYS).keys() == set(KEYS)
+    assert here.remotes.records(KEYS).keys() == set(KEYS)
     files = [entry(key.encode()) for key in KEYS]
-    assert here.levels.has([file.digest for file in files]) == set(far.blobs)
-    assert here.levels.fetch(files) == []
-    here.levels.offer(here.make(b"ours"))
-    here.levels.settle()
-    assert here.levels.traffic().left_alone == 1
+    assert here.remotes.has([file.digest for file in files]) == set(far.blobs)
+    assert here.remotes.fetch(files) == []
+    here.remotes.offer(here.make(b"ours"))
+    here.remotes.settle()
+    assert here.remotes.traffic().left_alone == 1
     assert len(here.said) == 1
     assert here.said[0].endswith(
         "it is left alone for the rest of this run, and what it may have is made here instead."
     )
 
 
-def test_levels_that_are_dead_are_found_side_by_side(tmp_path: Path) -> None:
-    clock, begun, ended = HandClock(), threading.Semaphore(0), threading.Event()
-    dead = [ScriptedRemote() for _ in range(3)]
-    for remote in dead:
-        for method in ("record", "has"):
-            remote.hang(method, begun, ended)
-    here = Machine(tmp_path / "cache", *dead, clock=clock)
-    asked = in_background(lambda: here.levels.records([KEYS[0]]))
-    clock.until_waiting(2)
-    clock.advance(0.25)
-    # The question to the nearest, and what finds out about the two behind it.
-    clock.until_waiting(3)
-    clock.advance(ATTEMPT_SECONDS)
-    assert asked.result(30) == {}
-    assert clock.now() == 0.25 + ATTEMPT_SECONDS
-    assert len(here.said) == here.levels.traffic().left_alone == 3
-    ended.set()
+def test_tiers_that_are_dead_are_found_side_by_side(tmp_path: Path) -> None:
+    with ExitStack() as running:
+        silent = [running.enter_context(FaultyServer()) for _ in range(3)]
+        for server in silent:
+            server.switch_on(Fault.SILENT)
+        here = machine(tmp_path, *(open_remote(server.url) for server in silent))
+        asked = in_background(lambda: here.remotes.records([KEYS[0]]))
+        for server in silent:
+            server.wait_until_begun(1)
+        # Those behind are probed before the first has used up its time.
+        assert not asked.done()
+        assert asked.result(30) == {}
+    assert len(here.said) == here.remotes.traffic().left_alone == 3
 
 
 def test_a_level_that_answers_at_once_has_none_behind_it_tried(tmp_path: Path) -> None:
     near, far = remote_with(KEYS[0]), remote_with(KEYS[1])
     here = machine(tmp_path, near, far)
-    here.levels.records([KEYS[0]])
+    here.remotes.records([KEYS[0]])
     assert far.calls == []
 
 
@@ -176,17 +174,17 @@ def test_a_record_that_never_ends_is_a_lie(tmp_path: Path) -> None:
     near, far = ScriptedRemote(), remote_with(KEYS[0])
     near.fail("record", "lying")
     here = machine(tmp_path, near, far)
-    assert here.levels.records([KEYS[0]]).keys() == {KEYS[0]}
+    assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
     assert here.said == ["The remote http://level0/c is lying: that is refused."]
 
 
 def test_with_no_remote_nothing_happens(tmp_path: Path) -> None:
     here = machine(tmp_path)
     record = here.make(b"ours")
-    here.levels.offer(record)
-    here.levels.settle()
-    assert here.levels.records(KEYS) == {}
-    assert here.levels.has([digest_of(b"x")]) == set()
-    assert here.levels.fetch([entry(b"x")]) == [entry(b"x")]
-    assert here.levels.traffic() == Traffic()
-    here.levels.close()
+    here.remotes.offer(record)
+    here.remotes.settle()
+    assert here.remotes.records(KEYS) == {}
+    assert here.remotes.has([digest_of(b"x")]) == set()
+    assert here.remotes.fetch([entry(b"x")]) == [entry(b"x")]
+    assert here.remotes.traffic() == Traffic()
+    here.remotes.close()

@@ -1,0 +1,17 @@
+"""What all tests of remotes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from winml_dag.store.remote import transfer
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _short_pauses() -> Iterator[None]:
+    """Attempts follow each other at once; a server that needs time to recover is none of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "_FIRST_PAUSE_SECONDS", 0.0001)
+        yield

@@ -1,0 +1,372 @@
+"""When a remote is asked again, how long it may take, and when it is not asked any more."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from remote_samples import ScriptedRemote, digest_of
+
+from winml_dag.store.remote import transfer
+from winml_dag.store.remote.protocol import ATTEMPT_SECONDS, RemoteError
+from winml_dag.store.remote.traffic import TrafficCounter
+from winml_dag.store.remote.transfer import (
+    LEAST_BYTES_PER_SECOND,
+    CircuitBreaker,
+    RemoteUnavailable,
+    ThreadPool,
+    Transfer,
+    ask_all,
+)
+
+KEY = "0" * 64
+BLOB = digest_of(b"model")
+
+
+class Guarded:
+    """A remote behind a circuit breaker, and how long it pauses between attempts."""
+
+    def __init__(self) -> None:
+        self.remote = ScriptedRemote()
+        self.remote.records[KEY] = b"{}"
+        self.count = TrafficCounter()
+        self.said: list[str] = []
+        self.breaker = CircuitBreaker("http://cache", "it is left alone", self.count, self.said.append)
+        self.transfer = Transfer()
+
+    def ask(self, question: Callable[[], object]) -> object:
+        return self.breaker.run(self.transfer, lambda: self.transfer.wait_for(question))
+
+    def record(self) -> object:
+        return self.ask(lambda: self.remote.record(KEY))
+
+
+@pytest.fixture
+def guarded() -> Guarded:
+    return Guarded()
+
+
+@pytest.fixture
+def pauses(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each pause between two attempts would be."""
+    pauses: list[float] = []
+    monkeypatch.setattr(transfer, "_FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(guarded.breaker._opened, "wait", pauses.append)
+    return pauses
+
+
+class Clock:
+    """Goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(transfer, "monotonic", clock)
+    return clock
+
+
+def test_what_may_pass_is_tried_again_after_longer_and_longer_pauses(guarded: Guarded, pauses: list[float]) -> None:
+    guarded.remote.fail("record", "unreachable", "failing", "unreachable")
+    assert guarded.record() == b"{}"
+    first, second, third = pauses
+    # Each is twice as long as the one before, and of each half is chance.
+    assert 0.05 <= first <= 0.15
+    assert 0.1 <= second <= 0.3
+    assert 0.2 <= third <= 0.6
+    assert guarded.count.traffic.requests == 4
+    assert not guarded.said
+
+
+def test_a_dead_remote_costs_a_few_attempts_within_two_seconds_and_then_nothing(
+    guarded: Guarded, pauses: list[float]
+) -> None:
+    guarded.remote.fail("record", *["unreachable"] * 100)
+    with pytest.raises(RemoteUnavailable):
+        guarded.record()
+    assert 3 <= guarded.count.traffic.requests <= 5
+    assert sum(pauses) < ATTEMPT_SECONDS + 1.2
+    assert guarded.said == ["The remote http://cache is unreachable: it is left alone."]
+    requests = guarded.count.traffic.requests
+    with pytest.raises(RemoteUnavailable):
+        guarded.record()
+    assert (guarded.count.traffic.requests, guarded.count.traffic.left_alone) == (requests, 1)
+
+
+@pytest.mark.parametrize("trouble", ["forbidden", "full"])
+def test_what_will_not_pass_is_not_tried_again(guarded: Guarded, trouble: str) -> None:
+    guarded.remote.fail("record", trouble)
+    with pytest.raises(RemoteUnavailable):
+        guarded.record()
+    assert guarded.breaker.is_open
+    assert guarded.count.traffic.requests == 1
+
+
+def test_what_a_library_did_not_expect_is_trouble_like_any_other(guarded: Guarded) -> None:
+    guarded.remote.fail("record", "bug")
+    assert guarded.record() == b"{}"
+    guarded.remote.fail("record", *["bug"] * 100)
+    with pytest.raises(RemoteUnavailable):
+        guarded.record()
+    assert "cannot be used (of a library)" in guarded.said[0]
+
+
+def test_one_question_that_fails_while_others_are_answered_does_not_cost_the_remote(guarded: Guarded) -> None:
+    other = ScriptedRemote()
+    other.fail("record", *["failing"] * 100)
+
+    def ask_the_other_and_us() -> None:
+        try:
+            other.record(KEY)
+        finally:
+            guarded.breaker.run(Transfer(), lambda: guarded.remote.record(KEY))
+
+    for failed in range(1, 4):
+        with pytest.raises(RemoteUnavailable):
+            guarded.breaker.run(Transfer(), ask_the_other_and_us)
+        # Now and then is an accident, and the third time is none.
+        assert guarded.breaker.is_open == (failed == 3)
+
+
+@pytest.mark.parametrize("others_are_answered", [True, False])
+def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
+    guarded: Guarded, clock: Clock, others_are_answered: bool
+) -> None:
+    """A machine with too much to do would take its own slowness for that of the remote."""
+
+    def is_slow() -> bool:
+        clock.now += ATTEMPT_SECONDS
+        if others_are_answered:
+            guarded.breaker.run(Transfer(), lambda: guarded.remote.record(KEY))
+        raise RemoteError.too_slow()
+
+    guarded.remote.before["has"].append(is_slow)
+    if others_are_answered:
+        assert guarded.ask(lambda: guarded.remote.has(BLOB)) is False
+        assert not guarded.said
+    else:
+        with pytest.raises(RemoteUnavailable):
+            guarded.ask(lambda: guarded.remote.has(BLOB))
+        assert guarded.said == ["The remote http://cache did not go on for 2 s: it is left alone."]
+
+
+def test_a_remote_may_lie_twice(guarded: Guarded) -> None:
+    guarded.breaker.lied("sent what is wrong")
+    guarded.remote.fail("record", "lying")
+    with pytest.raises(RemoteUnavailable):
+        guarded.record()
+    assert guarded.record() == b"{}"
+    guarded.breaker.lied("sent what is wrong")
+    assert guarded.breaker.is_open
+    assert [line.partition(": ")[2] for line in guarded.said] == ["that is refused."] * 3 + ["it is left alone."]
+    assert guarded.count.traffic.refused == 3
+
+
+def flow(guarded: Guarded, clock: Clock, pieces: int, size: int, seconds: float) -> int:
+    """How many bytes of *pieces* come, one every so many *seconds*, each then taking us as long as it likes."""
+    came = 0
+
+    def piece() -> None:
+        clock.now += seconds
+        guarded.transfer.moved(size)
+
+    def attempt() -> None:
+        nonlocal came
+        for _ in range(pieces):
+            guarded.transfer.wait_for(piece)
+            came += size
+            # Hashing, and writing to a slow disk.
+            clock.now += 100
+
+    guarded.transfer.begin(guarded.breaker)
+    attempt()
+    return came
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.5])
+def test_a_transfer_at_the_least_rate_goes_on_for_as_long_as_it_takes(
+    guarded: Guarded, clock: Clock, seconds: float
+) -> None:
+    size = int(LEAST_BYTES_PER_SECOND * seconds) + 1
+    assert flow(guarded, clock, 60, size, seconds) == 60 * size
+
+
+def test_a_trickle_ends_as_silence_does(guarded: Guarded, clock: Clock) -> None:
+    came: list[int] = []
+
+    def trickle() -> None:
+        while len(came) < 100:
+            clock.now += 0.1
+            guarded.transfer.moved(LEAST_BYTES_PER_SECOND // 20)
+            came.append(1)
+
+    guarded.transfer.begin(guarded.breaker)
+    with pytest.raises(RemoteError, match="did not go on"):
+        guarded.transfer.wait_for(trickle)
+    # Half of the least rate buys half of the time that passes, so the two seconds last for four.
+    assert len(came) * 0.1 == pytest.approx(2 * ATTEMPT_SECONDS, abs=0.2)
+
+
+def test_transfers_side_by_side_share_the_least_rate(guarded: Guarded, clock: Clock) -> None:
+    size = LEAST_BYTES_PER_SECOND // 20
+    other = Transfer()
+    assert guarded.breaker.run(other, lambda: guarded.breaker.run(Transfer(), lambda: guarded.breaker.least_rate)) == (
+        LEAST_BYTES_PER_SECOND / 2
+    )
+    with pytest.raises(RemoteError):
+        flow(guarded, clock, 60, size, 0.1)
+
+
+def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a name server or a share, where no client library has a time limit."""
+    monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.05)
+    monkeypatch.setattr(transfer, "_GRACE_SECONDS", 0.05)
+    ended, answered = threading.Event(), threading.Event()
+
+    def work(number: int, transfer: Transfer) -> int:
+        if number == 1:
+            assert answered.wait(60)
+            guarded.breaker.run(transfer, lambda: transfer.wait_for(lambda: ended.wait(60)))
+        answered.set()
+        return number
+
+    assert ask_all(work, range(3), 2) == [0, None, 2]
+    assert guarded.breaker.is_open
+    assert len(guarded.said) == 1
+    ended.set()
+
+
+def test_all_who_wait_for_answers_come_back_when_a_remote_is_not_used_any_more(guarded: Guarded) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(number: int, _: Transfer) -> int:
+        if number:
+            assert begun.wait(60)
+            guarded.breaker.open(RemoteError("forbidden", "will not have us"))
+        begun.set()
+        ended.wait(60)
+        return number
+
+    assert ask_all(work, range(2), 2, guarded.breaker) == [None, None]
+    ended.set()
+
+
+def test_on_a_slow_line_it_is_the_client_library_that_gives_up_first(guarded: Guarded, clock: Clock) -> None:
+    """Its error is considered: there may be progress, or answers to others."""
+
+    def piece() -> None:
+        clock.now += ATTEMPT_SECONDS * 0.9
+        assert not guarded.transfer.abandon_if_hung()
+        guarded.transfer.moved(1000)
+
+    guarded.transfer.begin(guarded.breaker)
+    guarded.transfer.wait_for(piece)
+    with pytest.raises(RemoteError, match="did not go on"):
+        guarded.transfer.wait_for(piece)
+
+
+def test_a_remote_has_time_to_store_what_it_has_got(guarded: Guarded, clock: Clock) -> None:
+    guarded.transfer.begin(guarded.breaker)
+
+    def put() -> None:
+        guarded.transfer.moved(64 << 20)
+        guarded.transfer.allow(ATTEMPT_SECONDS * 2)
+        clock.now += ATTEMPT_SECONDS * 1.9
+        assert not guarded.transfer.abandon_if_hung()
+        clock.now += ATTEMPT_SECONDS
+        assert guarded.transfer.abandon_if_hung()
+
+    with pytest.raises(RemoteUnavailable):
+        guarded.transfer.wait_for(put)
+
+
+def test_what_nobody_waits_for_ends_with_its_next_byte(guarded: Guarded) -> None:
+    def pieces() -> Iterator[None]:
+        for _ in range(3):
+            yield guarded.transfer.wait_for(lambda: guarded.transfer.moved(1))
+
+    guarded.transfer.begin(guarded.breaker)
+    reading = pieces()
+    next(reading)
+    guarded.transfer.is_cancelled = True
+    with pytest.raises(RemoteUnavailable):
+        next(reading)
+    assert not guarded.said
+
+
+def test_results_come_in_order_and_no_more_run_at_once_than_may() -> None:
+    running, most_running, lock = 0, 0, threading.Lock()
+    three = threading.Barrier(3)
+
+    def work(number: int, _: Transfer) -> int:
+        nonlocal running, most_running
+        with lock:
+            running += 1
+            most_running = max(most_running, running)
+        # Nobody goes on before three are here.
+        three.wait(60)
+        with lock:
+            running -= 1
+        return number * number
+
+    assert ask_all(work, range(9), 3) == [number * number for number in range(9)]
+    assert most_running == 3
+    assert ask_all(work, [], 8) == []
+
+
+def test_after_an_error_nothing_is_begun() -> None:
+    begun: list[int] = []
+    both = threading.Barrier(2)
+
+    def work(number: int, _: Transfer) -> None:
+        begun.append(number)
+        both.wait(60)
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match=r"\d"):
+        ask_all(work, range(1000), 2)
+    assert len(begun) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no such signal to one process")
+def test_neither_an_interrupt_nor_the_end_of_the_process_waits_for_a_thread() -> None:
+    script = """
+import signal, threading
+from winml_dag.store.remote.transfer import ask_all
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def work(number, transfer):
+    print("hangs", flush=True)
+    threading.Event().wait()
+try:
+    ask_all(work, range(2), 1)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hangs\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("interrupted\n", 0)
+
+
+def test_where_there_are_no_more_threads_the_work_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert ask_all(lambda number, _: str(number), range(3), 3) == ["0", "1", "2"]
+    assert list(ThreadPool(2).map(str, range(3))) == ["0", "1", "2"]

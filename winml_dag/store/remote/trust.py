@@ -1,0 +1,400 @@
+"""Who signs records, with which keys, and whose signature is believed.
+
+A record lies in a remote as two lines of JSON: who signed, then what is signed. The signature covers the second line
+byte for byte, so nothing that is not trusted reaches the JSON parser. It covers the key, the namespace, the record and
+who made it: a record is worth nothing under another key or in another namespace. HMAC signs and verifies with one
+secret, so whoever can verify could sign. What keeps a pull request out of the trusted namespace is that it may not
+write there, and that the namespace does not trust its key.
+
+Secrets come from the environment or a file, never from a project, and are never shown. Both hold ``name:base64``: the
+variable with commas between several, a file one a line. The first key signs and each is accepted, so that one can be
+replaced by another without a gap.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import math
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn, cast
+
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.errors import StoreError, UsageError
+from winml_dag.names import is_safe_part
+from winml_dag.store.record import Ingredients, Record
+from winml_dag.store.remote.namespace import is_of_pull
+from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
+from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey
+from winml_dag.store.remote.urls import shown
+
+ENVELOPE_FORMAT = 1
+# What is signed begins with this, so that a signature means nothing where the same secret signs something else.
+_DOMAIN = b"winml_dag record 1"
+# A key's name has 64 characters at most, and a signature as many.
+_MOST_HEAD_BYTES = 256
+_MOST_FILES, _MOST_FILE_BYTES = 20_000, 1 << 40
+# Recipes nest eight deep at most. A reader must not reach the limit of Python's stack.
+_MOST_DEPTH = 64
+_MOST_TEXT = 200
+# What file systems take in one part of a name, and what Windows takes in a path, less a folder to put it in.
+_MOST_PART_BYTES, _MOST_NAME_CHARACTERS = 255, 200
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+
+KEYS_VARIABLE = "WINML_DAG_REMOTE_KEYS"
+KEYS_FILE_VARIABLE = "WINML_DAG_REMOTE_KEYS_FILE"
+# As long as the output of HMAC-SHA256: a shorter secret is easier to guess than a signature.
+SECRET_BYTES = 32
+_FORM = "name:base64"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TEXTS = ("builder", "run", "revision", "host")
+_MOST_CHARACTERS, _MOST_TOOLS = 500, 50
+# The first suspects when two machines made different results.
+_TOOLS = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "transformers", "numpy")
+
+
+class Refused(StoreError):
+    """A record that is not believed. The message says why, and shows nothing that could do harm."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Who made a record. Nothing of this is part of a key; the signature covers all of it.
+
+    Attributes:
+        builder: this program with its version, ``winml_dag 0.1.0``.
+        run: the CI run, as an address where the system tells one; empty outside of CI.
+        revision: the commit that CI builds; empty when it does not say.
+        host: the class of machine, ``Linux x86_64``, and no name.
+        tools: versions of Python and of the packages that most often matter, by name.
+    """
+
+    builder: str
+    run: str = ""
+    revision: str = ""
+    host: str = ""
+    tools: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> JsonObject:
+        return {**{name: cast(str, getattr(self, name)) for name in _TEXTS}, "tools": self.tools}
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Maker:
+        """Rebuild from :meth:`to_json`.
+
+        Raises:
+            StoreError: for anything else, and for texts that hold control characters of a terminal.
+        """
+        if isinstance(value, Mapping) and value.keys() == {*_TEXTS, "tools"}:
+            tools = value["tools"]
+            if isinstance(tools, Mapping) and len(tools) <= _MOST_TOOLS:
+                texts = {name: value[name] for name in _TEXTS}
+                if all(_is_printable(text, _MOST_CHARACTERS) for text in [*texts.values(), *tools, *tools.values()]):
+                    return cls(**cast(dict[str, str], texts), tools=cast(Mapping[str, str], tools))
+        raise StoreError("Who made a record is not told as it should be.")
+
+
+def maker_here(builder: str, *, run: str = "", revision: str = "") -> Maker:
+    """The maker on this machine; *builder* is this program with its version. Imports none of the packages it names."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    tools = {"python": platform.python_version()}
+    for name in _TOOLS:
+        with suppress(PackageNotFoundError):
+            tools[name] = version(name)
+    host = f"{platform.system()} {platform.machine()}".strip()
+    told = Maker(builder, run=run, revision=revision, host=host, tools=tools)
+    try:
+        return Maker.from_json(told.to_json())
+    except StoreError:
+        # A CI variable has what may not be printed: leave it out, or readers would refuse the record.
+        return replace(told, run="", revision="")
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Signs and verifies records.
+
+    Attributes:
+        keys: the first signs, each is accepted; without any, nothing is signed.
+        maker: who makes records here.
+        accept_unsigned: believe records that are not signed, or signed with an unknown key.
+        key_of: the cache key of ingredients; a record whose ingredients have another key is refused. None: no check.
+    """
+
+    keys: tuple[SigningKey, ...]
+    maker: Maker
+    accept_unsigned: bool = False
+    key_of: Callable[[Ingredients], str] | None = field(default=None, repr=False)
+
+    def sign(self, record: Record, namespace: str) -> bytes:
+        """What to put into *namespace* under the key of *record*. A record from elsewhere keeps its maker.
+
+        Raises:
+            Refused: for a record that :meth:`verify` would refuse; for one of a pull request that would get into
+                another namespace; and for one that came from a remote unsigned, which others must not believe because
+                of this machine's signature.
+        """
+        if self.keys and record.origin.get("signed_by", "") is None:
+            _refuse("nobody known here had signed it where it comes from, and so it does not get our signature")
+        made_in = record.origin.get("namespace")
+        if isinstance(made_in, str) and is_of_pull(made_in) and made_in != namespace:
+            _refuse(f"it comes from the namespace {made_in!r} of a pull request, and does not get into another one")
+        maker = (
+            record.origin.get("maker") or replace(self.maker, builder=record.made_by or self.maker.builder).to_json()
+        )
+        body = _body(record, maker, namespace)
+        if len(body) > MOST_RECORD_BYTES - _MOST_HEAD_BYTES:
+            # They only serve to explain why a stage runs.
+            body = _body(replace(record, input_files={}), maker, namespace)
+        self._read(body, record.cache_key, namespace)
+        head: JsonObject = {"format": ENVELOPE_FORMAT}
+        if self.keys:
+            head = {**head, "signed_by": self.keys[0].id, "hmac_sha256": _signature(self.keys[0], body)}
+        return canonical_json(head).encode() + b"\n" + body + b"\n"
+
+    def verify(self, data: bytes, key: str, namespace: str, trusted: frozenset[str] | None = None) -> Record:
+        """The record in *data*, found under *key* of *namespace*.
+
+        Its ``origin`` has the ``maker``, the ``namespace``, and under ``signed_by`` the id of the key, or null.
+
+        Args:
+            trusted: ids of the keys that may have signed it; None: any of ours. With it a signature is always required.
+
+        Raises:
+            Refused: for anything but a whole record of this key and namespace that is signed as required.
+        """
+        if len(data) > MOST_RECORD_BYTES:
+            raise Refused(f"it has {len(data)} bytes, and no record has more than {MOST_RECORD_BYTES}")
+        head, newline, rest = data[: _MOST_HEAD_BYTES + 1].partition(b"\n")
+        body = data[len(head) + 1 : -1]
+        if not newline or not rest or data[-1:] != b"\n" or b"\n" in body:
+            raise Refused("it is not two lines of JSON, as records in a remote are")
+        signed_by = self._check_signature(head, body, trusted)
+        record, maker = self._read(body, key, namespace)
+        return replace(record, origin={"maker": maker, "namespace": namespace, "signed_by": signed_by})
+
+    def _check_signature(self, head: bytes, body: bytes, trusted: frozenset[str] | None) -> str | None:
+        """The id of the key that signed *body*; None when no signature is required and none can be checked."""
+        needs_none = self.accept_unsigned and trusted is None
+        signed_by, signature = _read_head(head)
+        if signed_by is None:
+            return None if needs_none else _refuse("nobody has signed it")
+        if trusted is not None and signed_by not in trusted:
+            _refuse(f"it is signed with the key {signed_by!r}, which this remote is not trusted with")
+        signer = next((each for each in self.keys if each.id == signed_by), None)
+        if signer is None:
+            return None if needs_none else _refuse(f"it is signed with the key {signed_by!r}, which is not here")
+        if not hmac.compare_digest(signature.encode(), _signature(signer, body).encode()):
+            _refuse(f"its signature is not one of the key {signed_by!r}: it was changed, or signed with another")
+        return signed_by
+
+    def _read(self, body: bytes, key: str, namespace: str) -> tuple[Record, JsonObject]:
+        """The record in *body* and its maker, each field checked."""
+        value = _parse(body)
+        if value.keys() != {"key", "maker", "namespace", "record"}:
+            _refuse("its fields are not those of a record in a remote")
+        if value["key"] != key or not _KEY.fullmatch(key):
+            _refuse(f"it is that of another key, {str(value['key'])[:16]!r}")
+        if value["namespace"] != namespace:
+            _refuse(f"it was made for the namespace {str(value['namespace'])[:64]!r}, not for {namespace!r}")
+        try:
+            record = Record.from_json(value["record"])
+            maker = Maker.from_json(value["maker"]).to_json()
+        except StoreError as error:
+            why = "".join(letter if letter.isprintable() else "?" for letter in error.message[:300])
+            raise Refused(f"a field of it is not what it should be: {why}") from None
+        _check(record, key)
+        made = record.ingredients
+        if self.key_of is not None and (self.key_of(made) != key or record.config_hash != made.config_hash):
+            _refuse("its key is not made from what it says that it was made from")
+        return record, maker
+
+
+def _body(record: Record, maker: JsonValue, namespace: str) -> bytes:
+    told = replace(record, origin={}).to_json()
+    whole: JsonObject = {"key": record.cache_key, "maker": maker, "namespace": namespace, "record": told}
+    try:
+        return canonical_json(whole).encode()
+    except (ValueError, RecursionError):
+        raise Refused("it holds something that JSON cannot say") from None
+
+
+def _signature(key: SigningKey, body: bytes) -> str:
+    # With the length of the id before it, no two pairs of id and body make the same text.
+    named = key.id.encode()
+    return hmac.new(key.secret, b"%s\n%d %s\n%s" % (_DOMAIN, len(named), named, body), hashlib.sha256).hexdigest()
+
+
+def _read_head(head: bytes) -> tuple[str | None, str]:
+    """The id of the key that signed, None for nobody, and the signature."""
+    value = _parse(head)
+    if value.get("format") != ENVELOPE_FORMAT:
+        _refuse(f"its format is {str(value.get('format'))[:20]!r}, and this version knows {ENVELOPE_FORMAT} only")
+    if value.keys() == {"format"}:
+        return None, ""
+    signed_by, signature = value.get("signed_by"), value.get("hmac_sha256")
+    if len(value) != 3 or not isinstance(signed_by, str) or not isinstance(signature, str):
+        _refuse("what it says of its signature is not readable")
+    return signed_by, signature
+
+
+def _parse(text: bytes) -> JsonObject:
+    """The object in *text*, which has to be canonical JSON: no name twice, no NaN, no broken Unicode."""
+    try:
+        value = json.loads(text)
+        # The walk takes as long as all the rest, and few records have that many objects and lists.
+        may_be_deep = text.count(b"{") + text.count(b"[") > _MOST_DEPTH
+        if (may_be_deep and _is_deeper(value, _MOST_DEPTH)) or canonical_json(value).encode() != text:
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise Refused("it is not JSON as we write it") from None
+    return cast(JsonObject, value) if isinstance(value, dict) else _refuse("it is no JSON object")
+
+
+def _is_deeper(value: JsonValue, levels: int) -> bool:
+    if isinstance(value, str) or not isinstance(value, list | dict):
+        return False
+    within = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in within)
+
+
+def _check(record: Record, key: str) -> None:
+    """Refuse values that the types of the fields allow, but no record of ours has."""
+    if record.cache_key != key:
+        _refuse("the record within is that of another key")
+    if not (math.isfinite(record.elapsed_seconds) and record.elapsed_seconds >= 0):
+        _refuse("it took less than no time")
+    if record.origin:
+        _refuse("it says itself where it comes from")
+    if not all(_is_printable(text, _MOST_TEXT) for text in (record.made_at, record.made_by)):
+        _refuse("when and by whom it was made cannot be shown")
+    files = [*record.files(), *([] if record.log is None else [record.log])]
+    if len(files) > _MOST_FILES or sum(file.size for file in files) > _MOST_FILE_BYTES:
+        _refuse(f"it has more than {_MOST_FILES} files, or more than {_MOST_FILE_BYTES >> 40} TiB")
+    for slot in record.outputs:
+        if not is_safe_part(slot):
+            _refuse(f"{slot[:64]!r} is no name of an output")
+    for file in files:
+        if not _SHA256.fullmatch(file.digest):
+            _refuse(f"the digest of {file.name[:64]!r} is not a sha256, and another would prove nothing")
+        longest_part = max(len(part.encode()) for part in file.name.split("/"))
+        if len(file.name) > _MOST_NAME_CHARACTERS or longest_part > _MOST_PART_BYTES:
+            _refuse(f"the name {file.name[:64]!r}… is longer than file systems take")
+
+
+def _is_printable(text: object, most_characters: int) -> bool:
+    return isinstance(text, str) and text.isprintable() and len(text) <= most_characters
+
+
+def _refuse(why: str) -> NoReturn:
+    raise Refused(why)
+
+
+def signing_keys(environment: Mapping[str, str], configured: Path | None = None) -> tuple[SigningKey, ...]:
+    """The keys in the environment; else those in the file that it names; else those in *configured*; else none.
+
+    Raises:
+        UsageError: for what is no key, saying where. Of a secret it tells at most the length.
+    """
+    if environment.get(KEYS_VARIABLE, "").strip():
+        given = enumerate(environment[KEYS_VARIABLE].split(","), 1)
+        return _distinct([_key(text, f"{KEYS_VARIABLE}, key {number}") for number, text in given], KEYS_VARIABLE)
+    if environment.get(KEYS_FILE_VARIABLE, "").strip():
+        return _in_file(Path(environment[KEYS_FILE_VARIABLE].strip()).expanduser())
+    return () if configured is None else _in_file(configured)
+
+
+def new_key(name: str) -> str:
+    """The line of a new key with *name*. Raises UsageError for a name that is not allowed."""
+    return f"{_checked_name(name, 'A key')}:{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
+
+
+def check_keys(settings: RemoteSettings) -> None:
+    """Check that records of each remote in use can be verified.
+
+    Raises:
+        UsageError: when there are no keys, or none that a remote is trusted with.
+    """
+    for level in settings.levels:
+        if level.mode is Mode.OFF:
+            continue
+        if level.trusted is not None and not any(key.id in level.trusted for key in settings.keys):
+            trusted = ", ".join(sorted(level.trusted)) or "none"
+            raise UsageError(
+                f"Of the keys that {shown(level.url)} is trusted with ({trusted}) none is here, so no record from there"
+                " could be believed.",
+                advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE}, or use --remote-mode off.",
+            )
+        if not settings.keys and not settings.accept_unsigned:
+            raise UsageError(
+                f"There is no key to check the records of {shown(level.url)} with, and nothing unsigned is believed.",
+                advice=f"Give one in {KEYS_VARIABLE} or {KEYS_FILE_VARIABLE} (`winml-dag cache remote key` makes one),"
+                " or use --remote-mode off.",
+            )
+
+
+def _in_file(path: Path) -> tuple[SigningKey, ...]:
+    try:
+        with open(path, encoding="utf-8") as opened:
+            if os.name != "nt" and os.fstat(opened.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise UsageError(
+                    f"{path} has keys that sign records, and other users may read or change it.",
+                    advice=f"Run `chmod 600 {path}`; if others had the time to read it, make new keys.",
+                )
+            lines = list(enumerate(opened, 1))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"The file of keys {path} cannot be read: {why}.") from None
+    kept = [(number, text) for number, text in lines if text.strip() and not text.lstrip().startswith("#")]
+    if not kept:
+        raise UsageError(f"{path} has no key.", advice=f"It has one a line, as {_FORM}.")
+    return _distinct([_key(text, f"{path}, line {number}") for number, text in kept], str(path))
+
+
+def _key(text: str, where: str) -> SigningKey:
+    name, colon, coded = text.strip().partition(":")
+    if not colon:
+        raise UsageError(f"{where} is no key: it has no colon.", advice=f"Write it as {_FORM}.")
+    _checked_name(name, where)
+    try:
+        secret = base64.b64decode(coded.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError(f"{where}: what follows {name!r} is not base64.", advice=f"Write it as {_FORM}.") from None
+    if len(secret) < SECRET_BYTES:
+        raise UsageError(
+            f"{where}: the secret of {name!r} has {len(secret)} bytes, and fewer than {SECRET_BYTES} can be guessed.",
+            advice="`winml-dag cache remote key` makes one.",
+        )
+    return SigningKey(name, secret)
+
+
+def _checked_name(name: str, where: str) -> str:
+    if not _NAME.fullmatch(name):
+        # Not shown: where the colon is missing or in the wrong place, it may be the secret.
+        raise UsageError(
+            f"{where} has a name that cannot be one.",
+            advice="It has up to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit.",
+        )
+    return name
+
+
+def _distinct(keys: Iterable[SigningKey], where: str) -> tuple[SigningKey, ...]:
+    by_name: dict[str, SigningKey] = {}
+    for key in keys:
+        if key.id in by_name:
+            raise UsageError(f"{where} has two keys that are called {key.id!r}.", advice="Give each a name of its own.")
+        by_name[key.id] = key
+    return tuple(by_name.values())
