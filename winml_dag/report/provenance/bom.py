@@ -1,8 +1,6 @@
 """Builds as a CycloneDX 1.6 bill of materials: https://cyclonedx.org/capabilities/mlbom/.
 
-Components, hashes, licenses and their order are the work of CycloneDX's own library. Model cards, what data is and how
-models were made are in the format, and that library has no classes for them: these are put into what it has written
-(:mod:`modelcard`, :mod:`formula`). All of it is then held against the schema that comes with the library, in which
+CycloneDX's own library writes it. The result is validated against the schema that comes with that library, in which
 nothing unknown is allowed.
 """
 
@@ -10,16 +8,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from winml_dag import __version__
-from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.errors import InputError
 from winml_dag.pipeline.manifest import component_names, final_artifacts, told_of
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable
-from winml_dag.report.provenance.formula import workflow_of
-from winml_dag.report.provenance.modelcard import Measured, card_of
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
 from winml_dag.report.told import objects_at, text_at
 from winml_dag.stages import kinds
 
@@ -34,31 +30,20 @@ _ROLE = f"{_OURS}role"
 _PLACED = f"{_OURS}placed"
 
 _ORDER = (
-    *("$schema", "bomFormat", "specVersion", "serialNumber", "version", "metadata"),
-    *("components", "dependencies", "formulation"),
+    *("$schema", "bomFormat", "specVersion", "serialNumber", "version"),
+    *("metadata", "components", "dependencies"),
 )
 _NAMESPACE = uuid.UUID("6f5a1e5c-8d0b-5a5e-9a55-0c9a4a0f1d10")
-_DATA_TYPES = {kinds.CALIBRATION_DATA: "dataset", kinds.USER_SCRIPT: "source-code", kinds.OPTION_FILES: "configuration"}
 _MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
 
 
-def bom_of(name: str, builds: Sequence[BuildFacts], measured: Mapping[str, Measured]) -> str:
-    """The bill as JSON, the same for the same builds. *name*: what they are called together; *measured*: by the name of
-    a build, what was measured of it besides its manifest.
+def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
+    """The bill as JSON, the same for the same builds. *name*: what they are called together.
 
     Raises:
         InputError: when it would not be one.
     """
-    written = _written(name, builds)
-    cards = {_model_ref(model): card for build in builds for model, card in _cards(build, measured.get(build.name))}
-    data = {_source_ref(each): _data(each) for build in builds for each in build.dependencies}
-    for component in written.get("components", ()):
-        if (card := cards.get(component["bom-ref"])) is not None:
-            component["modelCard"] = card
-        if component["type"] == "data":
-            component["data"] = [data[component["bom-ref"]]]
-    written["formulation"] = [_formula(builds, data)]
-    value = tellable(written)
+    value = tellable(_written(name, builds))
     assert isinstance(value, dict)
     content = {part: inner for part, inner in value.items() if part != "serialNumber"}
     value["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, canonical_json(content))}"
@@ -94,6 +79,7 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     """What the library writes."""
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
 
     bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, name))
     ends = [build.ended for build in builds if build.ended is not None]
@@ -115,12 +101,6 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     bom.metadata.component = whole
     shipped = {file_ref(file) for build in builds for file in build.outputs}
     bom.register_dependency(whole, [*models, *(each for ref, each in others.items() if ref in shipped)])
-    return _json_of(bom)
-
-
-def _json_of(bom: Any) -> dict[str, Any]:
-    from cyclonedx.output.json import JsonV1Dot6
-
     written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
     return written
 
@@ -241,10 +221,6 @@ def _data_component(source: Dependency) -> Component:
     )
 
 
-def _data(source: Dependency) -> JsonObject:
-    return {"type": _DATA_TYPES.get(source.kind, "other"), "name": source.called, "description": source.kind}
-
-
 def _loose_files(build: BuildFacts) -> Iterator[Component]:
     """Files that belong to no model to ship: what was on the way, and outputs of a build without a model."""
     models = {file.component for file in _main_files(build)}
@@ -290,75 +266,6 @@ def _properties(**values: str) -> list[Property]:
     from cyclonedx.model import Property
 
     return [Property(name=f"{_OURS}{name}", value=value) for name, value in values.items() if value]
-
-
-def _cards(build: BuildFacts, measured: Measured | None) -> Iterator[tuple[HashedFile, JsonObject]]:
-    refs = [
-        _source_ref(each)
-        for each in build.dependencies
-        if each.kind not in _MODELS and not each.is_ours and _DATA_TYPES.get(each.kind) == "dataset"
-    ]
-    for main in _main_files(build):
-        others = {name for name in component_names(build.value) if name != main.component}
-        stages = [each for each in build.stages if text_at(each, "id").partition(".")[0] not in others]
-        told = {**told_of(build.value, main.path.rpartition("/")[2]), "stages": stages}
-        yield main, card_of(told, refs, measured, build.tensors.get(main.path, ((), ())))
-
-
-def _formula(builds: Sequence[BuildFacts], data: Mapping[str, JsonValue]) -> JsonObject:
-    """The tools, and how each build went."""
-    from cyclonedx.model.bom import Bom
-
-    bom = Bom()
-    tools = {(tool.name, tool.version): tool for build in builds for tool in build.tools}
-    ours = {_source_ref(each): each for build in builds for each in build.dependencies if each.is_ours}
-    bom.components.update(_tool_component(tool) for tool in tools.values())
-    bom.components.update(_data_component(each) for each in ours.values())
-    components = _json_of(bom).get("components", [])
-    for component in components:
-        if component["type"] == "data":
-            component["data"] = [data[component["bom-ref"]]]
-    workflows: list[JsonValue] = [workflow_of(build, *_refs(build)) for build in builds]
-    return {"components": components, "workflows": workflows}
-
-
-def _refs(build: BuildFacts) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What a workflow refers to: by source, its component (of the first model's ancestors where it is a model); by
-    stage, its files.
-    """
-    first = next((_model_ref(main) for main in _main_files(build)), "")
-    sources = {
-        each.name: f"{first}:{_source_ref(each)}" if each.kind in _MODELS and first else _source_ref(each)
-        for each in build.dependencies
-        if first or each.kind not in _MODELS
-    }
-    files: dict[str, list[str]] = {}
-    for file in build.files:
-        files.setdefault(file.stage, []).append(file_ref(file))
-    return sources, files
-
-
-def _tool_component(tool: Tool) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
-    if tool.purl:
-        return Component(
-            type=ComponentType.LIBRARY,
-            name=tool.name,
-            version=tool.version,
-            bom_ref=tool.purl,
-            purl=PackageURL.from_string(tool.purl),
-            properties=_properties(wheelRecord=tool.record),
-        )
-    told = {"value": tool.version} if tool.digest is None else dict([tool.digest])
-    return Component(
-        type=ComponentType.PLATFORM if tool.digest is None else ComponentType.LIBRARY,
-        name=tool.name,
-        bom_ref=f"tool:{tool.name}:{tool.version}",
-        hashes=_hashes(*tool.digest) if tool.digest else [],
-        properties=_properties(**told),
-    )
 
 
 def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, str]]:

@@ -6,14 +6,13 @@ bill has a model for each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import UsageError
+from winml_dag.report.found import find
 from winml_dag.report.provenance.facts import BuildFacts
 from winml_dag.report.provenance.gathered import gather
-from winml_dag.report.provenance.modelcard import Measured
 
 SLSA, CYCLONEDX = "slsa", "cyclonedx"
 _EXTRA = {SLSA: ("in_toto_attestation", "google.protobuf"), CYCLONEDX: ("cyclonedx.validation.json", "jsonschema")}
@@ -44,8 +43,7 @@ def documents_of(folder: Path, format_: str) -> tuple[Document, ...]:
         return tuple(Document(build.name, statement_of(build)) for build in builds)
     from winml_dag.report.provenance.bom import bom_of
 
-    measured, name = _measured(folder, builds)
-    return (Document("", bom_of(name, builds, measured)),)
+    return (Document("", bom_of(_name(folder, builds), builds)),)
 
 
 def require(format_: str) -> None:
@@ -62,18 +60,8 @@ def require(format_: str) -> None:
             ) from error
 
 
-def _measured(folder: Path, builds: tuple[BuildFacts, ...]) -> tuple[Mapping[str, Measured], str]:
-    """What a sweep knows of its builds, and what they are called together."""
-    from winml_dag.report.collect import collect, place_of
-    from winml_dag.report.found import find
-
-    found = find(folder)
-    rows = {place_of(Path(row.folder)): row for row in collect([folder]).rows}
-    measured = {
-        build.name: Measured(row.latency, row.accuracy)
-        for build in found.builds
-        if (row := rows.get(place_of(build.folder))) is not None
-    }
-    sweeps = [sweep.result.name for sweep in found.sweeps]
+def _name(folder: Path, builds: tuple[BuildFacts, ...]) -> str:
+    """What *builds* are called together: the sweep that they are of, else their models."""
+    sweeps = [sweep.result.name for sweep in find(folder).sweeps]
     models = dict.fromkeys(build.model or "stages of a recipe" for build in builds)
-    return measured, sweeps[0] if len(sweeps) == 1 else ", ".join(models)
+    return sweeps[0] if len(sweeps) == 1 else ", ".join(models)

@@ -8,7 +8,7 @@ import datetime
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from urllib.parse import quote
 
@@ -126,8 +126,7 @@ class Tool:
 @dataclass(frozen=True)
 class BuildFacts:
     """One build. ``name``: its folder below the one that the document is about, empty for that itself; ``value``: its
-    manifest; ``settings``: the recipe with everything decided, empty for a build without a model; ``tensors``: by the
-    path of a model to ship, its inputs and its outputs, a text each.
+    manifest; ``settings``: the recipe with everything decided, empty for a build without a model.
     """
 
     name: str
@@ -135,7 +134,6 @@ class BuildFacts:
     settings: JsonObject
     files: tuple[HashedFile, ...]
     dependencies: tuple[Dependency, ...]
-    tensors: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[HashedFile, ...]:

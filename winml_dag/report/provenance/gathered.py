@@ -14,7 +14,6 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError
-from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.pipeline.finished.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.hub import cached_snapshot
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
@@ -67,10 +66,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
             advice=f"`winml-dag verify {folder}` tells all; build again.",
         )
     dependencies = tuple(_dependencies(folder, manifest.value))
-    finals = {file.path: folder / file.path.rpartition("/")[2] for file in files if file.is_output and not file.placed}
-    models = {path: place for path, place in finals.items() if place.name in final_artifacts(manifest.value)}
-    tensors = {path: _tensors(place) for path, place in models.items()}
-    return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies, tensors)
+    return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)
 
 
 def _first_faults(checked: Verification) -> str:
@@ -78,19 +74,6 @@ def _first_faults(checked: Verification) -> str:
     faults += [text.rstrip(".") for text in checked.contradictions]
     faults += ["a build is writing to it, or was killed"] if checked.unfinished else []
     return "; ".join(faults[:_MOST_NAMED])
-
-
-def _tensors(model: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Inputs and outputs, such as ``x: float32[1, 4]``."""
-    try:
-        summary = inspect_model(model)
-    except InputError:  # what it lacks is no fault of who tells of it
-        return (), ()
-    return tuple(map(_tensor, summary.inputs)), tuple(map(_tensor, summary.outputs))
-
-
-def _tensor(spec: TensorSpec) -> str:
-    return f"{spec.name}: {spec.dtype}[{', '.join(map(str, spec.shape))}]"
 
 
 def _settings(folder: Path, manifest: Manifest) -> JsonObject:
