@@ -45,7 +45,7 @@ def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool)
             )
         echo(documents[0].text, nl=False)
         return
-    from winml_dag.report.provenance.written import write_documents
+    from winml_dag.report.provenance.document import write_documents
 
     for path in write_documents(output, format_, documents, overwrite=overwrite):
         echo(f"written: {path}", err=True)

@@ -13,7 +13,7 @@ import pytest
 from report_folders import cell, failed, manifest, perf, put_build, put_sweep, sweep
 
 from winml_dag.cli.main import run
-from winml_dag.report.document import read_report
+from winml_dag.report.files import read_report
 
 _NAMES = ("bert/fp32/npu", "bert/w8a8/npu")
 
