@@ -15,9 +15,9 @@ from winml_dag import __version__
 from winml_dag.errors import InputError
 from winml_dag.pipeline.layout import BUILD_CONFIG
 from winml_dag.pipeline.manifest import read_manifest
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, Measured, SharedGraph, SweepResult
+from winml_dag.pipeline.sweep.result import CellResult, GoalResult, Measured, SharedGraph, SweepResult
 from winml_dag.recipe.paths import is_path_like
-from winml_dag.report.built import Built, accuracy_of, built_of, held_to, latency_of, quality_of
+from winml_dag.report.built import accuracy_of, held_to, latency_of, quality_of, row_of_build
 from winml_dag.report.folders import Found, FoundBuild, Joined, find, joined
 from winml_dag.report.pareto import judged
 from winml_dag.report.row import Report, Row
@@ -59,13 +59,17 @@ def collect(folders: Sequence[Path]) -> Report:
 
 
 def _row_of(build: FoundBuild) -> Row:
-    return row_of_build(build.name, build.folder, built_of(build.manifest, build.folder))
+    """The row of a build outside of a sweep."""
+    row = row_of_build(build.name, build.manifest, build.folder)
+    not_measured = "nothing was measured: a sweep does that, with measure: [perf, eval]"
+    missing = {**row.missing, "latency": not_measured, "accuracy": not_measured}
+    return replace(row, command=_again(build.folder), missing=missing)
 
 
 def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]:
     folders = {cell.name: folder_of(cell, sweep.places[cell.name]) for cell in sweep.result.cells}
     built = {
-        name: built_of(build.manifest, folder)
+        name: row_of_build(name, build.manifest, folder)
         for name, folder in folders.items()
         if (build := builds.get(place_of(folder)) or _outside(folder)) is not None
     }
@@ -97,7 +101,7 @@ def _outside(folder: Path) -> FoundBuild | None:
     return None if manifest is None else FoundBuild(folder, folder.name, manifest)
 
 
-def _targets(sweep: SweepResult, built: Mapping[str, Built]) -> dict[tuple[str, str], tuple[str, str] | None]:
+def _targets(sweep: SweepResult, built: Mapping[str, Row]) -> dict[tuple[str, str], tuple[str, str] | None]:
     """By axis and label, the provider and device of its cells; None where they have different ones."""
     known: dict[tuple[str, str], tuple[str, str] | None] = {}
     for cell in sweep.cells:
@@ -179,31 +183,8 @@ _MODEL, _PRECISION, _AUTO = "model", "precision", "auto"
 _TARGETS = ("ep", "device", "target")
 
 
-def row_of_build(name: str, folder: Path, built: Built) -> Row:
-    """The row of a build outside of a sweep, of which *folder* has the manifest."""
-    not_measured = "nothing was measured: a sweep does that, with measure: [perf, eval]"
-    row = Row(
-        name=name,
-        values={},
-        model=built.model,
-        precision=built.precision,
-        ep=built.ep,
-        device=built.device,
-        status=CellStatus.BUILT,
-        reached=_reached(built),
-        folder=str(folder),
-        stages=built.stages,
-        seconds=built.seconds,
-        saved_seconds=built.saved_seconds,
-        command=_again(folder),
-        missing={**built.missing, "latency": not_measured, "accuracy": not_measured},
-        quality=built.quality,
-    )
-    return _with_build(row, built)
-
-
 def row_of_cell(
-    cell: CellResult, folder: Path, built: Built | None, sweep: SweepResult, model: str, target: tuple[str, str]
+    cell: CellResult, folder: Path, built: Row | None, sweep: SweepResult, model: str, target: tuple[str, str]
 ) -> Row:
     """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, and None
     without one.
@@ -222,11 +203,14 @@ def row_of_cell(
         missing |= {"latency": no_latency, "accuracy": no_accuracy}
     found = {"latency": latency, "accuracy": accuracy, "quality": quality}
     ep, device = target if built is None else (built.ep, built.device)
-    row = Row(
+    own_model = _label(cell, _MODEL) or (model if built is None else built.model)
+    own_precision = _label(cell, _PRECISION) or ("" if built is None else built.precision)
+    return replace(
+        told or Row(cell.name, cell.values, own_model, own_precision, ep, device, cell.status),
         name=cell.name,
         values=cell.values,
-        model=_label(cell, _MODEL) or (model if built is None else built.model),
-        precision=_label(cell, _PRECISION) or ("" if built is None else built.precision),
+        model=own_model,
+        precision=own_precision,
         ep=ep,
         device=device,
         status=cell.status,
@@ -246,7 +230,6 @@ def row_of_cell(
         missing={part: reason for part, reason in missing.items() if reason and found.get(part) is None},
         unmeasured=tuple(part for part, tried in (("latency", cell.perf), ("accuracy", cell.eval)) if _failed(tried)),
     )
-    return row if told is None else _with_build(row, told)
 
 
 def _failed(tried: Measured | None) -> bool:
@@ -256,29 +239,6 @@ def _failed(tried: Measured | None) -> bool:
 def folder_of(cell: CellResult, sweep: Path) -> Path:
     """Where *cell* of the sweep in *sweep* lies, as its user would write it."""
     return Path(os.path.normpath(sweep / cell.folder))
-
-
-def _with_build(row: Row, built: Built) -> Row:
-    """*row* with all that only a manifest tells."""
-    return replace(
-        row,
-        task=built.task,
-        size=built.size,
-        placement=built.placement,
-        nodes_quantized=built.nodes_quantized,
-        nodes_skipped=built.nodes_skipped,
-        skipped_reasons=built.skipped_reasons,
-        made_in_seconds=built.made_in_seconds,
-        peak_memory_bytes=built.peak_memory_bytes,
-        versions=built.versions,
-        digest=built.digest,
-        notices=built.notices,
-        components=built.components,
-    )
-
-
-def _reached(built: Built) -> str | None:
-    return next((run.id for run in reversed(built.stages) if run.status != "skipped"), None)
 
 
 def _again(folder: Path) -> str:
@@ -294,7 +254,7 @@ def _label(cell: CellResult, axis: str) -> str:
     return "" if label == _AUTO else label
 
 
-def _why(cell: CellResult, built: Built | None, folder: Path) -> str:
+def _why(cell: CellResult, built: Row | None, folder: Path) -> str:
     """Why nothing is known of *cell*; of one that is there, of its folder."""
     if cell.is_there:
         return "" if built is not None else f"{folder} has no manifest any more; build the cell again"

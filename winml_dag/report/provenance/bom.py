@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from winml_dag import __version__
-from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
 from winml_dag.pipeline.manifest import component_names, final_artifacts, told_of
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
-from winml_dag.report.told import objects_at, text_at
+from winml_dag.report.reading import BuildManifest
 from winml_dag.stages import kinds
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
     content = {part: inner for part, inner in value.items() if part != "serialNumber"}
     value["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, canonical_json(content))}"
     text = json.dumps({part: value[part] for part in _ORDER if part in value}, indent=2, ensure_ascii=False) + "\n"
-    read_bom(text)
+    _read_bom(text)
     return text
 
 
-def read_bom(text: str) -> JsonObject:
+def _read_bom(text: str) -> dict[str, Any]:
     """The bill *text*, after it was held against the schema of the version that it says it has, strictly.
 
     Raises:
@@ -63,9 +63,9 @@ def read_bom(text: str) -> JsonObject:
 
     try:
         value = json.loads(text)
-        version = SchemaVersion.from_version(text_at(value, "specVersion"))
+        version = SchemaVersion.from_version(str(value["specVersion"]))
         found = JsonStrictValidator(version).validate_str(text)
-    except (ValueError, KeyError, NotImplementedError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, NotImplementedError, RecursionError) as error:
         raise InputError(f"This is no bill of materials of CycloneDX in JSON: {str(error).rstrip('.')}.") from None
     if found is not None:
         what: Any = found.data
@@ -120,24 +120,24 @@ def _models(build: BuildFacts) -> Iterator[Component]:
     from cyclonedx.model.component import Component, ComponentType, Pedigree
 
     for main in _main_files(build):
-        told = told_of(build.value, main.path.rpartition("/")[2])
+        told = BuildManifest.model_validate(told_of(build.value, main.path.rpartition("/")[2]))
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
-        precision, target = text_at(told, "precision"), text_at(told, "execution_provider")
+        precision, target = told.precision, told.execution_provider
         yield Component(
             type=ComponentType.MACHINE_LEARNING_MODEL,
             name=f"{build.model} {main.component}".strip(),
-            version=text_at(told, "cache_key")[:16] or None,
+            version=told.cache_key[:16] or None,
             bom_ref=_model_ref(main),
-            description=f"{precision} for {target} ({text_at(told, 'device')})",
+            description=f"{precision} for {target} ({told.device})",
             hashes=_hashes("sha256", main.sha256),
             licenses=_licenses(sources),
             properties=[
-                *_properties(precision=precision, execution_provider=target, device=text_at(told, "device")),
-                *_properties(cache_key=text_at(told, "cache_key"), build=build.name),
+                *_properties(precision=precision, execution_provider=target, device=told.device),
+                *_properties(cache_key=told.cache_key, build=build.name),
             ],
             pedigree=Pedigree(
                 ancestors=[_ancestor(each, build.model, _model_ref(main)) for each in sources],
-                notes=", ".join(text_at(stage, "id") for stage in build.stages),
+                notes=", ".join(stage.id for stage in build.stages),
             ),
             components=[_file(file) for file in build.outputs if file.component == main.component],
         )
@@ -145,7 +145,7 @@ def _models(build: BuildFacts) -> Iterator[Component]:
 
 def _main_files(build: BuildFacts) -> list[HashedFile]:
     """The models themselves, without what belongs to them: one, or one for each component."""
-    if text_at(build.value, "model_id") == "":
+    if build.manifest.model_id == "":
         return []
     names, finals = component_names(build.value) or ("",), final_artifacts(build.value)
     found = (file for file in build.outputs if file.path.rpartition("/")[2] in finals and not file.placed)
@@ -268,15 +268,15 @@ def _properties(**values: str) -> list[Property]:
     return [Property(name=f"{_OURS}{name}", value=value) for name, value in values.items() if value]
 
 
-def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, str]]:
+def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
     """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
-    file that the bill *value* lists.
+    file that the bill *text* lists. Raises as :func:`_read_bom`.
     """
-    waiting = [*objects_at(value, "components")]
+    waiting = [_read_bom(text)]
     while waiting:
         component = waiting.pop()
-        waiting += objects_at(component, "components")
-        told = {text_at(each, "name"): text_at(each, "value") for each in objects_at(component, "properties")}
+        waiting += component.get("components", ())
+        told = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
         if PATH in told:
-            hashes = {text_at(each, "alg"): text_at(each, "content") for each in objects_at(component, "hashes")}
+            hashes = {each["alg"]: each["content"] for each in component.get("hashes", ())}
             yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED, "")

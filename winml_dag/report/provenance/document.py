@@ -21,7 +21,7 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
 from winml_dag.pipeline.manifest import Manifest, component_in, component_names, final_artifacts
 from winml_dag.report.folders import KEPT, find
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
-from winml_dag.report.told import object_at, objects_at, text_at, texts_at, words_at
+from winml_dag.report.reading import BuildManifest, Origin
 from winml_dag.smallfiles import read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
@@ -177,8 +177,10 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
 def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
     """*name*: *folder* below *top*."""
     value = manifest.value
-    finals, makers = final_artifacts(value), _makers(value)
-    shipped = _shipped(value)
+    read = BuildManifest.model_validate(value)
+    finals, makers = final_artifacts(value), _makers(read, component_names(value))
+    # Models to ship, and the weights and binaries that belong to them.
+    shipped = {*finals, *(file.name for stage in read.stages if stage.name == "finalize" for file in stage.files)}
     for entry in manifest.files:
         yield HashedFile(
             _below(name, entry.name),
@@ -223,63 +225,47 @@ def _hashed(path: Path, entry: FileEntry | None) -> tuple[str, int]:
         return "", 0
 
 
-def _makers(value: JsonObject) -> dict[str, str]:
+def _makers(read: BuildManifest, components: Sequence[str]) -> dict[str, str]:
     """The id of the stage whose result it is, by the name of a file in the folder."""
-    components = component_names(value)
     makers: dict[str, str] = {}
-    for stage in objects_at(value, "stages"):
-        stage_id = text_at(stage, "id")
-        first = stage_id.partition(".")[0]
+    for stage in read.stages:
+        first = stage.id.partition(".")[0]
         component = first if first in components else ""
-        for output in object_at(stage, "outputs").values():
-            for file in objects_at(output, "files"):
-                makers[prefixed(text_at(file, "name"), component)] = stage_id
-        for name in (text_at(stage, "filename"), *texts_at(stage, "filenames")):
-            makers[name] = stage_id
+        names = [prefixed(file.name, component) for file in stage.files]
+        makers |= dict.fromkeys((*names, stage.filename, *stage.filenames), stage.id)
     return makers
 
 
-def _shipped(value: JsonObject) -> frozenset[str]:
-    """The names of the models to ship, and of the weights and binaries that belong to them."""
-    names = set(final_artifacts(value))
-    for stage in objects_at(value, "stages"):
-        if text_at(stage, "name") == "finalize":
-            for output in object_at(stage, "outputs").values():
-                names |= {text_at(file, "name") for file in objects_at(output, "files")}
-    return frozenset(names)
-
-
 def _dependencies(folder: Path, value: JsonObject) -> Iterator[Dependency]:
-    for name, listed in object_at(value, "sources").items():
+    read = BuildManifest.model_validate(value)
+    for name, listed in read.sources.items():
         try:
             artifact = Artifact.from_json(listed)
         except StoreError as error:
             raise InputError(f"{folder / MANIFEST} is damaged: {error}") from None
-        told = object_at(value, "run", "sources", name)
-        hub = object_at(told, "hub")
-        where = _place(folder, told)
-        names = words_at(told, "names")
+        origin = read.run.sources.get(name, Origin())
+        hub = origin.hub
+        where = _place(folder, origin)
         yield Dependency(
             name,
-            text_at(told, "kind") or name,
+            origin.kind or name,
             artifact.digest,
-            tuple(_read(entry, where, names) for entry in artifact.files),
-            (text_at(hub, "kind"), text_at(hub, "name")) if hub else None,
-            text_at(hub, "revision"),
-            text_at(told, "license"),
-            is_ours="package" in told,
+            tuple(_read(entry, where, origin.names) for entry in artifact.files),
+            None if hub is None else (hub.kind, hub.name),
+            "" if hub is None else hub.revision,
+            origin.license,
+            is_ours=bool(origin.package),
         )
 
 
-def _place(folder: Path, told: JsonObject) -> Path | None:
+def _place(folder: Path, origin: Origin) -> Path | None:
     """Where a source lay when it was read, as far as that is still to be found."""
-    below = text_at(told, "folder")
-    if "package" in told:
-        return _PACKAGE / below
-    if hub := object_at(told, "hub"):
-        snapshot = cached_snapshot(text_at(hub, "name"), text_at(hub, "revision"), text_at(hub, "kind"))
-        return None if snapshot is None else snapshot / below
-    return Path(os.path.normpath(folder.resolve() / below)) if below else None
+    if origin.package:
+        return _PACKAGE / origin.folder
+    if (hub := origin.hub) is not None:
+        snapshot = cached_snapshot(hub.name, hub.revision, hub.kind)
+        return None if snapshot is None else snapshot / origin.folder
+    return Path(os.path.normpath(folder.resolve() / origin.folder)) if origin.folder else None
 
 
 def _read(entry: FileEntry, where: Path | None, names: Mapping[str, str]) -> ReadFile:
