@@ -5,7 +5,6 @@ page: a graph of thousands of boxes is laid out once, and a page that only draws
 
 from __future__ import annotations
 
-import graphlib
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from statistics import fmean
 from typing import TypeVar
+
+import networkx
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.report.graphview import MOST_BOXES, SOURCE, Box, GraphView, folded_view
@@ -167,23 +168,20 @@ def lay_out(
 
 def _columns(steps: Sequence[str], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
     try:
-        of_step = _longest_paths(dict.fromkeys(steps), {(steps[maker], steps[reader]) for maker, reader in edges})
+        of_step = _levels(steps, ((steps[maker], steps[reader]) for maker, reader in edges))
         columns = [of_step[step] for step in steps]
-    except graphlib.CycleError:
-        of_box = _longest_paths(range(len(steps)), set(edges))
+    except networkx.NetworkXUnfeasible:  # a cycle
+        of_box = _levels(range(len(steps)), edges)
         columns = [of_box[box] for box in range(len(steps))]
     return _beside_readers(columns, edges, pulls)
 
 
-def _longest_paths(names: Iterable[Name], edges: set[tuple[Name, Name]]) -> dict[Name, int]:
-    """How many come before each of *names* at most. Raises CycleError."""
-    needs: dict[Name, list[Name]] = {name: [] for name in names}
-    for maker, reader in edges:
-        needs[reader].append(maker)
-    found: dict[Name, int] = {}
-    for name in graphlib.TopologicalSorter(needs).static_order():
-        found[name] = max((found[need] + 1 for need in needs[name]), default=0)
-    return found
+def _levels(names: Iterable[Name], edges: Iterable[tuple[Name, Name]]) -> dict[Name, int]:
+    """How many come before each of *names* at most."""
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(names)
+    graph.add_edges_from(edges)
+    return {name: level for level, same in enumerate(networkx.topological_generations(graph)) for name in same}
 
 
 def _beside_readers(columns: list[int], edges: Sequence[tuple[int, int]], pulls: Sequence[bool]) -> list[int]:
