@@ -6,10 +6,11 @@ import datetime
 import os
 import re
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag import __version__
 from winml_dag.errors import InputError
@@ -21,6 +22,9 @@ from winml_dag.report.built import accuracy_of, held_to, latency_of, quality_of,
 from winml_dag.report.folders import Found, FoundBuild, Joined, find, joined
 from winml_dag.report.pareto import judged
 from winml_dag.report.row import Report, Row
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Of builds that no sweep names, a notice names so many.
 _MOST_NAMED = 5
@@ -51,7 +55,7 @@ def collect(folders: Sequence[Path]) -> Report:
     notices += _unnamed(left)
     plain = [_row_of(build) for build in others if build not in left]
     rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
-    rows = with_short_names(rows)
+    rows = _with_short_names(rows)
     if not rows:
         raise InputError(_nothing(folders, notices), advice="Give the output folder of a build or of a sweep.")
     results = [sweep.result for sweep in sweeps]
@@ -67,22 +71,23 @@ def _row_of(build: FoundBuild) -> Row:
 
 
 def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]:
-    folders = {cell.name: folder_of(cell, sweep.places[cell.name]) for cell in sweep.result.cells}
+    folders = {cell.name: _folder_of(cell, sweep.places[cell.name]) for cell in sweep.result.cells}
     built = {
         name: row_of_build(name, build.manifest, folder)
         for name, folder in folders.items()
         if (build := builds.get(place_of(folder)) or _outside(folder)) is not None
     }
-    targets = _targets(sweep.result, built)
-    models = models_known(sweep.result, {name: its.model for name, its in built.items()})
+    there = [(cell, built[cell.name]) for cell in sweep.result.cells if cell.name in built]
+    models = _agreed((_of_which(cell), row.model) for cell, row in there)
+    targets = _agreed((label, (row.ep, row.device)) for cell, row in there for label in cell.values.items())
     return [
-        row_of_cell(
+        _row_of_cell(
             cell,
             folders[cell.name],
             built.get(cell.name),
             sweep.result,
-            model_of(cell, models),
-            target_of(cell, targets),
+            _model_of(cell, models),
+            _target_of(cell, targets),
         )
         for cell in sweep.result.cells
     ]
@@ -91,7 +96,7 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
 def _folders(sweep: Joined) -> Iterator[str]:
     """All folders that may belong to it: those of its cells in each of its parts, and where winners were put."""
     for top in sweep.folders:
-        yield from (place_of(folder_of(cell, top)) for cell in sweep.result.cells)
+        yield from (place_of(_folder_of(cell, top)) for cell in sweep.result.cells)
         yield from (place_of(top / goal.folder) for goal in sweep.result.goals if goal.folder)
 
 
@@ -101,16 +106,12 @@ def _outside(folder: Path) -> FoundBuild | None:
     return None if manifest is None else FoundBuild(folder, folder.name, manifest)
 
 
-def _targets(sweep: SweepResult, built: Mapping[str, Row]) -> dict[tuple[str, str], tuple[str, str] | None]:
-    """By axis and label, the provider and device of its cells; None where they have different ones."""
-    known: dict[tuple[str, str], tuple[str, str] | None] = {}
-    for cell in sweep.cells:
-        if (its := built.get(cell.name)) is None:
-            continue
-        for label in cell.values.items():
-            target = its.ep, its.device
-            known[label] = target if known.get(label, target) == target else None
-    return known
+def _agreed(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """The value of each key that has only one."""
+    found: dict[K, set[V]] = defaultdict(set)
+    for key, value in pairs:
+        found[key].add(value)
+    return {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
 
 
 def _with_free_names(sweep: Joined, taken: set[str]) -> Joined:
@@ -183,7 +184,7 @@ _MODEL, _PRECISION, _AUTO = "model", "precision", "auto"
 _TARGETS = ("ep", "device", "target")
 
 
-def row_of_cell(
+def _row_of_cell(
     cell: CellResult, folder: Path, built: Row | None, sweep: SweepResult, model: str, target: tuple[str, str]
 ) -> Row:
     """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, and None
@@ -236,7 +237,7 @@ def _failed(tried: Measured | None) -> bool:
     return tried is not None and bool(tried.error)
 
 
-def folder_of(cell: CellResult, sweep: Path) -> Path:
+def _folder_of(cell: CellResult, sweep: Path) -> Path:
     """Where *cell* of the sweep in *sweep* lies, as its user would write it."""
     return Path(os.path.normpath(sweep / cell.folder))
 
@@ -270,21 +271,9 @@ def _goal_name(goal: GoalResult) -> str:
     return f"{goal.minimize} of {group}" if group else goal.minimize
 
 
-def models_known(sweep: SweepResult, models: Mapping[str, str]) -> dict[tuple[tuple[str, str], ...], str | None]:
-    """The model of those cells of *sweep* that differ only in what is made of it; None where they have several.
-    *models*: by cell that has a manifest.
-    """
-    known: dict[tuple[tuple[str, str], ...], str | None] = {}
-    for cell in sweep.cells:
-        if (model := models.get(cell.name)) is not None:
-            key = _of_which(cell)
-            known[key] = model if known.get(key, model) == model else None
-    return known
-
-
-def model_of(cell: CellResult, known: Mapping[tuple[tuple[str, str], ...], str | None]) -> str:
-    """The model of a cell that has no manifest, by what is *known*; its own name where that is nothing, as of recipes
-    that are built together without a matrix.
+def _model_of(cell: CellResult, known: Mapping[tuple[tuple[str, str], ...], str]) -> str:
+    """The model of a cell that has no manifest: that of all cells that differ only in what is made of it. Its own name
+    where these have several, as of recipes that are built together without a matrix.
     """
     return (known.get(_of_which(cell)) if cell.values else None) or cell.name
 
@@ -298,7 +287,7 @@ def _of_which(cell: CellResult) -> tuple[tuple[str, str], ...]:
     )
 
 
-def target_of(cell: CellResult, known: Mapping[tuple[str, str], tuple[str, str] | None]) -> tuple[str, str]:
+def _target_of(cell: CellResult, known: Mapping[tuple[str, str], tuple[str, str]]) -> tuple[str, str]:
     """The provider and device of a cell that has no manifest, by what all cells with one of its labels have."""
     for axis, label in cell.values.items():
         if axis not in (_MODEL, _PRECISION) and (found := known.get((axis, label))) is not None:
@@ -310,7 +299,7 @@ def target_of(cell: CellResult, known: Mapping[tuple[str, str], tuple[str, str] 
 _SEPARATORS = re.compile(r"[/\\]+")
 
 
-def with_short_names(rows: Sequence[Row]) -> list[Row]:
+def _with_short_names(rows: Sequence[Row]) -> list[Row]:
     """*rows* with the last parts of each path, as few as tell it from all other models, and without ``.onnx``."""
     ends = {row.model: _ends(row.model) for row in rows}
     uses = Counter(end for each in ends.values() for end in each)
