@@ -362,11 +362,12 @@ def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, sa
 
 @pytest.mark.parametrize(("format_", "module"), [("slsa", "in_toto_attestation"), ("cyclonedx", "jsonschema")])
 def test_without_the_libraries_the_extra_is_named(
-    cell: Path, format_: str, module: str, says: Says, monkeypatch: pytest.MonkeyPatch
+    cell: Path, tmp_path: Path, format_: str, module: str, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    document = document_of(cell, format_, tmp_path / "document.json")
     monkeypatch.setitem(sys.modules, module, None)
-    told = says("provenance", cell, "-f", format_, code=2)
-    assert "pip install winml_dag[provenance]" in told
+    assert "pip install winml_dag[provenance]" in says("provenance", cell, "-f", format_, code=2)
+    assert "pip install winml_dag[provenance]" in says("verify", cell, "--against", document, code=2)
 
 
 def _edited(value: dict[str, Any], path: str, new: Any) -> str:

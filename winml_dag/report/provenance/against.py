@@ -6,8 +6,9 @@ is believed: it must be valid as its format wants it, and no name in it leads ou
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,13 +119,26 @@ def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str,
         from winml_dag.report.provenance import bom
 
         return CYCLONEDX, bom.listed_files(text)
-    from winml_dag.report.provenance import statement
-
-    payload = statement.payload_of(value)
+    payload = _payload_of(value)
     if payload is None and not isinstance(value.get("_type"), str):
         raise InputError("It is neither a statement of in-toto nor a bill of materials of CycloneDX.", advice=_KNOWN)
     require(SLSA)
+    from winml_dag.report.provenance import statement
+
     return SLSA, statement.listed_files(text if payload is None else payload)
+
+
+def _payload_of(value: JsonObject) -> str | None:
+    """The statement in a signed envelope (DSSE), or in a Sigstore bundle around one; None when *value* is neither. Its
+    signature is not looked at.
+    """
+    envelope = value.get("dsseEnvelope") or value
+    if not isinstance(envelope, Mapping) or envelope.get("payloadType") != "application/vnd.in-toto+json":
+        return None
+    try:
+        return base64.b64decode(str(envelope.get("payload")), validate=True).decode("utf-8")
+    except ValueError as error:
+        raise InputError(f"Its payload is no text: {error}.") from None
 
 
 def _folder(placed: str) -> str:

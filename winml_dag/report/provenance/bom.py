@@ -9,7 +9,16 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType, Pedigree
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 from winml_dag import __version__
 from winml_dag.canonical import canonical_json
@@ -18,10 +27,6 @@ from winml_dag.pipeline.manifest import component_names, final_artifacts, told_o
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
 from winml_dag.report.reading import BuildManifest
 from winml_dag.stages import kinds
-
-if TYPE_CHECKING:
-    from cyclonedx.model import Property
-    from cyclonedx.model.component import Component
 
 # Properties of ours begin so; see docs/buildtypes/build-v1.md.
 _OURS = "winml_dag:"
@@ -58,9 +63,6 @@ def _read_bom(text: str) -> dict[str, Any]:
     Raises:
         InputError: saying what is wrong, and where.
     """
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
     try:
         value = json.loads(text)
         version = SchemaVersion.from_version(str(value["specVersion"]))
@@ -77,15 +79,14 @@ def _read_bom(text: str) -> dict[str, Any]:
 
 def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     """What the library writes."""
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.output.json import JsonV1Dot6
-
     bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, name))
     ends = [build.ended for build in builds if build.ended is not None]
     if ends:
         bom.metadata.timestamp = max(ends)
-    bom.metadata.tools.components.add(_ourselves())
+    ourselves = Component(
+        type=ComponentType.APPLICATION, name="winml_dag", version=__version__, bom_ref="tool:winml_dag"
+    )
+    bom.metadata.tools.components.add(ourselves)
     models = [component for build in builds for component in _models(build)]
     others = {
         str(each.bom_ref.value): each for build in builds for each in (*_loose_files(build), *_data_components(build))
@@ -109,16 +110,8 @@ def _short(text: str) -> str:
     return uuid.uuid5(_NAMESPACE, text).hex[:16]
 
 
-def _ourselves() -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
-    return Component(type=ComponentType.APPLICATION, name="winml_dag", version=__version__, bom_ref="tool:winml_dag")
-
-
 def _models(build: BuildFacts) -> Iterator[Component]:
     """A component for each model to ship, with its files; none of a build without a model."""
-    from cyclonedx.model.component import Component, ComponentType, Pedigree
-
     for main in _main_files(build):
         told = BuildManifest.model_validate(told_of(build.value, main.path.rpartition("/")[2]))
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
@@ -165,9 +158,6 @@ def _source_ref(dependency: Dependency) -> str:
 
 
 def _ancestor(source: Dependency, called: str, model: str) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
     hub = None if source.hub is None else source.hub[1].rpartition("/")
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
@@ -182,8 +172,6 @@ def _ancestor(source: Dependency, called: str, model: str) -> Component:
 
 
 def _read_files(source: Dependency, ref: str) -> list[Component]:
-    from cyclonedx.model.component import Component, ComponentType
-
     return [
         Component(
             type=ComponentType.FILE,
@@ -205,8 +193,6 @@ def _data_components(build: BuildFacts) -> Iterator[Component]:
 
 
 def _data_component(source: Dependency) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
     whole = source.folder_digest
     return Component(
         type=ComponentType.DATA,
@@ -230,8 +216,6 @@ def _loose_files(build: BuildFacts) -> Iterator[Component]:
 
 
 def _file(file: HashedFile) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
     told = {"stage": file.stage, "component": file.component}
     return Component(
         type=ComponentType.FILE,
@@ -249,22 +233,16 @@ def _file(file: HashedFile) -> Component:
 
 
 def _hashes(algorithm: str, digest: str) -> list[Any]:
-    from cyclonedx.model import HashAlgorithm, HashType
-
     return [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if algorithm == "sha256" else []
 
 
 def _licenses(sources: Sequence[Dependency]) -> list[Any]:
-    from cyclonedx.contrib.license.factories import LicenseFactory
-
     names = sorted({source.license for source in sources if source.license})
     # As the card has it: an expression must stand alone, and a card has one word.
     return [LicenseFactory().make_from_string(name) for name in names[:1]]
 
 
 def _properties(**values: str) -> list[Property]:
-    from cyclonedx.model import Property
-
     return [Property(name=f"{_OURS}{name}", value=value) for name, value in values.items() if value]
 
 

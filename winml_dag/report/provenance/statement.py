@@ -6,11 +6,16 @@ are those of in-toto's own library, and a statement is read back as a stranger w
 
 from __future__ import annotations
 
-import base64
 import json
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError  # type: ignore[import-untyped]
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
@@ -39,11 +44,6 @@ def statement_of(build: BuildFacts) -> str:
     Raises:
         InputError: when it would not be one, for example of a build that has put out nothing.
     """
-    from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
-    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
-    from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
-    from in_toto_attestation.v1.statement import Statement
-
     predicate = MessageToDict(ParseDict(tellable(_predicate(build)), Provenance()))
     subjects = [
         ResourceDescriptor(file.path, digest={"sha256": file.sha256}, annotations=_annotations(file)).pb
@@ -63,11 +63,6 @@ def _parse(text: str, *, strict: bool = False) -> tuple[Any, Any]:
     Raises:
         InputError: saying what is wrong.
     """
-    from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
-    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
-    from in_toto_attestation.v1.statement import Statement
-    from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
-
     try:
         message = Parse(text, StatementMessage(), ignore_unknown_fields=not strict)
         Statement.copy_from_pb(message).validate()
@@ -98,19 +93,6 @@ def _check(provenance: Any) -> None:
         for number, descriptor in enumerate(found):
             if not (descriptor.name or descriptor.uri or descriptor.digest):
                 raise ValueError(f"{place}[{number}] has neither a name nor a URI nor a digest")
-
-
-def payload_of(value: JsonObject) -> str | None:
-    """The statement in a signed envelope (DSSE), or in a Sigstore bundle around one; None when *value* is neither. Its
-    signature is not looked at.
-    """
-    envelope = value.get("dsseEnvelope") or value
-    if not isinstance(envelope, Mapping) or envelope.get("payloadType") != "application/vnd.in-toto+json":
-        return None
-    try:
-        return base64.b64decode(str(envelope.get("payload")), validate=True).decode("utf-8")
-    except ValueError as error:
-        raise InputError(f"Its payload is no text: {error}.") from None
 
 
 def _predicate(build: BuildFacts) -> JsonObject:
