@@ -14,7 +14,7 @@ import pytest
 import report_samples as samples
 from chromium import chromium
 
-from winml_dag.report.html import html_of
+from winml_dag.report.page import html_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

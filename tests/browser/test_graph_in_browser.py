@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.report.graphhtml import graph_html
+from winml_dag.report.graphpage import graph_html
 from winml_dag.report.graphview import SOURCE, Box, GraphView, Line
 
 EVIL = "</script><img src=x onerror=alert(1)>"

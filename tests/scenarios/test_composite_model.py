@@ -83,14 +83,17 @@ def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: 
     assert project.run("verify", "out").stdout.startswith("Sound: ")
 
 
-def test_others_are_told_of_each_component_as_a_model_with_its_own_figures(built: tuple[Project, Result]) -> None:
+def test_others_are_told_of_each_component_as_a_model_of_its_own(built: tuple[Project, Result]) -> None:
     (document,) = documents_of(built[0].out, "cyclonedx")
-    models = {each["name"]: each for each in json.loads(document.text)["components"] if "modelCard" in each}
+    components = json.loads(document.text)["components"]
+    models = {each["name"]: each for each in components if each["type"] == "machine-learning-model"}
     encoder, decoder = (models[f"marian with random weights {name}"] for name in ("encoder", "decoder"))
     assert [file["name"] for file in encoder["components"]] == ["encoder_model.onnx"]
-    assert encoder["modelCard"]["modelParameters"]["task"] == "feature-extraction"
-    assert "Quantized to fp16" in decoder["modelCard"]["considerations"]["performanceTradeoffs"][0]
-    assert "performanceTradeoffs" not in encoder["modelCard"]["considerations"]
+    precisions = [
+        next(each["value"] for each in model["properties"] if each["name"] == "winml_dag:precision")
+        for model in (encoder, decoder)
+    ]
+    assert precisions == ["fp32", "fp16"]
     (statement,) = documents_of(built[0].out, "slsa")
     subjects = {each["name"]: each["annotations"]["component"] for each in json.loads(statement.text)["subject"]}
     assert subjects == {"encoder_model.onnx": "encoder", "decoder_model.onnx": "decoder"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.options import request_from, several_request_options
 from winml_dag.cli.parameters import FILE
 from winml_dag.cli.plaintext import echo
+from winml_dag.engine.events import Status
+from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.selection import Selection, selected
@@ -133,7 +136,6 @@ def _few(notices: Sequence[str]) -> Iterator[str]:
 
 
 def _text(builds: Sequence[ForeseenBuild], format_: str) -> str:
-    from winml_dag.report.graph import dot, mermaid
     from winml_dag.report.graphview import statuses_of, together
 
     draw = mermaid if format_ == "mermaid" else dot
@@ -146,7 +148,7 @@ def _text(builds: Sequence[ForeseenBuild], format_: str) -> str:
 
 def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], title: str) -> None:
     from winml_dag import __version__
-    from winml_dag.report.graphhtml import graph_html, summary
+    from winml_dag.report.graphpage import graph_html, summary
     from winml_dag.report.graphview import view_of
     from winml_dag.store.files import in_words, write_whole
 
@@ -159,7 +161,7 @@ def _write(path: Path, builds: Sequence[ForeseenBuild], notices: Sequence[str], 
 
 def _refuse_foreign(path: Path) -> None:
     """Raise UsageError where a file is in the way that no call of ours made."""
-    from winml_dag.report.graphhtml import GRAPH_PAGE
+    from winml_dag.report.graphpage import GRAPH_PAGE
 
     try:
         is_ours = GRAPH_PAGE.made(path)
@@ -179,3 +181,51 @@ def _title(recipes: Sequence[Path], request: Request) -> str:
 def _label(request: Request) -> str:
     of_recipe = request.recipe.stem if isinstance(request.recipe, Path) else ""
     return of_recipe or str(request.overrides.model or request.overrides.onnx or "build")
+
+
+_MERMAID_CLASSES = (
+    "classDef ran stroke-width:3px",
+    "classDef reused stroke-dasharray:4",
+    "classDef source fill:none",
+)
+
+
+def mermaid(graph: Graph, statuses: Mapping[str, Status]) -> str:
+    """A mermaid flowchart. See https://mermaid.js.org/syntax/flowchart.html."""
+    names = _short_names(graph)
+    lines = ["flowchart LR"]
+    lines += [f"  {names[name]}([{_quoted(name)}]):::source" for name in graph.sources]
+    lines += [f"  {names[node.id]}[{_quoted(node.id)}]:::{statuses[node.id]}" for node in graph.nodes]
+    lines += [
+        f"  {names[maker]} -->|{_quoted(_artifact_label(artifact, maker))}| {names[reader]}"
+        for maker, reader, artifact in graph.edges()
+    ]
+    return "\n".join([*lines, *(f"  {line}" for line in _MERMAID_CLASSES)])
+
+
+def dot(graph: Graph, statuses: Mapping[str, Status]) -> str:
+    """A graphviz digraph. See https://graphviz.org/doc/info/lang.html."""
+    lines = ["digraph build {", "  rankdir=LR;", "  node [shape=box];"]
+    lines += [f"  {json.dumps(name)} [shape=ellipse];" for name in graph.sources]
+    lines += [
+        f"  {json.dumps(node.id)} [style={'bold' if statuses[node.id] is Status.RAN else 'dashed'}];"
+        for node in graph.nodes
+    ]
+    lines += [
+        f"  {json.dumps(maker)} -> {json.dumps(reader)} [label={json.dumps(_artifact_label(artifact, maker))}];"
+        for maker, reader, artifact in graph.edges()
+    ]
+    return "\n".join([*lines, "}"])
+
+
+def _short_names(graph: Graph) -> dict[str, str]:
+    """Mermaid's ids must be plain words."""
+    return {name: f"n{place}" for place, name in enumerate([*graph.sources, *(node.id for node in graph.nodes)])}
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', "#quot;") + '"'
+
+
+def _artifact_label(artifact: str, maker: str) -> str:
+    return artifact.removeprefix(f"{maker}.") if artifact != maker else "files"

@@ -24,8 +24,9 @@ from winml_dag.errors import UsageError
 @click.option("-o", "--output", type=FILE, help="Where it goes [stdout]; with several statements, a folder.")
 @click.option("--overwrite", is_flag=True, help="Replace a file that is no such document.")
 def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool) -> None:
-    """Tell others of the build in OUT: which files it has put out, by SHA-256, what they were made from, with which
-    tools, settings and results. OUT is checked first; of a folder that is not as it was built nothing is told.
+    """Tell others of the build in OUT: which files it has put out, by SHA-256, what they were made from, and in a
+    statement with which tools and settings. OUT is checked first; of a folder that is not as it was built nothing is
+    told.
 
     OUT may be the folder of a sweep: then a bill has every build, and of statements there is one for each, in the
     folder -o. Nothing is signed: that is done by who has a key.
@@ -45,7 +46,7 @@ def command(*, folder: Path, format_: str, output: Path | None, overwrite: bool)
             )
         echo(documents[0].text, nl=False)
         return
-    from winml_dag.report.provenance.written import write_documents
+    from winml_dag.report.provenance.document import write_documents
 
     for path in write_documents(output, format_, documents, overwrite=overwrite):
         echo(f"written: {path}", err=True)

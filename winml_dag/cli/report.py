@@ -66,7 +66,7 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
         report, comparison = _reported(folders, options)
         files = _written(_files(folders, options), report, comparison, options)
     if format_ == "json":
-        from winml_dag.report.document import comparison_json, report_json
+        from winml_dag.report.files import comparison_json, report_json
 
         told = {} if comparison is None else {"comparison": comparison_json(comparison)}
         echo(json.dumps({**report_json(report), **told}))
@@ -89,7 +89,7 @@ def _reported(folders: tuple[Path, ...], options: dict[str, Any]) -> tuple[Repor
         )
     if options["bounds"] and options["against"] is None:
         raise UsageError("--bound is about a comparison.", advice="Give an older report with --against.")
-    from winml_dag.report.bounds import bounds_of
+    from winml_dag.report.compare import bounds_of
 
     bounds = bounds_of(options["bounds"])
     # Before any file is written: the old report may be the one that is replaced.
@@ -106,7 +106,7 @@ def _older(path: Path) -> Report:
     """The report in the file *path*, or of what lies in that folder, or that was left there by an earlier call."""
     from winml_dag.errors import InputError
     from winml_dag.report.collect import collect
-    from winml_dag.report.document import REPORT, read_report
+    from winml_dag.report.files import REPORT, read_report
 
     if not path.is_dir():
         return read_report(path)
@@ -120,7 +120,7 @@ def _older(path: Path) -> Report:
 
 def _files(folders: tuple[Path, ...], options: dict[str, Any]) -> dict[str, Path]:
     """Where the report is written, by format. What is only a part of it does not replace a whole one unasked."""
-    from winml_dag.report.written import default_files
+    from winml_dag.report.files import default_files
 
     given = {kind: options[name] for kind, name in zip(_KINDS, ("html", "json_", "csv"), strict=True)}
     named = {kind: path for kind, path in given.items() if path is not None}
@@ -134,7 +134,7 @@ def _written(
 ) -> dict[str, Path]:
     """Write *files*; what is left is what was written. A folder that may only be read costs those that nobody named."""
     from winml_dag.errors import StoreError
-    from winml_dag.report.written import write_files
+    from winml_dag.report.files import write_files
 
     try:
         write_files(files, report, comparison, overwrite=options["overwrite"])
@@ -147,8 +147,7 @@ def _written(
 
 
 def _print(report: Report, comparison: Comparison | None) -> None:
-    from winml_dag.report.comparedtable import comparison_lines
-    from winml_dag.report.table import table_lines
+    from winml_dag.report.table import comparison_lines, table_lines
 
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     _echo(table_lines(report, width))

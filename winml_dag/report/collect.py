@@ -1,24 +1,30 @@
-"""A report of everything that lies in some folders: sweeps, shards of sweeps, and builds."""
+"""A report of everything that lies in some folders: sweeps, shards of sweeps, and builds; a row for each build."""
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag import __version__
 from winml_dag.errors import InputError
+from winml_dag.pipeline.layout import BUILD_CONFIG
 from winml_dag.pipeline.manifest import read_manifest
-from winml_dag.pipeline.sweep.result import SharedGraph, SweepResult
-from winml_dag.report.built import Built, built_of
-from winml_dag.report.cellrow import folder_of, model_of, models_known, row_of_build, row_of_cell, target_of
-from winml_dag.report.found import Found, FoundBuild, find
-from winml_dag.report.modelnames import with_short_names
+from winml_dag.pipeline.sweep.result import CellResult, GoalResult, Measured, SharedGraph, SweepResult
+from winml_dag.recipe.paths import is_path_like
+from winml_dag.report.built import accuracy_of, held_to, latency_of, quality_of, row_of_build
+from winml_dag.report.folders import Found, FoundBuild, Joined, find, joined
 from winml_dag.report.pareto import judged
 from winml_dag.report.row import Report, Row
-from winml_dag.report.shards import Joined, joined
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Of builds that no sweep names, a notice names so many.
 _MOST_NAMED = 5
@@ -49,7 +55,7 @@ def collect(folders: Sequence[Path]) -> Report:
     notices += _unnamed(left)
     plain = [_row_of(build) for build in others if build not in left]
     rows += [replace(row, name=_free(row.name, row.folder, names)) for row in plain]
-    rows = with_short_names(rows)
+    rows = _with_short_names(rows)
     if not rows:
         raise InputError(_nothing(folders, notices), advice="Give the output folder of a build or of a sweep.")
     results = [sweep.result for sweep in sweeps]
@@ -57,26 +63,31 @@ def collect(folders: Sequence[Path]) -> Report:
 
 
 def _row_of(build: FoundBuild) -> Row:
-    return row_of_build(build.name, build.folder, built_of(build.manifest, build.folder))
+    """The row of a build outside of a sweep."""
+    row = row_of_build(build.name, build.manifest, build.folder)
+    not_measured = "nothing was measured: a sweep does that, with measure: [perf, eval]"
+    missing = {**row.missing, "latency": not_measured, "accuracy": not_measured}
+    return replace(row, command=_again(build.folder), missing=missing)
 
 
 def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]:
-    folders = {cell.name: folder_of(cell, sweep.places[cell.name]) for cell in sweep.result.cells}
+    folders = {cell.name: _folder_of(cell, sweep.places[cell.name]) for cell in sweep.result.cells}
     built = {
-        name: built_of(build.manifest, folder)
+        name: row_of_build(name, build.manifest, folder)
         for name, folder in folders.items()
         if (build := builds.get(place_of(folder)) or _outside(folder)) is not None
     }
-    targets = _targets(sweep.result, built)
-    models = models_known(sweep.result, {name: its.model for name, its in built.items()})
+    there = [(cell, built[cell.name]) for cell in sweep.result.cells if cell.name in built]
+    models = _agreed((_of_which(cell), row.model) for cell, row in there)
+    targets = _agreed((label, (row.ep, row.device)) for cell, row in there for label in cell.values.items())
     return [
-        row_of_cell(
+        _row_of_cell(
             cell,
             folders[cell.name],
             built.get(cell.name),
             sweep.result,
-            model_of(cell, models),
-            target_of(cell, targets),
+            _model_of(cell, models),
+            _target_of(cell, targets),
         )
         for cell in sweep.result.cells
     ]
@@ -85,7 +96,7 @@ def _rows_of_sweep(sweep: Joined, builds: Mapping[str, FoundBuild]) -> list[Row]
 def _folders(sweep: Joined) -> Iterator[str]:
     """All folders that may belong to it: those of its cells in each of its parts, and where winners were put."""
     for top in sweep.folders:
-        yield from (place_of(folder_of(cell, top)) for cell in sweep.result.cells)
+        yield from (place_of(_folder_of(cell, top)) for cell in sweep.result.cells)
         yield from (place_of(top / goal.folder) for goal in sweep.result.goals if goal.folder)
 
 
@@ -95,16 +106,12 @@ def _outside(folder: Path) -> FoundBuild | None:
     return None if manifest is None else FoundBuild(folder, folder.name, manifest)
 
 
-def _targets(sweep: SweepResult, built: Mapping[str, Built]) -> dict[tuple[str, str], tuple[str, str] | None]:
-    """By axis and label, the provider and device of its cells; None where they have different ones."""
-    known: dict[tuple[str, str], tuple[str, str] | None] = {}
-    for cell in sweep.cells:
-        if (its := built.get(cell.name)) is None:
-            continue
-        for label in cell.values.items():
-            target = its.ep, its.device
-            known[label] = target if known.get(label, target) == target else None
-    return known
+def _agreed(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """The value of each key that has only one."""
+    found: dict[K, set[V]] = defaultdict(set)
+    for key, value in pairs:
+        found[key].add(value)
+    return {key: next(iter(values)) for key, values in found.items() if len(values) == 1}
 
 
 def _with_free_names(sweep: Joined, taken: set[str]) -> Joined:
@@ -168,3 +175,142 @@ def place_of(folder: Path) -> str:
 def _is_below(folder: Path, top: str) -> bool:
     place = place_of(folder)
     return place == top or place.startswith(top + os.sep)
+
+
+# The parts of a row that may be None, each for a reason.
+_PARTS = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
+# Axes whose labels say more to their user than what they came to.
+_MODEL, _PRECISION, _AUTO = "model", "precision", "auto"
+_TARGETS = ("ep", "device", "target")
+
+
+def _row_of_cell(
+    cell: CellResult, folder: Path, built: Row | None, sweep: SweepResult, model: str, target: tuple[str, str]
+) -> Row:
+    """The row of *cell* of *sweep*, whose output folder is *folder*; *built* is what the manifest there says, and None
+    without one.
+
+    *model*, *target*: what is known of the model, and of the provider and device, of a cell that has none.
+    """
+    told = built if cell.is_there else None
+    is_through = not sweep.interrupted
+    own = [goal for goal in sweep.goals if any(candidate.cell == cell.name for candidate in goal.candidates)]
+    latency, no_latency = latency_of(cell.perf, is_through=is_through)
+    accuracy, no_accuracy = accuracy_of(cell.eval, own, is_through=is_through)
+    quality = (None if told is None else told.quality) or quality_of(cell.eval)
+    why = _why(cell, built, folder)
+    missing = dict.fromkeys(_PARTS, why) if told is None else {**told.missing}
+    if cell.is_there:
+        missing |= {"latency": no_latency, "accuracy": no_accuracy}
+    found = {"latency": latency, "accuracy": accuracy, "quality": quality}
+    ep, device = target if built is None else (built.ep, built.device)
+    own_model = _label(cell, _MODEL) or (model if built is None else built.model)
+    own_precision = _label(cell, _PRECISION) or ("" if built is None else built.precision)
+    return replace(
+        told or Row(cell.name, cell.values, own_model, own_precision, ep, device, cell.status),
+        name=cell.name,
+        values=cell.values,
+        model=own_model,
+        precision=own_precision,
+        ep=ep,
+        device=device,
+        status=cell.status,
+        why=cell.why or why,
+        reached=cell.reached,
+        folder=str(folder),
+        stages=cell.stages or (() if told is None else told.stages),
+        failure=cell.failure,
+        latency=latency,
+        quality=None if quality is None else held_to(quality, own),
+        accuracy=accuracy,
+        seconds=cell.elapsed_seconds,
+        saved_seconds=cell.saved_seconds,
+        command=cell.command,
+        trial_of=cell.trial_of,
+        winner_of=tuple(_goal_name(goal) for goal in own if goal.winner == cell.name),
+        missing={part: reason for part, reason in missing.items() if reason and found.get(part) is None},
+        unmeasured=tuple(part for part, tried in (("latency", cell.perf), ("accuracy", cell.eval)) if _failed(tried)),
+    )
+
+
+def _failed(tried: Measured | None) -> bool:
+    return tried is not None and bool(tried.error)
+
+
+def _folder_of(cell: CellResult, sweep: Path) -> Path:
+    """Where *cell* of the sweep in *sweep* lies, as its user would write it."""
+    return Path(os.path.normpath(sweep / cell.folder))
+
+
+def _again(folder: Path) -> str:
+    """What builds the same, from the recipe that every build leaves beside its model."""
+    config = folder / BUILD_CONFIG
+    if not config.exists():
+        return ""
+    return shlex.join(("winml-dag", "build", "-c", str(config), "-o", f"{folder}-again"))
+
+
+def _label(cell: CellResult, axis: str) -> str:
+    label = cell.values.get(axis, "")
+    return "" if label == _AUTO else label
+
+
+def _why(cell: CellResult, built: Row | None, folder: Path) -> str:
+    """Why nothing is known of *cell*; of one that is there, of its folder."""
+    if cell.is_there:
+        return "" if built is not None else f"{folder} has no manifest any more; build the cell again"
+    if cell.failure is not None:
+        at = f"failed in {cell.failure.stage}" if cell.failure.stage else str(cell.status)
+        return f"{at}: {cell.failure.error}"
+    return f"{cell.status}: {cell.why}" if cell.why else str(cell.status)
+
+
+def _goal_name(goal: GoalResult) -> str:
+    """``latency of bert, npu``."""
+    group = ", ".join(goal.group.values())
+    return f"{goal.minimize} of {group}" if group else goal.minimize
+
+
+def _model_of(cell: CellResult, known: Mapping[tuple[tuple[str, str], ...], str]) -> str:
+    """The model of a cell that has no manifest: that of all cells that differ only in what is made of it. Its own name
+    where these have several, as of recipes that are built together without a matrix.
+    """
+    return (known.get(_of_which(cell)) if cell.values else None) or cell.name
+
+
+def _of_which(cell: CellResult) -> tuple[tuple[str, str], ...]:
+    """The labels of *cell* that may say which model it is of: no precision, no target, no field of a section."""
+    return tuple(
+        (axis, label)
+        for axis, label in cell.values.items()
+        if axis not in (_PRECISION, *_TARGETS) and ("." not in axis or axis.startswith("loader."))
+    )
+
+
+def _target_of(cell: CellResult, known: Mapping[tuple[str, str], tuple[str, str]]) -> tuple[str, str]:
+    """The provider and device of a cell that has no manifest, by what all cells with one of its labels have."""
+    for axis, label in cell.values.items():
+        if axis not in (_MODEL, _PRECISION) and (found := known.get((axis, label))) is not None:
+            return found
+    return cell.values.get("ep", ""), cell.values.get("device", "")
+
+
+# A report on Linux may be of builds on Windows.
+_SEPARATORS = re.compile(r"[/\\]+")
+
+
+def _with_short_names(rows: Sequence[Row]) -> list[Row]:
+    """*rows* with the last parts of each path, as few as tell it from all other models, and without ``.onnx``."""
+    ends = {row.model: _ends(row.model) for row in rows}
+    uses = Counter(end for each in ends.values() for end in each)
+    short = {model: next((end for end in each if uses[end] == 1), model) for model, each in ends.items()}
+    return [replace(row, model=short[row.model]) for row in rows]
+
+
+def _ends(model: str) -> list[str]:
+    """What *model* could be called, the shortest first."""
+    # What follows a space may be the module of a model that only that was built of.
+    if not is_path_like(model.partition(" ")[0]):
+        return [model]
+    parts = _SEPARATORS.split(re.sub(r"\.onnx$", "", model.rstrip("/\\"), flags=re.IGNORECASE))
+    return ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]

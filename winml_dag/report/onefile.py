@@ -19,7 +19,7 @@ from string import Template
 
 from winml_dag.canonical import JsonValue
 
-_SHARED = Path(__file__).parent / "shared"
+PAGES = Path(__file__).parent / "pages"
 _SHARED_SCRIPTS = ("elements.js", "format.js", "theme.js")
 # The head is shorter up to where it says what has made the page.
 _HEAD_BYTES = 4096
@@ -52,9 +52,10 @@ def page_of(kind: PageKind, *, about: tuple[str, str], **fields: str) -> str:
     """
     folder, styles, scripts = kind.folder, kind.styles, kind.scripts
     style = "\n".join(_text(folder / name) for name in styles)
-    parts = [*(_SHARED / name for name in _SHARED_SCRIPTS), *(folder / name for name in scripts)]
+    shared = PAGES / "shared"
+    parts = [*(shared / name for name in _SHARED_SCRIPTS), *(folder / name for name in scripts)]
     script = '"use strict";\n(() => {\n' + "\n".join(map(_text, parts)) + "})();\n"
-    template = Template("".join(map(_text, (_SHARED / "head.html", folder / "page.html", _SHARED / "foot.html"))))
+    template = Template("".join(map(_text, (shared / "head.html", folder / "page.html", shared / "foot.html"))))
     return template.substitute(
         policy=policy(style, script),
         mark=kind.mark,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.report.layers import Layout, lay_out
+from winml_dag.report.graphpage import Layout, lay_out
 
 
 @st.composite

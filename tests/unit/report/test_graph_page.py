@@ -7,11 +7,9 @@ from pathlib import Path
 
 from report_samples import bare_report
 
-from winml_dag.report.graphfold import folded_view
-from winml_dag.report.graphhtml import GRAPH_PAGE, graph_html, summary
-from winml_dag.report.graphview import Box, GraphView, Line
-from winml_dag.report.html import html_of
-from winml_dag.report.html.page import REPORT_PAGE
+from winml_dag.report.graphpage import GRAPH_PAGE, graph_html, summary
+from winml_dag.report.graphview import Box, GraphView, Line, folded_view
+from winml_dag.report.page import REPORT_PAGE, html_of
 
 
 def view(count: int) -> GraphView:

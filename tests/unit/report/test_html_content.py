@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.pipeline.sweep.result import CellStatus, GoalResult, StageRun
-from winml_dag.report.html import html_of
-from winml_dag.report.html.answer import answers
-from winml_dag.report.html.content import content_of
+from winml_dag.report.page import answers, content_of, html_of
 from winml_dag.report.row import Latency, Report, Row, Size
 
 SMALL = samples.small_report()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.result import CellStatus, Failure
-from winml_dag.report.bounds import bounds_of
-from winml_dag.report.compare import Change, Comparison, Fate, Verdict, compare
+from winml_dag.report.compare import Change, Comparison, Fate, Verdict, bounds_of, compare
 from winml_dag.report.row import Accuracy, Latency, Quality, Report, Row, Size
 
 

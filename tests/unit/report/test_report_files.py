@@ -16,11 +16,9 @@ from report_folders import cell, evaluated, failed, manifest, perf, put_sweep, s
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.sweep.result import CellStatus, GoalResult
 from winml_dag.report.collect import collect
-from winml_dag.report.document import json_text, read_report, report_json
+from winml_dag.report.files import COLUMNS, csv_of, default_files, json_text, read_report, report_json, write_files
 from winml_dag.report.row import Report, Row
-from winml_dag.report.spreadsheet import COLUMNS, csv_of
 from winml_dag.report.table import table_lines
-from winml_dag.report.written import default_files, write_files
 
 
 @pytest.fixture(scope="module")

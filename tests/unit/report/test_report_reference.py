@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from winml_dag.report.compare import Bound, Change, Compared, Comparison
+from winml_dag.report.files import COLUMNS
 from winml_dag.report.row import Accuracy, Latency, Placement, Quality, Report, Row, Size
-from winml_dag.report.spreadsheet import COLUMNS
 
 _PAGE = Path(__file__).parents[3] / "docs" / "reference" / "report.md"
 _FORMS = (Report, Row, Size, Latency, Quality, Accuracy, Placement, Comparison, Compared, Change, Bound)

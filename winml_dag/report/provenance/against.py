@@ -6,8 +6,9 @@ is believed: it must be valid as its format wants it, and no name in it leads ou
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from winml_dag.pipeline.finished.verification import HIDDEN, FileCheck, Found, c
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
-from winml_dag.report.told import text_at
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_text
 from winml_dag.store.artifact import FileEntry, check_name
 from winml_dag.store.files import files_below, name_below
@@ -114,18 +114,31 @@ _KNOWN = "Give what `winml-dag provenance` has written, or a signed envelope aro
 
 
 def _listed(value: JsonObject, text: str) -> tuple[str, Iterator[tuple[str, str, bool, str]]]:
-    if text_at(value, "bomFormat") == "CycloneDX":
+    if value.get("bomFormat") == "CycloneDX":
         require(CYCLONEDX)
         from winml_dag.report.provenance import bom
 
-        return CYCLONEDX, bom.listed_files(bom.read_bom(text))
-    from winml_dag.report.provenance import statement
-
-    payload = statement.payload_of(value)
-    if payload is None and not text_at(value, "_type"):
+        return CYCLONEDX, bom.listed_files(text)
+    payload = _payload_of(value)
+    if payload is None and not isinstance(value.get("_type"), str):
         raise InputError("It is neither a statement of in-toto nor a bill of materials of CycloneDX.", advice=_KNOWN)
     require(SLSA)
-    return SLSA, statement.listed_files(statement.read_statement(text if payload is None else payload))
+    from winml_dag.report.provenance import statement
+
+    return SLSA, statement.listed_files(text if payload is None else payload)
+
+
+def _payload_of(value: JsonObject) -> str | None:
+    """The statement in a signed envelope (DSSE), or in a Sigstore bundle around one; None when *value* is neither. Its
+    signature is not looked at.
+    """
+    envelope = value.get("dsseEnvelope") or value
+    if not isinstance(envelope, Mapping) or envelope.get("payloadType") != "application/vnd.in-toto+json":
+        return None
+    try:
+        return base64.b64decode(str(envelope.get("payload")), validate=True).decode("utf-8")
+    except ValueError as error:
+        raise InputError(f"Its payload is no text: {error}.") from None
 
 
 def _folder(placed: str) -> str:

@@ -1,8 +1,6 @@
 """Builds as a CycloneDX 1.6 bill of materials: https://cyclonedx.org/capabilities/mlbom/.
 
-Components, hashes, licenses and their order are the work of CycloneDX's own library. Model cards, what data is and how
-models were made are in the format, and that library has no classes for them: these are put into what it has written
-(:mod:`modelcard`, :mod:`formula`). All of it is then held against the schema that comes with the library, in which
+CycloneDX's own library writes it. The result is validated against the schema that comes with that library, in which
 nothing unknown is allowed.
 """
 
@@ -10,22 +8,25 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType, Pedigree
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
 
 from winml_dag import __version__
-from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
 from winml_dag.pipeline.manifest import component_names, final_artifacts, told_of
-from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, Tool, tellable
-from winml_dag.report.provenance.formula import workflow_of
-from winml_dag.report.provenance.modelcard import Measured, card_of
-from winml_dag.report.told import objects_at, text_at
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
+from winml_dag.report.reading import BuildManifest
 from winml_dag.stages import kinds
-
-if TYPE_CHECKING:
-    from cyclonedx.model import Property
-    from cyclonedx.model.component import Component
 
 # Properties of ours begin so; see docs/buildtypes/build-v1.md.
 _OURS = "winml_dag:"
@@ -34,53 +35,39 @@ _ROLE = f"{_OURS}role"
 _PLACED = f"{_OURS}placed"
 
 _ORDER = (
-    *("$schema", "bomFormat", "specVersion", "serialNumber", "version", "metadata"),
-    *("components", "dependencies", "formulation"),
+    *("$schema", "bomFormat", "specVersion", "serialNumber", "version"),
+    *("metadata", "components", "dependencies"),
 )
 _NAMESPACE = uuid.UUID("6f5a1e5c-8d0b-5a5e-9a55-0c9a4a0f1d10")
-_DATA_TYPES = {kinds.CALIBRATION_DATA: "dataset", kinds.USER_SCRIPT: "source-code", kinds.OPTION_FILES: "configuration"}
 _MODELS = kinds.ANY_MODEL | {kinds.MODEL_FOLDER}
 
 
-def bom_of(name: str, builds: Sequence[BuildFacts], measured: Mapping[str, Measured]) -> str:
-    """The bill as JSON, the same for the same builds. *name*: what they are called together; *measured*: by the name of
-    a build, what was measured of it besides its manifest.
+def bom_of(name: str, builds: Sequence[BuildFacts]) -> str:
+    """The bill as JSON, the same for the same builds. *name*: what they are called together.
 
     Raises:
         InputError: when it would not be one.
     """
-    written = _written(name, builds)
-    cards = {_model_ref(model): card for build in builds for model, card in _cards(build, measured.get(build.name))}
-    data = {_source_ref(each): _data(each) for build in builds for each in build.dependencies}
-    for component in written.get("components", ()):
-        if (card := cards.get(component["bom-ref"])) is not None:
-            component["modelCard"] = card
-        if component["type"] == "data":
-            component["data"] = [data[component["bom-ref"]]]
-    written["formulation"] = [_formula(builds, data)]
-    value = tellable(written)
+    value = tellable(_written(name, builds))
     assert isinstance(value, dict)
     content = {part: inner for part, inner in value.items() if part != "serialNumber"}
     value["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, canonical_json(content))}"
     text = json.dumps({part: value[part] for part in _ORDER if part in value}, indent=2, ensure_ascii=False) + "\n"
-    read_bom(text)
+    _read_bom(text)
     return text
 
 
-def read_bom(text: str) -> JsonObject:
+def _read_bom(text: str) -> dict[str, Any]:
     """The bill *text*, after it was held against the schema of the version that it says it has, strictly.
 
     Raises:
         InputError: saying what is wrong, and where.
     """
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
     try:
         value = json.loads(text)
-        version = SchemaVersion.from_version(text_at(value, "specVersion"))
+        version = SchemaVersion.from_version(str(value["specVersion"]))
         found = JsonStrictValidator(version).validate_str(text)
-    except (ValueError, KeyError, NotImplementedError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, NotImplementedError, RecursionError) as error:
         raise InputError(f"This is no bill of materials of CycloneDX in JSON: {str(error).rstrip('.')}.") from None
     if found is not None:
         what: Any = found.data
@@ -92,14 +79,14 @@ def read_bom(text: str) -> JsonObject:
 
 def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     """What the library writes."""
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, ComponentType
-
     bom = Bom(serial_number=uuid.uuid5(_NAMESPACE, name))
     ends = [build.ended for build in builds if build.ended is not None]
     if ends:
         bom.metadata.timestamp = max(ends)
-    bom.metadata.tools.components.add(_ourselves())
+    ourselves = Component(
+        type=ComponentType.APPLICATION, name="winml_dag", version=__version__, bom_ref="tool:winml_dag"
+    )
+    bom.metadata.tools.components.add(ourselves)
     models = [component for build in builds for component in _models(build)]
     others = {
         str(each.bom_ref.value): each for build in builds for each in (*_loose_files(build), *_data_components(build))
@@ -115,12 +102,6 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     bom.metadata.component = whole
     shipped = {file_ref(file) for build in builds for file in build.outputs}
     bom.register_dependency(whole, [*models, *(each for ref, each in others.items() if ref in shipped)])
-    return _json_of(bom)
-
-
-def _json_of(bom: Any) -> dict[str, Any]:
-    from cyclonedx.output.json import JsonV1Dot6
-
     written: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
     return written
 
@@ -129,35 +110,27 @@ def _short(text: str) -> str:
     return uuid.uuid5(_NAMESPACE, text).hex[:16]
 
 
-def _ourselves() -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
-    return Component(type=ComponentType.APPLICATION, name="winml_dag", version=__version__, bom_ref="tool:winml_dag")
-
-
 def _models(build: BuildFacts) -> Iterator[Component]:
     """A component for each model to ship, with its files; none of a build without a model."""
-    from cyclonedx.model.component import Component, ComponentType, Pedigree
-
     for main in _main_files(build):
-        told = told_of(build.value, main.path.rpartition("/")[2])
+        told = BuildManifest.model_validate(told_of(build.value, main.path.rpartition("/")[2]))
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
-        precision, target = text_at(told, "precision"), text_at(told, "execution_provider")
+        precision, target = told.precision, told.execution_provider
         yield Component(
             type=ComponentType.MACHINE_LEARNING_MODEL,
             name=f"{build.model} {main.component}".strip(),
-            version=text_at(told, "cache_key")[:16] or None,
+            version=told.cache_key[:16] or None,
             bom_ref=_model_ref(main),
-            description=f"{precision} for {target} ({text_at(told, 'device')})",
+            description=f"{precision} for {target} ({told.device})",
             hashes=_hashes("sha256", main.sha256),
             licenses=_licenses(sources),
             properties=[
-                *_properties(precision=precision, execution_provider=target, device=text_at(told, "device")),
-                *_properties(cache_key=text_at(told, "cache_key"), build=build.name),
+                *_properties(precision=precision, execution_provider=target, device=told.device),
+                *_properties(cache_key=told.cache_key, build=build.name),
             ],
             pedigree=Pedigree(
                 ancestors=[_ancestor(each, build.model, _model_ref(main)) for each in sources],
-                notes=", ".join(text_at(stage, "id") for stage in build.stages),
+                notes=", ".join(stage.id for stage in build.stages),
             ),
             components=[_file(file) for file in build.outputs if file.component == main.component],
         )
@@ -165,7 +138,7 @@ def _models(build: BuildFacts) -> Iterator[Component]:
 
 def _main_files(build: BuildFacts) -> list[HashedFile]:
     """The models themselves, without what belongs to them: one, or one for each component."""
-    if text_at(build.value, "model_id") == "":
+    if build.manifest.model_id == "":
         return []
     names, finals = component_names(build.value) or ("",), final_artifacts(build.value)
     found = (file for file in build.outputs if file.path.rpartition("/")[2] in finals and not file.placed)
@@ -185,9 +158,6 @@ def _source_ref(dependency: Dependency) -> str:
 
 
 def _ancestor(source: Dependency, called: str, model: str) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
     hub = None if source.hub is None else source.hub[1].rpartition("/")
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
@@ -202,8 +172,6 @@ def _ancestor(source: Dependency, called: str, model: str) -> Component:
 
 
 def _read_files(source: Dependency, ref: str) -> list[Component]:
-    from cyclonedx.model.component import Component, ComponentType
-
     return [
         Component(
             type=ComponentType.FILE,
@@ -225,8 +193,6 @@ def _data_components(build: BuildFacts) -> Iterator[Component]:
 
 
 def _data_component(source: Dependency) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
     whole = source.folder_digest
     return Component(
         type=ComponentType.DATA,
@@ -241,10 +207,6 @@ def _data_component(source: Dependency) -> Component:
     )
 
 
-def _data(source: Dependency) -> JsonObject:
-    return {"type": _DATA_TYPES.get(source.kind, "other"), "name": source.called, "description": source.kind}
-
-
 def _loose_files(build: BuildFacts) -> Iterator[Component]:
     """Files that belong to no model to ship: what was on the way, and outputs of a build without a model."""
     models = {file.component for file in _main_files(build)}
@@ -254,8 +216,6 @@ def _loose_files(build: BuildFacts) -> Iterator[Component]:
 
 
 def _file(file: HashedFile) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-
     told = {"stage": file.stage, "component": file.component}
     return Component(
         type=ComponentType.FILE,
@@ -273,103 +233,28 @@ def _file(file: HashedFile) -> Component:
 
 
 def _hashes(algorithm: str, digest: str) -> list[Any]:
-    from cyclonedx.model import HashAlgorithm, HashType
-
     return [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if algorithm == "sha256" else []
 
 
 def _licenses(sources: Sequence[Dependency]) -> list[Any]:
-    from cyclonedx.contrib.license.factories import LicenseFactory
-
     names = sorted({source.license for source in sources if source.license})
     # As the card has it: an expression must stand alone, and a card has one word.
     return [LicenseFactory().make_from_string(name) for name in names[:1]]
 
 
 def _properties(**values: str) -> list[Property]:
-    from cyclonedx.model import Property
-
     return [Property(name=f"{_OURS}{name}", value=value) for name, value in values.items() if value]
 
 
-def _cards(build: BuildFacts, measured: Measured | None) -> Iterator[tuple[HashedFile, JsonObject]]:
-    refs = [
-        _source_ref(each)
-        for each in build.dependencies
-        if each.kind not in _MODELS and not each.is_ours and _DATA_TYPES.get(each.kind) == "dataset"
-    ]
-    for main in _main_files(build):
-        others = {name for name in component_names(build.value) if name != main.component}
-        stages = [each for each in build.stages if text_at(each, "id").partition(".")[0] not in others]
-        told = {**told_of(build.value, main.path.rpartition("/")[2]), "stages": stages}
-        yield main, card_of(told, refs, measured, build.tensors.get(main.path, ((), ())))
-
-
-def _formula(builds: Sequence[BuildFacts], data: Mapping[str, JsonValue]) -> JsonObject:
-    """The tools, and how each build went."""
-    from cyclonedx.model.bom import Bom
-
-    bom = Bom()
-    tools = {(tool.name, tool.version): tool for build in builds for tool in build.tools}
-    ours = {_source_ref(each): each for build in builds for each in build.dependencies if each.is_ours}
-    bom.components.update(_tool_component(tool) for tool in tools.values())
-    bom.components.update(_data_component(each) for each in ours.values())
-    components = _json_of(bom).get("components", [])
-    for component in components:
-        if component["type"] == "data":
-            component["data"] = [data[component["bom-ref"]]]
-    workflows: list[JsonValue] = [workflow_of(build, *_refs(build)) for build in builds]
-    return {"components": components, "workflows": workflows}
-
-
-def _refs(build: BuildFacts) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What a workflow refers to: by source, its component (of the first model's ancestors where it is a model); by
-    stage, its files.
-    """
-    first = next((_model_ref(main) for main in _main_files(build)), "")
-    sources = {
-        each.name: f"{first}:{_source_ref(each)}" if each.kind in _MODELS and first else _source_ref(each)
-        for each in build.dependencies
-        if first or each.kind not in _MODELS
-    }
-    files: dict[str, list[str]] = {}
-    for file in build.files:
-        files.setdefault(file.stage, []).append(file_ref(file))
-    return sources, files
-
-
-def _tool_component(tool: Tool) -> Component:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
-    if tool.purl:
-        return Component(
-            type=ComponentType.LIBRARY,
-            name=tool.name,
-            version=tool.version,
-            bom_ref=tool.purl,
-            purl=PackageURL.from_string(tool.purl),
-            properties=_properties(wheelRecord=tool.record),
-        )
-    told = {"value": tool.version} if tool.digest is None else dict([tool.digest])
-    return Component(
-        type=ComponentType.PLATFORM if tool.digest is None else ComponentType.LIBRARY,
-        name=tool.name,
-        bom_ref=f"tool:{tool.name}:{tool.version}",
-        hashes=_hashes(*tool.digest) if tool.digest else [],
-        properties=_properties(**told),
-    )
-
-
-def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, str]]:
+def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
     """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
-    file that the bill *value* lists.
+    file that the bill *text* lists. Raises as :func:`_read_bom`.
     """
-    waiting = [*objects_at(value, "components")]
+    waiting = [_read_bom(text)]
     while waiting:
         component = waiting.pop()
-        waiting += objects_at(component, "components")
-        told = {text_at(each, "name"): text_at(each, "value") for each in objects_at(component, "properties")}
+        waiting += component.get("components", ())
+        told = {each["name"]: each.get("value", "") for each in component.get("properties", ()) if "name" in each}
         if PATH in told:
-            hashes = {text_at(each, "alg"): text_at(each, "content") for each in objects_at(component, "hashes")}
+            hashes = {each["alg"]: each["content"] for each in component.get("hashes", ())}
             yield told[PATH], hashes.get("SHA-256", ""), told.get(_ROLE) == "output", told.get(_PLACED, "")

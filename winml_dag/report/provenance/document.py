@@ -1,19 +1,30 @@
-"""The documents that tell others of an output folder: one statement for each build, or one bill of materials for all.
+"""From an output folder to the documents that tell others of it: one statement for each build, or one bill for all.
 
 A statement of in-toto has one predicate, which is about one run: so each build of a sweep has a statement of its own. A
-bill has a model for each.
-"""
+bill has a model for each. A manifest of a local cache has digests that are no proof for others, so files are hashed
+with SHA-256 here: documents are made only of a folder that is as its build left it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.errors import UsageError
-from winml_dag.report.provenance.facts import BuildFacts
-from winml_dag.report.provenance.gathered import gather
-from winml_dag.report.provenance.modelcard import Measured
+from winml_dag.canonical import JsonObject
+from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.pipeline.finished.verification import Found, Verification, load_manifest, recipe_folder, verify
+from winml_dag.pipeline.hub import cached_snapshot
+from winml_dag.pipeline.jsonfile import put_text
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
+from winml_dag.pipeline.manifest import Manifest, component_in, component_names, final_artifacts
+from winml_dag.report.folders import KEPT, find
+from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
+from winml_dag.report.reading import BuildManifest, Origin
+from winml_dag.smallfiles import read_json
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_file, split_digest
 
 SLSA, CYCLONEDX = "slsa", "cyclonedx"
 _EXTRA = {SLSA: ("in_toto_attestation", "google.protobuf"), CYCLONEDX: ("cyclonedx.validation.json", "jsonschema")}
@@ -44,8 +55,7 @@ def documents_of(folder: Path, format_: str) -> tuple[Document, ...]:
         return tuple(Document(build.name, statement_of(build)) for build in builds)
     from winml_dag.report.provenance.bom import bom_of
 
-    measured, name = _measured(folder, builds)
-    return (Document("", bom_of(name, builds, measured)),)
+    return (Document("", bom_of(_name(folder, builds), builds)),)
 
 
 def require(format_: str) -> None:
@@ -62,18 +72,212 @@ def require(format_: str) -> None:
             ) from error
 
 
-def _measured(folder: Path, builds: tuple[BuildFacts, ...]) -> tuple[Mapping[str, Measured], str]:
-    """What a sweep knows of its builds, and what they are called together."""
-    from winml_dag.report.collect import collect, place_of
-    from winml_dag.report.found import find
-
-    found = find(folder)
-    rows = {place_of(Path(row.folder)): row for row in collect([folder]).rows}
-    measured = {
-        build.name: Measured(row.latency, row.accuracy)
-        for build in found.builds
-        if (row := rows.get(place_of(build.folder))) is not None
-    }
-    sweeps = [sweep.result.name for sweep in found.sweeps]
+def _name(folder: Path, builds: tuple[BuildFacts, ...]) -> str:
+    """What *builds* are called together: the sweep that they are of, else their models."""
+    sweeps = [sweep.result.name for sweep in find(folder).sweeps]
     models = dict.fromkeys(build.model or "stages of a recipe" for build in builds)
-    return measured, sweeps[0] if len(sweeps) == 1 else ", ".join(models)
+    return sweeps[0] if len(sweeps) == 1 else ", ".join(models)
+
+
+# What a document of each kind has at its top, and what the name of its file ends with.
+_MARKS = {SLSA: "predicateType", CYCLONEDX: "bomFormat"}
+_ENDINGS = {SLSA: ".slsa.json", CYCLONEDX: ".cdx.json"}
+
+
+def write_documents(output: Path, format_: str, documents: Sequence[Document], *, overwrite: bool) -> list[Path]:
+    """Write *documents*: one into the file *output*, several into that folder, each named for its build.
+
+    Raises:
+        UsageError: when another file is in the way; then nothing was written.
+        StoreError: when a file cannot be written.
+    """
+    if len(documents) == 1:
+        files = {output: documents[0].text}
+    else:
+        if output.is_file():
+            raise UsageError(
+                f"{output} is a file, and there are {len(documents)} documents.", advice="Choose a folder."
+            )
+        files = {output / f"{document.build}{_ENDINGS[format_]}": document.text for document in documents}
+    for path in files:
+        if path.is_file() and not (overwrite or _is_such(path, _MARKS[format_])):
+            raise UsageError(f"{path} is in the way, and no document of that kind.", advice="Give --overwrite.")
+    return [put_text(path, text) for path, text in files.items()]
+
+
+def _is_such(path: Path, mark: str) -> bool:
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and mark in found
+
+
+_PACKAGE = Path(__file__).parent.parent.parent
+_MOST_NAMED = 3
+
+
+def gather(folder: Path, *, apart: bool) -> tuple[BuildFacts, ...]:
+    """Every build in *folder*: its own, or those of a sweep, in the order of their folders. Paths are below *folder*,
+    or *apart*, below the folder of each build.
+
+    Raises:
+        InputError: when there is none, and for a folder that is not as its build left it.
+    """
+    if (folder / MANIFEST).is_file():
+        return (_facts(folder, "", folder),)
+    found = find(folder)
+    if found.notices:
+        raise InputError(found.notices[0], advice="Build again, or give the folder of one build.")
+    if not found.builds:
+        raise InputError(
+            f"There is no build of ours in {folder}.", advice="Give the output folder of a build or of a sweep."
+        )
+    return tuple(_facts(build.folder, build.name, _top(build.folder) if apart else folder) for build in found.builds)
+
+
+def _top(folder: Path) -> Path:
+    """The folder of a build itself; of one whose manifest is kept beside its recipe, that of the recipe."""
+    kept = [above for above in folder.parents if above.name == KEPT]
+    return kept[-1].parent if kept else folder
+
+
+def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
+    manifest = load_manifest(folder)
+    below = folder.relative_to(top).as_posix()
+    files = tuple(_files(folder, "" if below == "." else below, manifest, top))
+    # After they were hashed: what changes in between is seen, too.
+    (checked,) = verify(folder)
+    if faults := list(_faults(checked)):
+        raise InputError(
+            f"{folder} is not as its build left it: {'; '.join(faults[:_MOST_NAMED])}.",
+            advice=f"`winml-dag verify {folder}` tells all; build again.",
+        )
+    dependencies = tuple(_dependencies(folder, manifest.value))
+    return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)
+
+
+def _faults(checked: Verification) -> Iterator[str]:
+    for file in checked.files:
+        # An intermediate that was deleted is left out. One that was changed would be listed as made by the build.
+        if file.is_fault or file.found not in (Found.SOUND, Found.MISSING):
+            yield f"{file.path.name} is {file.found}"
+    yield from (text.rstrip(".") for text in checked.contradictions)
+    if checked.unfinished:
+        yield "a build is writing to it, or was killed"
+
+
+def _settings(folder: Path, manifest: Manifest) -> JsonObject:
+    if not final_artifacts(manifest.value):
+        return {}
+    with suppress(OSError, ValueError):
+        value = read_json(folder / BUILD_CONFIG)
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
+    """*name*: *folder* below *top*."""
+    value = manifest.value
+    read = BuildManifest.model_validate(value)
+    finals, makers = final_artifacts(value), _makers(read, component_names(value))
+    # Models to ship, and the weights and binaries that belong to them.
+    shipped = {*finals, *(file.name for stage in read.stages if stage.name == "finalize" for file in stage.files)}
+    for entry in manifest.files:
+        if not (folder / entry.name).exists():  # a fault, unless it is an intermediate
+            continue
+        yield HashedFile(
+            _below(name, entry.name),
+            *_hashed(folder / entry.name, entry),
+            stage=makers.get(entry.name, ""),
+            component=component_in(value, entry.name),
+            is_output=not finals or entry.name in shipped,
+        )
+    for text in (MANIFEST, *((BUILD_CONFIG,) if finals else ())):
+        yield HashedFile(_below(name, text), *_hashed(folder / text, None))
+    where = recipe_folder(folder, manifest)
+    if where is None:
+        return
+    inside = _inside(where, top)
+    for stage, entries in manifest.placed.items():
+        for entry in entries:
+            path, placed = (entry.name, name or ".") if inside is None else (_below(inside, entry.name), "")
+            hashed = _hashed(where / entry.name, entry)
+            yield HashedFile(path, *hashed, stage=stage, is_output=not finals, placed=placed)
+
+
+def _inside(folder: Path, top: Path) -> str | None:
+    """*folder* below *top*, empty for that itself; None where it lies elsewhere."""
+    try:
+        below = folder.resolve().relative_to(top.resolve()).as_posix()
+    except ValueError:
+        return None
+    return "" if below == "." else below
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _hashed(path: Path, entry: FileEntry | None) -> tuple[str, int]:
+    """SHA-256 and size. Who checks the folder says what is wrong with a file that cannot be read."""
+    if entry is not None and entry.digest.startswith("sha256:"):
+        return split_digest(entry.digest)[1], entry.size
+    try:
+        return split_digest(digest_file(path, "sha256"))[1], path.stat().st_size
+    except OSError:
+        return "", 0
+
+
+def _makers(read: BuildManifest, components: Sequence[str]) -> dict[str, str]:
+    """The id of the stage whose result it is, by the name of a file in the folder."""
+    makers: dict[str, str] = {}
+    for stage in read.stages:
+        first = stage.id.partition(".")[0]
+        component = first if first in components else ""
+        names = [prefixed(file.name, component) for file in stage.files]
+        makers |= dict.fromkeys((*names, stage.filename, *stage.filenames), stage.id)
+    return makers
+
+
+def _dependencies(folder: Path, value: JsonObject) -> Iterator[Dependency]:
+    read = BuildManifest.model_validate(value)
+    for name, listed in read.sources.items():
+        try:
+            artifact = Artifact.from_json(listed)
+        except StoreError as error:
+            raise InputError(f"{folder / MANIFEST} is damaged: {error}") from None
+        origin = read.run.sources.get(name, Origin())
+        hub = origin.hub
+        where = _place(folder, origin)
+        yield Dependency(
+            name,
+            origin.kind or name,
+            artifact.digest,
+            tuple(_read(entry, where, origin.names) for entry in artifact.files),
+            None if hub is None else (hub.kind, hub.name),
+            "" if hub is None else hub.revision,
+            origin.license,
+            is_ours=bool(origin.package),
+        )
+
+
+def _place(folder: Path, origin: Origin) -> Path | None:
+    """Where a source lay when it was read, as far as that is still to be found."""
+    if origin.package:
+        return _PACKAGE / origin.folder
+    if (hub := origin.hub) is not None:
+        snapshot = cached_snapshot(hub.name, hub.revision, hub.kind)
+        return None if snapshot is None else snapshot / origin.folder
+    return Path(os.path.normpath(folder.resolve() / origin.folder)) if origin.folder else None
+
+
+def _read(entry: FileEntry, where: Path | None, names: Mapping[str, str]) -> ReadFile:
+    function, digest = split_digest(entry.digest)
+    if function != "sha256" and where is not None:
+        path = where / names.get(entry.name, entry.name)
+        with suppress(OSError, ValueError):
+            if path.is_file() and path.stat().st_size == entry.size and digest_file(path) == entry.digest:
+                return ReadFile(entry.name, "sha256", split_digest(digest_file(path, "sha256"))[1], entry.size)
+    return ReadFile(entry.name, function.replace("-", "_"), digest, entry.size)

@@ -8,12 +8,13 @@ import datetime
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath, PureWindowsPath
 from urllib.parse import quote
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.report.told import number_at, object_at, objects_at, text_at
+from winml_dag.report.reading import BuildManifest, Stage
 
 # What the formats carry numbers in has so many bits; whole numbers beyond them are told as texts.
 _EXACT = 2**53
@@ -126,8 +127,7 @@ class Tool:
 @dataclass(frozen=True)
 class BuildFacts:
     """One build. ``name``: its folder below the one that the document is about, empty for that itself; ``value``: its
-    manifest; ``settings``: the recipe with everything decided, empty for a build without a model; ``tensors``: by the
-    path of a model to ship, its inputs and its outputs, a text each.
+    manifest; ``settings``: the recipe with everything decided, empty for a build without a model.
     """
 
     name: str
@@ -135,7 +135,6 @@ class BuildFacts:
     settings: JsonObject
     files: tuple[HashedFile, ...]
     dependencies: tuple[Dependency, ...]
-    tensors: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[HashedFile, ...]:
@@ -145,19 +144,21 @@ class BuildFacts:
     def byproducts(self) -> tuple[HashedFile, ...]:
         return tuple(file for file in self.files if not file.is_output)
 
+    @cached_property
+    def manifest(self) -> BuildManifest:
+        """``value``, as far as it is of the form."""
+        return BuildManifest.model_validate(self.value)
+
     @property
-    def stages(self) -> tuple[JsonObject, ...]:
-        """Those that were not left out."""
-        return tuple(each for each in objects_at(self.value, "stages") if text_at(each, "status") == "completed")
+    def stages(self) -> tuple[Stage, ...]:
+        """Those that were not skipped."""
+        return tuple(stage for stage in self.manifest.stages if stage.is_done)
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        records = object_at(self.value, "run", "wheels")
+        records = self.manifest.run.wheels
         versions = {
-            (name, version): text_at(records, name)
-            for stage in self.stages
-            for name, version in object_at(stage, "toolchain").items()
-            if isinstance(version, str)
+            (name, version): records.get(name, "") for stage in self.stages for name, version in stage.toolchain.items()
         }
         # The digest is that of the version which was installed; another one is of a stage that ran elsewhere.
         several = {name for name, version in versions if sum(name == other for other, _ in versions) > 1}
@@ -169,15 +170,16 @@ class BuildFacts:
     @property
     def model(self) -> str:
         """What the model is called; empty for a build without one."""
-        return last_part(text_at(self.value, "model_id"))
+        return last_part(self.manifest.model_id)
 
     @property
     def ended(self) -> datetime.datetime | None:
-        return time_of(text_at(self.value, "timestamp"))
+        return time_of(self.manifest.timestamp)
 
     @property
     def began(self) -> datetime.datetime | None:
-        return None if self.ended is None else self.ended - duration(self.value)
+        seconds = min(self.manifest.elapsed_seconds or 0.0, 1e8)
+        return None if self.ended is None else self.ended - datetime.timedelta(seconds=seconds)
 
 
 def last_part(name: str) -> str:
@@ -214,11 +216,6 @@ def time_of(text: str) -> datetime.datetime | None:
 def time_text(moment: datetime.datetime) -> str:
     """As RFC 3339 has it, to the millisecond."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def duration(value: JsonObject) -> datetime.timedelta:
-    """``elapsed_seconds`` of a manifest or of one of its stages."""
-    return datetime.timedelta(seconds=min(number_at(value, "elapsed_seconds") or 0.0, 1e8))
 
 
 def tellable(value: JsonValue) -> JsonValue:

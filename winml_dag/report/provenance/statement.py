@@ -6,11 +6,16 @@ are those of in-toto's own library, and a statement is read back as a stranger w
 
 from __future__ import annotations
 
-import base64
 import json
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError  # type: ignore[import-untyped]
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
@@ -23,7 +28,7 @@ from winml_dag.report.provenance.facts import (
     time_text,
     without_places,
 )
-from winml_dag.report.told import at, object_at, objects_at, text_at
+from winml_dag.report.reading import Stage
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "pkg:pypi/winml-dag#docs/buildtypes/build-v1.md"
@@ -39,11 +44,6 @@ def statement_of(build: BuildFacts) -> str:
     Raises:
         InputError: when it would not be one, for example of a build that has put out nothing.
     """
-    from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
-    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
-    from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
-    from in_toto_attestation.v1.statement import Statement
-
     predicate = MessageToDict(ParseDict(tellable(_predicate(build)), Provenance()))
     subjects = [
         ResourceDescriptor(file.path, digest={"sha256": file.sha256}, annotations=_annotations(file)).pb
@@ -52,37 +52,29 @@ def statement_of(build: BuildFacts) -> str:
     value = MessageToDict(Statement(subjects, PREDICATE_TYPE, predicate).pb)
     ordered = {name: _ordered(value[name]) for name in _ORDER if name in value}
     text = json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
-    read_statement(text, strict=True)
+    _parse(text, strict=True)
     return text
 
 
-def read_statement(text: str, *, strict: bool = False) -> JsonObject:
-    """The statement *text*, after everything in it was checked as the formats want it. They want readers to ignore
-    fields that they do not know; *strict*, for a writer, refuses those.
+def _parse(text: str, *, strict: bool = False) -> tuple[Any, Any]:
+    """The statement *text* and its predicate as messages, after everything in them was checked as the formats want it.
+    They want readers to ignore fields that they do not know; *strict*, for a writer, refuses those.
 
     Raises:
         InputError: saying what is wrong.
     """
-    from google.protobuf.json_format import Parse, ParseError
-    from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
-    from in_toto_attestation.v1.statement import Statement
-    from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
-
     try:
-        value = json.loads(text)
         message = Parse(text, StatementMessage(), ignore_unknown_fields=not strict)
         Statement.copy_from_pb(message).validate()
         if message.predicate_type != PREDICATE_TYPE:
             raise ValueError(f"its predicate is of the type {message.predicate_type}, not {PREDICATE_TYPE}")
-        predicate = json.dumps(at(value, "predicate"))
-        provenance = Parse(predicate, Provenance(), ignore_unknown_fields=not strict)
+        provenance = ParseDict(MessageToDict(message.predicate), Provenance(), ignore_unknown_fields=not strict)
         _check(provenance)
     except (ParseError, ValueError, RecursionError) as error:
         raise InputError(
             f"This is no SLSA provenance v1 in an in-toto Statement v1: {str(error).rstrip('.')}."
         ) from None
-    assert isinstance(value, dict)
-    return value
+    return message, provenance
 
 
 def _check(provenance: Any) -> None:
@@ -103,21 +95,8 @@ def _check(provenance: Any) -> None:
                 raise ValueError(f"{place}[{number}] has neither a name nor a URI nor a digest")
 
 
-def payload_of(value: JsonObject) -> str | None:
-    """The statement in a signed envelope (DSSE), or in a Sigstore bundle around one; None when *value* is neither. Its
-    signature is not looked at.
-    """
-    envelope = object_at(value, "dsseEnvelope") or value
-    if text_at(envelope, "payloadType") != "application/vnd.in-toto+json":
-        return None
-    try:
-        return base64.b64decode(text_at(envelope, "payload"), validate=True).decode("utf-8")
-    except ValueError as error:
-        raise InputError(f"Its payload is no text: {error}.") from None
-
-
 def _predicate(build: BuildFacts) -> JsonObject:
-    run = object_at(build.value, "run")
+    run = build.manifest.run
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -131,10 +110,10 @@ def _predicate(build: BuildFacts) -> JsonObject:
         },
         "runDetails": {
             "builder": {
-                "id": text_at(run, "ci", "builder") or LOCAL_BUILDER,
+                "id": run.ci.builder or LOCAL_BUILDER,
                 "version": {
                     "winml_dag": _version(build),
-                    **({"python": text_at(run, "python")} if run else {}),
+                    **({"python": run.python} if run.python else {}),
                 },
             },
             "metadata": _metadata(build),
@@ -144,63 +123,59 @@ def _predicate(build: BuildFacts) -> JsonObject:
 
 
 def _external(build: BuildFacts) -> JsonObject:
-    asked = object_at(build.value, "run", "asked")
-    if asked:
-        return {name: without_places(asked.get(name)) for name in ("recipe", "options")}
+    asked = build.manifest.run.asked
+    if asked is not None:
+        return {"recipe": without_places(asked.recipe), "options": without_places(asked.options)}
     # A manifest of before that was noted: what was asked for shows only in what came of it.
     return {"model": build.model, **{name: build.value.get(name) for name in ("task", "precision")}}
 
 
-def _stage(stage: JsonObject) -> JsonObject:
+def _stage(stage: Stage) -> JsonObject:
     return {
-        "id": stage.get("id"),
-        "stage": stage.get("name"),
-        "version": stage.get("version"),
-        "config": stage.get("config"),
-        "cacheKey": stage.get("cache_key"),
-        "toolchain": stage.get("toolchain"),
+        "id": stage.id,
+        "stage": stage.name,
+        "version": stage.version,
+        "config": stage.config,
+        "cacheKey": stage.cache_key,
+        "toolchain": stage.toolchain,
         # When and by whom the work was done: before this run, where it was reused.
-        "madeAt": stage.get("made_at"),
-        "madeBy": stage.get("made_by"),
-        "reused": stage.get("cached"),
+        "madeAt": stage.made_at,
+        "madeBy": stage.made_by,
+        "reused": stage.cached,
     }
 
 
 def _version(build: BuildFacts) -> str:
     """Of who wrote the manifest; of an older one, of who made its last stage."""
-    told = text_at(build.value, "run", "made_by") or next(
-        (text_at(stage, "made_by") for stage in reversed(build.stages)), ""
-    )
+    told = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
     return told.removeprefix("winml_dag ")
 
 
 def _metadata(build: BuildFacts) -> JsonObject:
     began, ended = build.began, build.ended
     return {
-        "invocationId": text_at(build.value, "run", "ci", "run") or invocation_of(build),
+        "invocationId": build.manifest.run.ci.run or _invocation_of(build),
         **({} if began is None else {"startedOn": time_text(began)}),
         **({} if ended is None else {"finishedOn": time_text(ended)}),
     }
 
 
-def invocation_of(build: BuildFacts) -> str:
+def _invocation_of(build: BuildFacts) -> str:
     """A name for the run that follows from its manifest, so that it is the same each time."""
     return f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{BUILD_TYPE} {canonical_json(build.value)}')}"
 
 
 def _dependencies(build: BuildFacts) -> Iterator[JsonObject]:
-    ci = object_at(build.value, "run", "ci")
-    if text_at(ci, "repository"):
-        revision = text_at(ci, "revision")
+    ci, asked = build.manifest.run.ci, build.manifest.run.asked
+    if ci.repository:
         yield {
             "name": "repository",
-            "uri": f"git+{text_at(ci, 'repository')}{f'@{revision}' if revision else ''}",
-            **({"digest": {"gitCommit": revision}} if revision else {}),
+            "uri": f"git+{ci.repository}{f'@{ci.revision}' if ci.revision else ''}",
+            **({"digest": {"gitCommit": ci.revision}} if ci.revision else {}),
         }
-    recipe = object_at(build.value, "run", "asked", "recipe")
-    if text_at(recipe, "digest").startswith("sha256:"):
-        digest = {"sha256": text_at(recipe, "digest").removeprefix("sha256:")}
-        yield {"name": text_at(recipe, "file"), "digest": digest, "annotations": {"role": "recipe"}}
+    if asked is not None and asked.recipe_file.digest.startswith("sha256:"):
+        digest = {"sha256": asked.recipe_file.digest.removeprefix("sha256:")}
+        yield {"name": asked.recipe_file.file, "digest": digest, "annotations": {"role": "recipe"}}
     for dependency in build.dependencies:
         yield from _of_dependency(dependency)
     for tool in build.tools:
@@ -243,11 +218,14 @@ def _byproducts(build: BuildFacts) -> Iterator[JsonObject]:
     for file in build.byproducts:
         yield {"name": file.path, "digest": {"sha256": file.sha256}, "annotations": _annotations(file)}
     for stage in build.stages:
-        algorithm, _, digest = text_at(stage, "log", "digest").partition(":")
+        algorithm, _, digest = stage.log.digest.partition(":")
         if digest:
-            name, size = text_at(stage, "id"), at(stage, "log", "size")
-            annotations: JsonObject = {"role": "log", "stage": name, "size": size}
-            yield {"name": f"{name}.log", "digest": {algorithm.replace("-", "_"): digest}, "annotations": annotations}
+            annotations: JsonObject = {"role": "log", "stage": stage.id, "size": stage.log.size}
+            yield {
+                "name": f"{stage.id}.log",
+                "digest": {algorithm.replace("-", "_"): digest},
+                "annotations": annotations,
+            }
 
 
 def _annotations(file: HashedFile) -> dict[str, JsonValue]:
@@ -260,21 +238,17 @@ def _annotations(file: HashedFile) -> dict[str, JsonValue]:
     }
 
 
-def listed_files(value: JsonObject) -> Iterator[tuple[str, str, bool, str]]:
+def listed_files(text: str) -> Iterator[tuple[str, str, bool, str]]:
     """Name, SHA-256 or nothing, whether it is to be shipped, and what says in which recipe's folder it lies, of every
-    file that the statement *value* lists.
+    file that the statement *text* lists. Raises as :func:`_parse`.
     """
-    for subject in objects_at(value, "subject"):
-        yield *_named(subject), True, text_at(subject, "annotations", "placed")
-    if text_at(value, "predicate", "buildDefinition", "buildType") != BUILD_TYPE:
-        return
-    for byproduct in objects_at(value, "predicate", "runDetails", "byproducts"):
-        if text_at(byproduct, "annotations", "role") == "byproduct":
-            yield *_named(byproduct), False, text_at(byproduct, "annotations", "placed")
-
-
-def _named(descriptor: JsonObject) -> tuple[str, str]:
-    return text_at(descriptor, "name"), text_at(descriptor, "digest", "sha256")
+    statement, provenance = _parse(text)
+    byproducts = provenance.run_details.byproducts if provenance.build_definition.build_type == BUILD_TYPE else ()
+    for is_output, descriptors in ((True, statement.subject), (False, byproducts)):
+        for each in descriptors:
+            annotations = each.annotations.fields
+            if is_output or annotations["role"].string_value == "byproduct":
+                yield each.name, each.digest.get("sha256", ""), is_output, annotations["placed"].string_value
 
 
 def _ordered(value: JsonValue) -> JsonValue:

@@ -1,0 +1,238 @@
+"""``build_manifest.json`` and the reports of perf and eval as typed values.
+
+Others may have written these files, and other versions of ours: a value that is not of the expected kind counts as
+missing, and costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    OnErrorOmit,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+_Texts: TypeAlias = list[OnErrorOmit[str]]
+_Words: TypeAlias = dict[str, OnErrorOmit[str]]
+_Counts: TypeAlias = dict[str, OnErrorOmit[Count]]
+
+
+class _Lenient(BaseModel):
+    """Takes any object: a field that is missing or is of another kind has its default, and others are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _default_for_other_kinds(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            assert info.field_name is not None
+            return cls.model_fields[info.field_name].get_default(call_default_factory=True)
+
+
+class OutputFile(_Lenient):
+    name: str = ""
+    digest: str = ""
+    size: Count | None = None
+
+
+class Output(_Lenient):
+    digest: str = ""
+    files: list[OnErrorOmit[OutputFile]] = []
+
+
+class Figures(_Lenient):
+    """How far outputs are from those of the float model."""
+
+    cosine: float | None = None
+    cosine_min: float | None = None
+    sqnr_db: float | None = None
+    max_abs_error: float | None = None
+    samples: Count = 0
+    data: str = ""
+
+
+class Metrics(_Lenient):
+    peak_memory_bytes: Count | None = None
+    quality: Figures | None = None
+    min_cosine: float | None = None
+    assigned_nodes: dict[str, OnErrorOmit[_Counts]] = {}
+
+
+class _Loader(_Lenient):
+    module_path: str = ""
+
+
+class _Compile(_Lenient):
+    embed_context: bool = False
+
+
+class Config(_Lenient):
+    """What of the config of a stage reports look at."""
+
+    loader: _Loader = _Loader()
+    compile: _Compile = _Compile()
+
+
+class _Log(_Lenient):
+    digest: str = ""
+    size: Count | None = None
+
+
+class Stage(_Lenient):
+    """A stage of a build. ``settings`` is what reports look at in ``config``."""
+
+    id: str = ""
+    name: str = ""
+    status: str = ""
+    reason: str = ""
+    cached: bool = False
+    elapsed_seconds: float | None = None
+    cache_key: str | None = None
+    version: JsonValue = None
+    config: JsonValue = None
+    settings: Config = Field(default=Config(), validation_alias="config")
+    toolchain: _Words = {}
+    outputs: dict[str, OnErrorOmit[Output]] = {}
+    metrics: Metrics = Metrics()
+    made_at: str = ""
+    made_by: str = ""
+    log: _Log = _Log()
+    filename: str = ""
+    filenames: _Texts = []
+    nodes_quantized: Count | None = None
+    nodes_skipped: Count | None = None
+    nodes_skipped_reasons: dict[str, OnErrorOmit[_Counts]] = {}
+    ep_context_partitions: Count | None = None
+    nodes_on_cpu: _Counts = {}
+    ep_sdk_version: str = ""
+
+    @property
+    def files(self) -> list[OutputFile]:
+        return [file for output in self.outputs.values() for file in output.files]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has a result: it was not skipped."""
+        return self.status == "completed"
+
+
+class Hub(_Lenient):
+    kind: str = ""
+    name: str = ""
+    revision: str = ""
+
+
+class Origin(_Lenient):
+    """Where a source lay. ``package``: set for what came with this program."""
+
+    kind: str = ""
+    folder: str = ""
+    package: str = ""
+    hub: Hub | None = None
+    names: _Words = {}
+    license: str = ""
+
+
+class RecipeFile(_Lenient):
+    file: str = ""
+    digest: str = ""
+
+
+class Asked(_Lenient):
+    """What was asked for; ``recipe_file`` is what tells which file ``recipe`` is."""
+
+    recipe: JsonValue = None
+    recipe_file: RecipeFile = Field(default=RecipeFile(), validation_alias="recipe")
+    options: JsonValue = None
+
+
+class Ci(_Lenient):
+    builder: str = ""
+    run: str = ""
+    repository: str = ""
+    revision: str = ""
+
+
+class Run(_Lenient):
+    made_by: str = ""
+    python: str = ""
+    ci: Ci = Ci()
+    asked: Asked | None = None
+    sources: dict[str, OnErrorOmit[Origin]] = {}
+    wheels: _Words = {}
+
+
+class BuildManifest(_Lenient):
+    model_id: str = ""
+    task: str | None = None
+    precision: str = ""
+    execution_provider: str = ""
+    device: str = ""
+    cache_key: str = ""
+    timestamp: str = ""
+    elapsed_seconds: float | None = None
+    notices: _Texts = []
+    sources: dict[str, JsonValue] = {}
+    stages: list[OnErrorOmit[Stage]] = []
+    run: Run = Run()
+
+
+class _Latencies(_Lenient):
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    inferences: Count = 0
+
+
+class _Load(_Lenient):
+    seconds: float | None = None
+
+
+class _Memory(_Lenient):
+    peak: Count | None = None
+
+
+class PerfReport(_Lenient):
+    latency_ms: _Latencies = _Latencies()
+    warmup: Count = 0
+    load: _Load = _Load()
+    memory_bytes: _Memory = _Memory()
+    notices: _Texts = []
+    host: _Words = {}
+    waited_share: float | None = None
+
+
+class _Estimate(_Lenient):
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class _Difference(_Lenient):
+    significant: bool | None = None
+
+
+class MetricReport(_Lenient):
+    candidate: _Estimate = _Estimate()
+    reference: _Estimate = _Estimate()
+    difference: _Difference = _Difference()
+
+
+class EvalReport(_Lenient):
+    task: str = ""
+    samples: Count = 0
+    data: str = ""
+    metrics: dict[str, OnErrorOmit[MetricReport]] = {}
+    outputs: dict[str, OnErrorOmit[Figures]] = {}
