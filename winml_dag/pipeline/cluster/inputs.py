@@ -1,6 +1,6 @@
 """What a run on another machine reads is put where that machine finds it, before it is asked to run.
 
-What stages have made is in the store as it is. The user's files are put there as if a stage had made them, under a key
+What stages have made is in the store already. The user's files are put there as if a stage had made them, under a key
 of their content: so they are collected like anything else, and go to a remote in the way that results do.
 """
 
