@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -35,12 +36,14 @@ def command(
     winml-dag worker tcp://10.0.0.5:8786 --places 4 --tag rack2
     winml-dag build -c sweep.yaml -o out --executor dask --scheduler tcp://10.0.0.5:8786
     """
-    from winml_dag.pipeline.cluster.report import Offer, Report
+    from winml_dag.pipeline.cluster.report import Report
     from winml_dag.pipeline.cluster.worker import serve
+    from winml_dag.store.local import LocalStore
 
     def began(address: str, report: Report) -> None:
         echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
     folder = cache_dir or default_cache_dir()
-    serve(scheduler, folder, Offer.of_this_machine(places, memory, tags), name, began)
+    LocalStore(folder)  # makes the folder, by which builds recognise workers that use theirs
+    serve(scheduler, folder, partial(Report.here, folder, places, memory, tags), name, began)
     return 0

@@ -26,7 +26,7 @@ from winml_dag.engine.schedule import Scheduler as EngineScheduler
 from winml_dag.engine.stage import Memory, Node, Source
 from winml_dag.pipeline.cluster.cluster import Cluster, ClusterOptions
 from winml_dag.pipeline.cluster.order import Answer, Order
-from winml_dag.pipeline.cluster.report import Installed, Offer, Report, folder_identity
+from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
 from winml_dag.pipeline.cluster.worker import dask_worker
 from winml_dag.pipeline.cluster.workers import connect
 from winml_dag.pipeline.cluster.workplace import Workplace
@@ -62,7 +62,7 @@ class SampleWorkplace(Workplace):
     """Does the work in memory. ``dask``: the worker that it is part of."""
 
     def __init__(self, folder: Path, machine: Machine, before: Before) -> None:
-        super().__init__(folder, Offer(machine.places, machine.memory_bytes))
+        super().__init__(folder, self._report)
         self.machine = machine
         self.dask: Any = None
         self._before = before
@@ -71,7 +71,7 @@ class SampleWorkplace(Workplace):
         """Lose the connection to the scheduler, as a machine does that has no power any more."""
         self.dask.loop.add_callback(self.dask.batched_stream.abort)
 
-    def report(self) -> Report:
+    def _report(self) -> Report:
         installed = Installed(distributions={"tool": self.machine.tool}, tools={"xxh3-128": {}, "sha256": {}}, pools=())
         return Report(
             version=__version__,
@@ -145,7 +145,6 @@ class Bench:
     @contextmanager
     def cluster(self, tags: Sequence[str] = ()) -> Iterator[Cluster]:
         """The cluster, as a build sees it."""
-        LocalStore(self.store)
         client = connect(self.spec.scheduler_address)
         try:
             yield Cluster(client, ClusterOptions(None, 1, tuple(tags), 1, None), self.store, None)
@@ -190,6 +189,7 @@ class Bench:
 def bench(folder: Path, *machines: Machine, allowed_failures: int = 3) -> Iterator[Bench]:
     """A cluster of *machines*."""
     found = Bench(folder)
+    LocalStore(found.store)
     addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": allowed_failures}),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from winml_dag.ep.registry import QNN, Target, installed
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import require_shared
 from winml_dag.pipeline.cluster.order import Answer, Order
-from winml_dag.pipeline.cluster.report import Offer, Report, Requirement, Worker, environments_of, folder_identity
+from winml_dag.pipeline.cluster.report import Report, Requirement, Worker, environments_of, folder_identity
 from winml_dag.pipeline.cluster.worker import serve
 from winml_dag.pipeline.cluster.workers import connect
 from winml_dag.pipeline.cluster.workplace import Workplace
@@ -34,12 +35,15 @@ from winml_dag.stages.devices import DEVICES
 from winml_dag.store.local import LocalStore
 from winml_dag.store.remote.settings import LevelSettings, Mode, RemoteSettings
 
-OFFER = Offer(2, 1 << 30, ("rack2",))
+
+def workplace(folder: Path) -> Workplace:
+    LocalStore(folder)
+    return Workplace(folder, partial(Report.here, folder, 2, 1 << 30, ("rack2",)))
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path / "cache", OFFER)
+    return workplace(tmp_path / "cache")
 
 
 def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> Order:
@@ -125,7 +129,8 @@ def test_what_a_stage_says_arrives_while_it_runs(tmp_path: Path, monkeypatch: py
         told.append((topic, message))
         (tmp_path / "pipe").write_text("go on", encoding="utf-8")
 
-    place = Workplace(tmp_path / "cache", OFFER, hear)
+    place = workplace(tmp_path / "cache")
+    place.say = hear
     assert answered(place, order(place, versions(["onnxruntime"]))).ending == "done"
     assert told[0] == ("topic", {"order": "id", "progress": None, "log": "so far\n"})
 
@@ -212,7 +217,7 @@ def test_what_cannot_be_an_address_is_told_at_once_to_builds_and_to_workers(addr
     with pytest.raises(UsageError, match="There is no scheduler at"):
         connect(address)
     with pytest.raises(UsageError, match="There is no scheduler at"):
-        serve(address, tmp_path, OFFER, None, lambda *_: None)
+        serve(address, tmp_path, partial(Report.here, tmp_path, 1, None), None, lambda *_: None)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")

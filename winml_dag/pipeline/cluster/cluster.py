@@ -29,7 +29,7 @@ from winml_dag.ep.registry import find_ep, installed
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity
-from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns, Ordering
+from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
 from winml_dag.pipeline.cluster.workers import Workers, connect, silence
 from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.opened import settled_remotes
@@ -62,12 +62,9 @@ class Cluster:
         self._options = options
         self._store = folder_identity(store)
         self._settings = settings
-        self._runs: ClusterRuns | None = None
         self.workers = Workers(client, f"winml-dag/{uuid4().hex}", self._read)
         here = Capacity.of_this_machine(options.places, options.memory_bytes)
         self.admission = ClusterAdmission(here, self.workers)
-        self.workers.follow(self._changed)
-        self._changed()
 
     def runs(
         self,
@@ -80,16 +77,17 @@ class Cluster:
         rebuild: bool,
     ) -> ClusterRuns:
         """The runs of *graph*; *runner* does what cannot leave this machine."""
-        remotes = () if self._settings is None else self._settings.levels
-        ordering = Ordering(scratch, store.failures, timeout_seconds, rebuild, remotes)
-        inputs = Inputs(graph, store, scratch, MADE_BY)
-        self._runs = ClusterRuns(runner, inputs, store, self.workers, self.admission, ordering)
-        return self._runs
-
-    def _changed(self) -> None:
-        self.admission.update()
-        if self._runs is not None:
-            self._runs.nudge()
+        return ClusterRuns(
+            runner,
+            Inputs(graph, store, scratch, MADE_BY),
+            store,
+            self.workers,
+            self.admission,
+            () if self._settings is None else self._settings.levels,
+            scratch,
+            timeout_seconds=timeout_seconds,
+            rebuild=rebuild,
+        )
 
     def _read(self, address: str, text: str) -> Worker:
         """The worker at *address* with what it reports."""

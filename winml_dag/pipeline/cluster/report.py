@@ -35,19 +35,6 @@ _RUNTIME = "onnxruntime"
 _MOST_DIFFERENCES = 3
 
 
-@dataclass(frozen=True)
-class Offer:
-    """What a worker may use: stages at a time, memory in bytes, and tags by which builds choose workers."""
-
-    places: int
-    memory_bytes: int
-    tags: tuple[str, ...] = ()
-
-    @classmethod
-    def of_this_machine(cls, places: int | None, memory_bytes: int | None, tags: tuple[str, ...] = ()) -> Offer:
-        return cls(places or os.cpu_count() or 1, memory_bytes or memory_for_runs(), tags)
-
-
 class Installed(BaseModel):
     """An environment of a worker. ``distributions`` None: those of the environment that the worker runs in. ``tools``
     by digest function: digests of libraries are in keys.
@@ -74,8 +61,10 @@ class Report(Text):
     environments: dict[str, Installed]
 
     @classmethod
-    def here(cls, offer: Offer, folder: Path) -> Report:
-        """Of this machine; *folder* is that of its store."""
+    def here(cls, folder: Path, places: int | None, memory_bytes: int | None, tags: tuple[str, ...] = ()) -> Report:
+        """Of a worker on this machine with the store in *folder*. *places* None: as many as there are processors;
+        *memory_bytes* None: what this machine has, less a reserve.
+        """
         functions: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
         found = {function: _ep_places(LocalStore(folder, function=function).fingerprints) for function in functions}
         environments = {
@@ -89,9 +78,9 @@ class Report(Text):
         own = {f"python:{platform.python_version()}", f"system:{sys.platform}", f"ep:{CPU.alias}"}
         return cls(
             version=__version__,
-            places=offer.places,
-            memory_bytes=offer.memory_bytes,
-            tags=tuple(sorted({*offer.tags, *own, *(f"ep:{alias}" for alias in _aliases(environments))})),
+            places=places or os.cpu_count() or 1,
+            memory_bytes=memory_bytes or memory_for_runs(),
+            tags=tuple(sorted({*tags, *own, *(f"ep:{alias}" for alias in _aliases(environments))})),
             host=socket.gethostname(),
             store=folder_identity(folder),
             environments=environments,

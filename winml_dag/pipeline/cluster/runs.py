@@ -153,19 +153,10 @@ def _counted(need: ClusterNeed) -> object:
     return need.pools or need.requirement
 
 
-@dataclass(frozen=True)
-class Ordering:
-    """What all orders of a run have in common. *failures*: where logs are kept."""
-
-    scratch: Path
-    failures: Path
-    timeout_seconds: float | None
-    rebuild: bool
-    remotes: tuple[LevelSettings, ...]
-
-
 class ClusterRuns(LocalRuns):
-    """See ``Runs``; *runner* does what runs here."""
+    """See ``Runs``; *runner* does what runs here. *remotes*: of the build. Logs of what runs come to *scratch*, and of
+    failures to the store.
+    """
 
     def __init__(
         self,
@@ -174,7 +165,11 @@ class ClusterRuns(LocalRuns):
         store: LocalStore,
         workers: Workers,
         admission: ClusterAdmission,
-        ordering: Ordering,
+        remotes: tuple[LevelSettings, ...],
+        scratch: Path,
+        *,
+        timeout_seconds: float | None,
+        rebuild: bool,
     ) -> None:
         super().__init__(runner, _THREADS)
         self._inputs = inputs
@@ -182,19 +177,29 @@ class ClusterRuns(LocalRuns):
         self._identity = folder_identity(store.folder)
         self._workers = workers
         self._admission = admission
-        self._ordering = ordering
+        self._remotes = remotes
+        self._scratch = scratch
+        self._timeout_seconds = timeout_seconds
+        self._rebuild = rebuild
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._workers.follow(self._look_again)
+        self._admission.update()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._workers.follow(lambda: None)
         try:
             if kind is not None:
                 self._workers.stop()
         finally:
             super().__exit__(kind, error, trace)
 
-    def nudge(self) -> None:
-        """Workers have come or gone: look again what can begin. From any thread."""
+    def _look_again(self) -> None:
+        """Workers have come, gone or changed: see what can begin. From any thread."""
+        self._admission.update()
         woken: Future[RunOutcome] = Future()
         woken.cancel()
         self._waiting.add_future(woken)
@@ -208,11 +213,11 @@ class ClusterRuns(LocalRuns):
             node=node,
             inputs=dict(inputs),
             key=decision.key,
-            timeout_seconds=self._ordering.timeout_seconds or node.stage.timeout_seconds,
-            rebuild=self._ordering.rebuild,
+            timeout_seconds=self._timeout_seconds or node.stage.timeout_seconds,
+            rebuild=self._rebuild,
             store=self._identity,
             function=self._store.function,
-            remotes=self._ordering.remotes,
+            remotes=self._remotes,
         )
         memory_bytes = self._admission.last_taken.need.memory_bytes
         self._follow(self._pool.submit(self._run, order, memory_bytes, decision, watch), node, decision)
@@ -236,7 +241,7 @@ class ClusterRuns(LocalRuns):
                     raise _nobody_fits(fitness)
                 self._inputs.share(node, order.inputs, far=not all(worker.has_our_store for worker in able))
                 attempt = order.model_copy(update={"id": uuid4().hex})
-                answer = self._workers.perform(attempt, able, memory_bytes, watch, self._ordering.scratch / log)
+                answer = self._workers.perform(attempt, able, memory_bytes, watch, self._scratch / log)
                 if answer is None:
                     lost += 1
                 elif answer.ending == "differs":
@@ -246,7 +251,7 @@ class ClusterRuns(LocalRuns):
                         elapsed_seconds=answer.elapsed_seconds,
                         error=answer.error,
                         advice=answer.advice,
-                        log=_keep(answer.log, self._ordering.failures / log),
+                        log=_keep(answer.log, self._store.failures / log),
                         tail=answer.tail,
                         progress=answer.progress,
                         metrics=answer.metrics,

@@ -20,7 +20,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from winml_dag.engine.signals import ENDING
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.cluster.report import Offer, Report
+from winml_dag.pipeline.cluster.report import Report
 from winml_dag.pipeline.cluster.workplace import Workplace
 
 # A worker's dask information has its report under this name, and it is the name of the plug-in.
@@ -69,9 +69,11 @@ class _Plugin(WorkerPlugin):  # type: ignore[misc]
         await asyncio.to_thread(self.workplace.close)
 
 
-def serve(address: str, folder: Path, offer: Offer, name: str | None, began: Callable[[str, Report], None]) -> None:
+def serve(
+    address: str, folder: Path, report: Callable[[], Report], name: str | None, began: Callable[[str, Report], None]
+) -> None:
     """Work for the scheduler at *address*, with the store in *folder*, until the scheduler goes or a signal ends this
-    process. *began* is given the address of the worker and its report.
+    process. *report* says what there is; *began* is given the address of the worker and its report.
 
     Raises:
         UsageError: when there is no scheduler.
@@ -80,7 +82,7 @@ def serve(address: str, folder: Path, offer: Offer, name: str | None, began: Cal
     """
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
     check_address(address)
-    workplace = Workplace(folder, offer)
+    workplace = Workplace(folder, report)
     asyncio.run(_serve(address, workplace, name, began))
 
 

@@ -28,7 +28,7 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.explanation import explanation
 from winml_dag.pipeline.cluster.order import Answer, Order
-from winml_dag.pipeline.cluster.report import Offer, Report, difference, folder_identity, toolchain_here
+from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
 from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
@@ -55,22 +55,19 @@ class _Running:
 
 
 class Workplace:
-    """Carries out orders, each in the thread that asks; *folder* is that of its store. *say* publishes a message under
-    a topic, from any thread.
+    """Carries out orders, each in the thread that asks; *folder* is that of its store. *report* says what there is now.
+
+    Attributes:
+        say: publishes a message under a topic; from any thread.
     """
 
-    def __init__(self, folder: Path, offer: Offer, say: Callable[[str, JsonObject], None] = lambda *_: None) -> None:
-        LocalStore(folder)  # makes the folder, by which builds recognise workers that use theirs
+    def __init__(self, folder: Path, report: Callable[[], Report]) -> None:
         self.folder = folder
-        self.offer = offer
-        self.say = say
+        self.report = report
+        self.say: Callable[[str, JsonObject], None] = lambda *_: None
         self._running: dict[str, _Running] = {}
         self._ended = threading.Condition()
         self._closed = False
-
-    def report(self) -> Report:
-        """What there is now."""
-        return Report.here(self.offer, self.folder)
 
     def perform(self, text: str, address: str = "") -> str:
         """The answer to the order *text*. Whatever goes wrong is in the answer.
@@ -142,7 +139,7 @@ class Workplace:
         if cache_key(ingredients) != order.key:
             raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
         decision = Run(order.key, ingredients, reason.FIRST_BUILD, None)
-        watch = FollowedWatch()
+        watch = Watch()
         with store.scratch.open() as scratch, ExitStack() as closing:
             runner = self._runner(node, store, scratch, order)
             closing.callback(runner.close)
@@ -186,7 +183,7 @@ class Workplace:
             store.close()
 
     @contextmanager
-    def _telling(self, order: Order, watch: FollowedWatch) -> Iterator[None]:
+    def _telling(self, order: Order, watch: Watch) -> Iterator[None]:
         """Publish progress, and what comes into the log, for the block."""
         ended = threading.Event()
 
@@ -219,16 +216,6 @@ def _devices(pools: Collection[str], gives_up: Callable[[], bool]) -> Iterator[N
                     raise Interrupted("Stopped.")
             held.callback(device.release)
         yield
-
-
-class FollowedWatch(Watch):
-    """Knows the folder of the job that it follows."""
-
-    folder: Path | None = None
-
-    def follow(self, folder: Path) -> None:
-        self.folder = folder
-        super().follow(folder)
 
 
 def _log_from(folder: Path | None, place: int) -> tuple[str, int]:
