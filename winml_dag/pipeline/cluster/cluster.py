@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -193,7 +194,8 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
         )
         client = connect(cluster.scheduler_address, security)
         closing.callback(client.close)
-        environment = {**os.environ, **python_path(), **_tls_environment(security, folder)}
+        private = closing.enter_context(tempfile.TemporaryDirectory(prefix="winml-dag-tls-"))
+        environment = {**os.environ, **python_path(), **_tls_environment(security, Path(private))}
         whole = Capacity.of_this_machine(1, options.memory_bytes).memory_bytes
         memory = "none" if whole == UNLIMITED else f"{whole // options.workers}B"
         places = max(1, options.places // options.workers)
@@ -218,7 +220,7 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
 
 
 def _tls_environment(security: Security, folder: Path) -> Mapping[str, str]:
-    """Variables by which a worker finds the key and certificate of *security*, in files that only this user reads."""
+    """Variables by which a worker finds the key and certificate of *security*, which are put into *folder*."""
     found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
     names = {
         "tls_ca_file": "CA_FILE",
@@ -229,7 +231,6 @@ def _tls_environment(security: Security, folder: Path) -> Mapping[str, str]:
     }
     for name, variable in names.items():
         path = folder / name
-        path.touch(mode=0o600)
         path.write_text(getattr(security, name), encoding="ascii")
-        found[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(path.absolute())
+        found[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(path)
     return found
