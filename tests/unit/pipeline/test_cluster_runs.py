@@ -34,8 +34,6 @@ from winml_dag.store.record import Record
 
 from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples says where it is
 
-pytest.importorskip("distributed")
-
 
 def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one"), Machine("two", "2")) as machines:
@@ -88,13 +86,14 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     reader = far("a", "b.out", "c.out")
     inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
     read = {"in0": near, "in1": away}
-    inputs.share(reader, read, far=False)
+    inputs.share(reader, read, near=True, far=False)
     assert store.told == ["bring far"]
     store.told.clear()
-    inputs.share(reader, read, far=True)
-    assert store.told == ["offer near", "settle"]
-    inputs.share(reader, read, far=True)
-    assert store.told == ["offer near", "settle"]
+    inputs.share(reader, read, near=True, far=True)
+    assert store.told == ["bring far", "offer near", "settle"]
+    store.told.clear()
+    inputs.share(reader, read, near=False, far=True)
+    assert store.told == []
 
 
 @pytest.mark.parametrize("ends", ["by itself", "without a word"])

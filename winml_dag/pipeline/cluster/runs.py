@@ -239,7 +239,8 @@ class ClusterRuns(LocalRuns):
                 able = [worker for worker, why in fitness.items() if not why]
                 if not able:
                     raise _nobody_fits(fitness)
-                self._inputs.share(node, order.inputs, far=not all(worker.has_our_store for worker in able))
+                stores = {worker.has_our_store for worker in able}
+                self._inputs.share(node, order.inputs, near=True in stores, far=False in stores)
                 attempt = order.model_copy(update={"id": uuid4().hex})
                 answer = self._workers.perform(attempt, able, memory_bytes, watch, self._scratch / log)
                 if answer is None:
