@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from distributed import Reschedule
 
+import winml_dag.pipeline.cluster
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import cache_key, ingredients_of
 from winml_dag.engine.stage import Node
@@ -210,6 +212,13 @@ def test_passwords_stay_on_each_machine(place: Workplace, monkeypatch: pytest.Mo
     text, settings = told(place, LevelSettings("https://ours:hidden@host/cache"), LevelSettings("https://other"))
     assert "hidden" not in text
     assert [level.url for level in settings.levels] == ["https://worker:secret@HOST/cache/", "https://other"]
+
+
+def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UsageError) as refused:
+        importlib.reload(winml_dag.pipeline.cluster)
+    assert refused.value.advice == "pip install winml_dag[cluster]"
 
 
 @pytest.mark.parametrize("address", ["foo", "tcp://10.0.0.5", "tcp://:x"])
