@@ -83,14 +83,18 @@ def serve(
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
     check_address(address)
     workplace = Workplace(folder, report)
-    asyncio.run(_serve(address, workplace, name, began))
+    try:
+        asyncio.run(_serve(address, workplace, name, began))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _serve(address: str, workplace: Workplace, name: str | None, began: Callable[[str, Report], None]) -> None:
-    # asyncio answers Ctrl-C by cancelling this task; so it does every other signal that ends a process.
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.getsignal(signal.SIGINT))
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(task.cancel))
     report = workplace.report()
     with tempfile.TemporaryDirectory(prefix="winml-dag-worker-", ignore_cleanup_errors=True) as folder:
         worker = dask_worker(address, workplace, report, name=name, local_directory=folder)
