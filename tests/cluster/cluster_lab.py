@@ -115,12 +115,15 @@ class Lab:
             line = process.stdout.readline()
             assert line.startswith("Working at"), line + process.stdout.read()
 
-    def start_build(self, out: str, cache: str, *arguments: str, python: Path | None = None) -> subprocess.Popen[str]:
+    def start_build(
+        self, out: str, cache: str, *arguments: str, python: Path | None = None, hangs: bool = False
+    ) -> subprocess.Popen[str]:
+        """*hangs*: its own workers can."""
         command = [str(python or self.python), "-m", "winml_dag", "build", "-o", out, *arguments]
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._environment(self.folder / cache),
+            env=self._environment(self.folder / cache, **({"HANG_IN": str(self.folder)} if hangs else {})),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

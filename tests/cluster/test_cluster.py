@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,21 @@ def test_a_build_that_is_killed_leaves_nothing_running(models: Lab) -> None:
     building.kill()
     building.communicate()
     hanging.wait_for_end()
+
+
+def test_a_build_that_is_killed_takes_its_own_workers_along(models: Lab) -> None:
+    import psutil  # comes with dask
+
+    models.want_hanging()
+    perceptron(models.folder / "six.onnx", seed=6)
+    own = ("--executor", "dask", "--workers", "1")
+    building = models.start_build("taken", "cache-taken", "--onnx", "six.onnx", *FEW, *own, hangs=True)
+    hanging = models.await_hanging(building)
+    building.kill()
+    building.communicate()
+    hanging.wait_for_end()
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(hanging.worker).wait(120)
 
 
 def test_nothing_runs_with_other_versions_than_the_key_says(models: Lab) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
 
 from winml_dag.cli.parameters import FILE, MEMORY, TEXT
 from winml_dag.cli.plaintext import echo
-from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 
 
@@ -36,19 +36,14 @@ def command(
     winml-dag worker tcp://10.0.0.5:8786 --places 4 --tag rack2
     winml-dag build -c sweep.yaml -o out --executor dask --scheduler tcp://10.0.0.5:8786
     """
-    import importlib.util
+    from winml_dag.pipeline.cluster.report import Report
+    from winml_dag.pipeline.cluster.worker import serve
+    from winml_dag.store.local import LocalStore
 
-    if importlib.util.find_spec("distributed") is None:
-        raise UsageError(
-            "A worker needs dask's distributed, which is not installed.", advice="pip install winml_dag[cluster]"
-        )
-    from winml_dag.pipeline.cluster.report import Offer, Report
-    from winml_dag.pipeline.cluster.service import Service
-
-    def began(address: str, text: str) -> None:
-        report = Report.read(address, text)
+    def began(address: str, report: Report) -> None:
         echo(f"Working at {address} for {scheduler}: {report.summary}, process {os.getpid()}.")
 
     folder = cache_dir or default_cache_dir()
-    Service(scheduler, folder, Offer.of_this_machine(places, memory, tags), name).run(began)
+    LocalStore(folder)  # makes the folder, by which builds recognise workers that use theirs
+    serve(scheduler, folder, partial(Report.here, folder, places, memory, tags), name, began)
     return 0

@@ -103,15 +103,16 @@ class Teller:
 class Watch:
     """The display's side: where the progress of one job can be read, as soon as the job has a folder.
 
-    Made before the job is begun, which may first have to wait for somebody else at the same key.
+    Made before the job is begun, which may first have to wait for somebody else at the same key. ``folder``: of the
+    job, once it has one.
     """
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
+        self.folder: Path | None = None
         self._told: Progress | None = None
 
     def follow(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def tell(self, progress: Progress) -> None:
         """Of a job that is elsewhere: how far it is."""
@@ -119,7 +120,7 @@ class Watch:
 
     def read(self) -> Progress | None:
         """What was told last; None before anything was, and when the job and its folder are gone. From any thread."""
-        return self._told if self._folder is None else read_progress(self._folder)
+        return self._told if self.folder is None else read_progress(self.folder)
 
 
 def read_progress(folder: Path) -> Progress | None:

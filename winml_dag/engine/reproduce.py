@@ -20,7 +20,7 @@ from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import Observer, Silent, StageResult
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
+from winml_dag.engine.run import Damaged, Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
@@ -160,7 +160,7 @@ def run_again(
             for future in first_ended(running):
                 outcome = future.result()
                 # The store that a runner works with here knows no record, so nothing can be found to reuse.
-                assert not isinstance(outcome, Reuse | Displaced)
+                assert not isinstance(outcome, Reuse)
                 if isinstance(outcome, StageResult):
                     observer.finished(outcome)
                 done.append(Rerun(*running.pop(future), outcome))

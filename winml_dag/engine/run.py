@@ -50,13 +50,8 @@ class Damaged:
     file: FileEntry
 
 
-@dataclass(frozen=True)
-class Displaced:
-    """The machine that ran it has gone, or may not run it any more: it has to be placed anew."""
-
-
 # What becomes of a run. Reuse: somebody else did it while we waited.
-RunOutcome: TypeAlias = StageResult | Reuse | Damaged | Displaced
+RunOutcome: TypeAlias = StageResult | Reuse | Damaged
 
 
 @dataclass(frozen=True)

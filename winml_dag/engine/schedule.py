@@ -24,7 +24,7 @@ from winml_dag.engine.known import Known
 from winml_dag.engine.plan import remembered_name
 from winml_dag.engine.progress import Watch
 from winml_dag.engine.reason import Reason
-from winml_dag.engine.run import Damaged, Displaced, RunOutcome
+from winml_dag.engine.run import Damaged, RunOutcome
 from winml_dag.engine.runs import Ended, Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.waves import look_up
@@ -252,7 +252,7 @@ class Scheduler:
         self._undecide(self._at_work.pop(decision.key, ()))
         if isinstance(outcome, StageResult) and outcome.status is Status.FAILED:
             self._finish(outcome)
-        elif isinstance(outcome, Displaced) or self._inputs_moved(node, decision.key):
+        elif self._inputs_moved(node, decision.key):
             self._reopen([node])
         elif isinstance(outcome, Damaged):
             self._remake(node, outcome.file)

@@ -80,7 +80,7 @@ def run_graph(
         runs, admission = LocalRuns(runner, options.jobs), None
     else:
         runs = cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout_seconds, rebuild=options.rebuild)
-        admission = cluster.fleet
+        admission = cluster.admission
     return Scheduler(
         graph, known, store, runs, options, observer, foreseen=foreseen, foretold=foretold, admission=admission
     ).run()

@@ -205,14 +205,14 @@ def _spread(figures: Sequence[float]) -> str:
 _PAGE = """\
 # How far it goes
 
-One scheduler on one machine decides and places every stage of a build, also when a [cluster](how-to/use-a-cluster.md)
+One scheduler on one machine decides on every stage of a build, also when a [cluster](how-to/use-a-cluster.md)
 runs them, and a [remote](how-to/share-a-cache.md) has what they make. This page says how many stages and machines
 that is good for, what gives out first, and what to do then.
 
 ## How this was found
 
-By simulation: the planner, the look ahead in a remote, the scheduler and the choice of a worker are those that builds
-use, and run for real. Only work, files and the network are played. A run takes as long as it took when
+By simulation: the planner, the look ahead in a remote and the scheduler are those that builds use, and run for real.
+Only work, files, the network and the choice of a worker are played. A run takes as long as it took when
 `recipes/sweeps/small.yaml` was built and recorded (`tests/benchmarks/scale/recorded.json`), and its files are as
 large as they were; then a heap of moments says which ends next, and the clock jumps there. Requests and bytes are
 counted by the rules of the protocol: which record is asked for when, which blob is looked for, fetched or put.
@@ -282,6 +282,9 @@ One thing at a time slower or larger, on 100 machines:
   machines with stages of {length} s, and for {busy_long} with stages of a minute. Beyond that, divide the sweep:
   `--shard 1/4` on four machines makes four schedulers with a cluster each, which share by the remote and know nothing
   of each other.
+- **dask.** On a cluster its scheduler comes beside ours, in a process of its own. It takes about 2 ms a stage, and 5
+  with a thousand workers to choose from: 200 stages a second, which is enough for 80 machines with stages of 0.41 s,
+  and for 12,000 with stages of a minute.
 - **The way to the remote.** The scheduler waits for an answer before it places what has become possible; all that
   ended meanwhile is asked for at once. Short stages and slow answers go together badly. Put a level between: a server
   in the same building as the cluster, before the one far away. Stages that take minutes do not notice.

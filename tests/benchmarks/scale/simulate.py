@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from graphs import cell_of
 from recorded import Ran, Recorded, recorded
-from virtualruns import Span, VirtualRuns, VirtualWorker, digest_of
+from virtualruns import Span, VirtualRuns, digest_of
 from virtualstore import Shelf, VirtualStore
 from world import Offer, VirtualClock, VirtualRemote, Went
 
-from winml_dag.engine.admission import Capacity
-from winml_dag.engine.cluster.fleet import Fleet
+from winml_dag.engine.admission import Admission, Capacity
 from winml_dag.engine.eta import chains
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.merge import Merged
@@ -89,8 +88,6 @@ def simulate(
     remote.held = left.blobs
     store = VirtualStore(clock, remote, left.shelf, _usual(records, how), dict(left.names))
     spans: dict[str, float] = {}
-    fleet = Fleet(Capacity(1))
-    fleet.staff(map(VirtualWorker, range(how.machines)))
 
     def tell(span: Span) -> None:
         spans[span.node_id] = span.seconds
@@ -101,7 +98,7 @@ def simulate(
         remote,
         store,
         lambda node: _ran(records, node),
-        fleet,
+        how.machines,
         overhead=how.overhead,
         stretch=how.stretch,
         grow=how.grow,
@@ -115,7 +112,9 @@ def simulate(
     ahead = time.process_time() - began
     options = RunOptions("", order=merged.order)
     began, wall = time.process_time(), time.perf_counter()
-    results = Scheduler(merged.graph, merged.sources, store, runs, options, admission=fleet).run()
+    results = Scheduler(
+        merged.graph, merged.sources, store, runs, options, admission=Admission(Capacity(how.machines))
+    ).run()
     # Of the processor seconds the share that was not the simulation's own: a busy machine delays both alike.
     share = 1 - runs.spent / (time.perf_counter() - wall)
     scheduled = (time.process_time() - began) * share

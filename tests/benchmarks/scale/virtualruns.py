@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -17,8 +18,6 @@ from virtualstore import VirtualStore
 from world import VirtualClock, VirtualRemote
 
 from winml_dag.engine import reason
-from winml_dag.engine.admission import UNLIMITED
-from winml_dag.engine.cluster.fleet import Fleet
 from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.progress import Watch
@@ -29,26 +28,6 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.record import Record
 
 MADE_AT = "2026-01-01T00:00:00+00:00"
-
-
-@dataclass(frozen=True)
-class VirtualWorker:
-    """See ``Worker``: a machine of its own, with one place, that can do everything."""
-
-    number: int
-    places: int = 1
-    memory_bytes: int = UNLIMITED
-
-    @property
-    def address(self) -> str:
-        return f"virtual://{self.number}"
-
-    @property
-    def host(self) -> str:
-        return self.address
-
-    def differs(self, node: Node) -> str:  # noqa: ARG002 - all are alike
-        return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +54,8 @@ class Span:
 
 
 class VirtualRuns:
-    """See ``Runs``. Its workers are those of *fleet*: they have empty stores at first and share a remote. What is asked
-    of it is what `ClusterRuns` and the workers' runners ask for.
+    """See ``Runs``. *machines* of one place each have empty stores at first and share a remote; the one that has been
+    free for longest is next. What is asked of it is what `ClusterRuns` and the workers' runners ask for.
 
     *ran*: what a run of a node is like. *overhead*: seconds of the clock that the scheduler takes for each run.
     *stretch* and *grow*: how many times as long all work takes, and as large all files are, as they were recorded.
@@ -92,7 +71,7 @@ class VirtualRuns:
         remote: VirtualRemote,
         store: VirtualStore,
         ran: Callable[[Node], Ran],
-        fleet: Fleet,
+        machines: int,
         *,
         overhead: float = 0.0,
         stretch: float = 1.0,
@@ -115,8 +94,8 @@ class VirtualRuns:
         self._jitter = jitter
         self._chance = random.Random(seed)
         self._told = told
-        self._fleet = fleet
-        self._has: list[set[int]] = [set() for _ in fleet.workers]
+        self._free = deque(range(machines))
+        self._has: list[set[int]] = [set() for _ in range(machines)]
         # When each run takes its next step.
         self._events: list[tuple[float, int, _Underway, _Steps]] = []
         self._numbers = count()
@@ -139,11 +118,8 @@ class VirtualRuns:
             # As a runner finds out when it has claimed the key.
             self.found += 1
             return Reuse(made, reason.found(made))
-        seat = self._fleet.last_taken.seat
-        assert seat is not None
-        assert isinstance(seat.worker, VirtualWorker), "everything can be done elsewhere"
         seconds = self._ran(node).seconds * self._stretch * self._chance.uniform(1 - self._jitter, 1 + self._jitter)
-        underway = _Underway(node, decision, inputs, seat.worker.number, self._clock.seconds, seconds)
+        underway = _Underway(node, decision, inputs, self._free.popleft(), self._clock.seconds, seconds)
         self.started += 1
         self.work_seconds += seconds
         steps = self._steps(underway)
@@ -197,6 +173,7 @@ class VirtualRuns:
 
     def _ended(self, moment: float, underway: _Underway, record: Record) -> Ended:
         self._store.made(record, self._ran(underway.node).record_bytes)
+        self._free.append(underway.machine)
         self.busy_seconds += moment - underway.began
         self._told(Span(underway.node.id, underway.began, moment, underway.seconds))
         decision = underway.decision

@@ -1,1 +1,10 @@
-"""A cluster of workers, by way of dask: what a worker says of itself, the worker, and the way to it from a build."""
+"""Runs on other machines, by dask. Imported only where a cluster is used."""
+
+import importlib.util
+
+from winml_dag.errors import UsageError
+
+if importlib.util.find_spec("distributed") is None:
+    raise UsageError(
+        "A cluster needs dask's distributed, which is not installed.", advice="pip install winml_dag[cluster]"
+    )

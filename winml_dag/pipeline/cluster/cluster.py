@@ -1,27 +1,26 @@
-"""The cluster of a build: one that there is, by the address of its scheduler, or workers on this machine that are
-started for the build and end with it.
+"""The cluster of a build: an existing one, by the address of its scheduler, or workers on this machine that are started
+for the build and end with it.
 
-With those, nothing listens that anybody else could use: dask runs what it is sent, so the connections to them are
-encrypted, with a key that is made for this one run.
+Nobody else can use those: dask runs what it is sent, so the connections to them are encrypted, with a key that is made
+for this one run.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
+from distributed import Scheduler, Security, SpecCluster
+
 from winml_dag import __version__
-from winml_dag.canonical import JsonValue
 from winml_dag.engine.admission import UNLIMITED, Capacity
-from winml_dag.engine.cluster.fleet import Fleet
-from winml_dag.engine.cluster.inputs import Inputs
-from winml_dag.engine.cluster.runs import ClusterRuns, Ordering
 from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.process import ProcessGroup
@@ -29,20 +28,18 @@ from winml_dag.engine.run import Runner
 from winml_dag.ep.elsewhere import knowing
 from winml_dag.ep.registry import find_ep, installed
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.cluster.ownworker import OwnWorker
-from winml_dag.pipeline.cluster.remotes import remotes_json, require_shared
-from winml_dag.pipeline.cluster.report import Offer, Report, environments_of, folder_identity
+from winml_dag.pipeline.cluster.inputs import Inputs
+from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity
+from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
+from winml_dag.pipeline.cluster.workers import Workers, connect, silence
 from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.opened import settled_remotes
 from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.store.digest import DigestFunction
 from winml_dag.store.local import LocalStore
+from winml_dag.store.remote.settings import Mode, RemoteSettings
 
-if TYPE_CHECKING:
-    from winml_dag.pipeline.cluster.dasklink import DaskLink
-    from winml_dag.store.remote.settings import RemoteSettings
-
-_EXTRA = "pip install winml_dag[cluster]"
-# For a worker on this machine, most of it for imports; on a machine that is busy those take long.
+# For workers on this machine, most of it for imports; on a machine that is busy those take long.
 _STARTING_SECONDS = 120
 
 
@@ -62,28 +59,13 @@ class ClusterOptions:
 class Cluster:
     """The workers of a build, for all of its graphs; see :func:`open_cluster`."""
 
-    def __init__(
-        self, link: DaskLink, topic: str, options: ClusterOptions, store: Path, settings: RemoteSettings | None
-    ):
-        self._link = link
-        self._topic = topic
+    def __init__(self, client: Any, options: ClusterOptions, store: Path, settings: RemoteSettings | None) -> None:
         self._options = options
         self._store = folder_identity(store)
         self._settings = settings
-        self._fleet = Fleet(Capacity.of_this_machine(options.places, options.memory_bytes))
-        # Addresses of the workers that have our store.
-        self._own: set[str] = set()
-        self._runs: ClusterRuns | None = None
-        link.follow(self._changed)
-        self._changed()
-
-    @property
-    def fleet(self) -> Fleet:
-        return self._fleet
-
-    def reports(self) -> tuple[Report, ...]:
-        """All workers of ours, those that are not asked too."""
-        return tuple(self._report(address, text) for address, text in sorted(self._link.reports().items()))
+        self.workers = Workers(client, f"winml-dag/{uuid4().hex}", self._read)
+        here = Capacity.of_this_machine(options.places, options.memory_bytes)
+        self.admission = ClusterAdmission(here, self.workers)
 
     def runs(
         self,
@@ -96,38 +78,34 @@ class Cluster:
         rebuild: bool,
     ) -> ClusterRuns:
         """The runs of *graph*; *runner* does what cannot leave this machine."""
-        ordering = Ordering(self._topic, scratch, store.failures, timeout_seconds, rebuild, self._remotes_for)
-        inputs = Inputs(graph, store, scratch, MADE_BY)
-        self._runs = ClusterRuns(runner, inputs, store, self._fleet, self._link, ordering)
-        return self._runs
+        return ClusterRuns(
+            runner,
+            Inputs(graph, store, scratch, MADE_BY),
+            store,
+            self.workers,
+            self.admission,
+            () if self._settings is None else self._settings.levels,
+            scratch,
+            timeout_seconds=timeout_seconds,
+            rebuild=rebuild,
+        )
 
-    def _remotes_for(self, address: str) -> JsonValue:
-        """None for a worker that has our store."""
-        return None if address in self._own or self._settings is None else remotes_json(self._settings)
-
-    def _changed(self) -> None:
-        reports = self.reports()
-        # Not looked for anew with each order: to read what a thousand workers say of themselves takes 60 ms.
-        self._own = {report.address for report in reports if report.store == self._store}
-        self._fleet.staff(reports)
-        if self._runs is not None:
-            self._runs.nudge()
-
-    def _report(self, address: str, text: str) -> Report:
+    def _read(self, address: str, text: str) -> Worker:
+        """The worker at *address* with what it reports."""
+        function: DigestFunction = "xxh3-128" if self._settings is None else "sha256"
         try:
-            report = Report.read(address, text, "xxh3-128" if self._settings is None else "sha256")
-        except StageError as error:
-            return Report(address, "", 1, 1, (), address, "", "", {}, f"is of another version: {error.message}")
-        return replace(report, refusal=self._refusal(report))
-
-    def _refusal(self, report: Report) -> str:
+            report = Report.from_text(text)
+        except StageError:
+            return Worker(address, NO_REPORT, function, False, "is of another version of winml_dag")
+        refusal = ""
+        is_ours = report.store == self._store
         if report.version != __version__:
-            return f"has winml_dag {report.version}, not {__version__}"
-        if lacking := [tag for tag in self._options.tags if tag not in report.tags]:
-            return f"has no tag {', '.join(lacking)}"
-        if report.store != self._store and self._settings is None:
-            return "has a cache folder of its own, and there is no remote"
-        return ""
+            refusal = f"has winml_dag {report.version}, not {__version__}"
+        elif lacking := [tag for tag in self._options.tags if tag not in report.tags]:
+            refusal = f"has no tag {', '.join(lacking)}"
+        elif not is_ours and self._settings is None:
+            refusal = "has a cache folder of its own, and there is no remote"
+        return Worker(address, report, function, is_ours, refusal)
 
 
 @contextmanager
@@ -143,23 +121,18 @@ def open_cluster(
     Raises:
         UsageError: when there is no scheduler, or workers could not get at inputs.
     """
-    _require_dask()
     LocalStore(store)  # makes the folder, by which workers are recognised that use it too
-    from winml_dag.pipeline.cluster.dasklink import DaskLink, connect
-
     settings = settled_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
-    topic = f"winml-dag/{uuid4().hex}"
     with ExitStack() as closing:
         if options.scheduler is None:
             client = closing.enter_context(_workers_here(options, store))
         else:
             client = connect(options.scheduler)
             closing.callback(client.close)
-        cluster = Cluster(DaskLink(client, topic), topic, options, store, settings)
-        reports = cluster.reports()
-        used = [report for report in reports if not report.refusal]
+        cluster = Cluster(client, options, store, settings)
+        used = [worker for worker in cluster.workers if not worker.refusal]
         if not used:
-            _refuse(options, reports, settings)
+            _refuse(options.scheduler or "this machine", list(cluster.workers), settings)
         tell(_sentence(used))
         elsewhere = {
             name: environment
@@ -170,46 +143,47 @@ def open_cluster(
         yield cluster
 
 
-def _sentence(used: Sequence[Report]) -> str:
-    places = sum(report.places for report in used)
-    alias = sorted({name.partition("/")[0] for report in used for name in report.providers})
+def _sentence(used: Sequence[Worker]) -> str:
+    places = sum(worker.report.places for worker in used)
+    alias = sorted({name.partition("/")[0] for worker in used for name in worker.providers})
     providers = f", with {', '.join(alias)}" if alias else ""
     workers = "1 worker" if len(used) == 1 else f"{len(used)} workers"
     stages = "1 stage" if places == 1 else f"{places} stages"
     return f"{workers}, {stages} at a time{providers}"
 
 
-def _refuse(options: ClusterOptions, reports: Sequence[Report], settings: RemoteSettings | None) -> None:
-    where = options.scheduler or "this machine"
-    if not reports:
+def _refuse(where: str, workers: Sequence[Worker], settings: RemoteSettings | None) -> None:
+    if not workers:
         raise UsageError(
             f"There is no worker at {where}.", advice=f"Start one on each machine with: winml-dag worker {where}"
         )
-    if settings is None and any("no remote" in report.refusal for report in reports):
+    if settings is None and any("no remote" in worker.refusal for worker in workers):
         require_shared(settings)
-    told = "; ".join(f"{report.address} {report.refusal}" for report in reports)
+    told = "; ".join(f"{worker.address} {worker.refusal}" for worker in workers)
     raise UsageError(f"No worker at {where} can be used: {told}.")
 
 
-def _require_dask() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("distributed") is None:
-        raise UsageError("--executor dask needs dask's distributed, which is not installed.", advice=_EXTRA)
+def require_shared(settings: RemoteSettings | None) -> None:
+    """Raise UsageError unless there is a remote by which files can go to other machines."""
+    if settings is None or not any(level.mode is Mode.READ_WRITE for level in settings.levels):
+        raise UsageError(
+            "Inputs and outputs go to workers on other machines through a remote, and there is none that this build "
+            "may write to.",
+            advice="Name one with --remote URL --remote-mode read-write; a folder that all of them see does: file://...",
+        )
 
 
 @contextmanager
 def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
     """Workers on this machine with the cache folder *store*, and a client of their scheduler."""
-    from distributed import Scheduler, Security, SpecCluster
-
-    from winml_dag.pipeline.cluster.dasklink import connect, silence
-
     silence()
     try:
         security = Security.temporary()
     except ImportError:
-        raise UsageError("Workers on this machine need cryptography, for what they are told.", advice=_EXTRA) from None
+        raise UsageError(
+            "The connections to workers on this machine need cryptography.",
+            advice="pip install winml_dag[cluster]",
+        ) from None
     # Even without a dashboard there is an HTTP server: at any port, or dask warns of whoever has its usual one.
     addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
     scheduler = {"cls": Scheduler, "options": {"protocol": "tls", **addresses, "security": security}}
@@ -220,38 +194,43 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
         )
         client = connect(cluster.scheduler_address, security)
         closing.callback(client.close)
-        offer = Offer.of_this_machine(max(1, options.places // options.workers), _share(options))
+        private = closing.enter_context(tempfile.TemporaryDirectory(prefix="winml-dag-tls-"))
+        environment = {**os.environ, **python_path(), **_tls_environment(security, Path(private))}
+        whole = Capacity.of_this_machine(1, options.memory_bytes).memory_bytes
+        memory = "none" if whole == UNLIMITED else f"{whole // options.workers}B"
+        places = max(1, options.places // options.workers)
+        offer = ["--cache-dir", str(store), "--places", str(places), "--memory", memory]
         for number in range(options.workers):
-            told = OwnWorker(cluster.scheduler_address, str(store), offer.places, offer.memory_bytes, _tls(security))
-            closing.callback(_start(told, folder / f"worker-{number}").reap)
+            at = folder / f"worker-{number}"
+            at.mkdir()
+            # It ends with its scheduler, which is in this process, however that ends.
+            worker = ProcessGroup(
+                [sys.executable, "-P", "-m", "winml_dag", "worker", cluster.scheduler_address, *offer],
+                folder=at,
+                environment=environment,
+                log=at / LOG_FILE,
+            )
+            closing.callback(worker.reap)
         try:
             client.wait_for_workers(options.workers, timeout=_STARTING_SECONDS)
         except TimeoutError:
-            said = [line for log in sorted(folder.glob("worker-*/log.txt")) for line in log_tail(log, 3)]
+            said = [line for log in sorted(folder.glob(f"worker-*/{LOG_FILE}")) for line in log_tail(log, 3)]
             raise StageError(f"Workers on this machine have not begun: {' '.join(said)}") from None
         yield client
 
 
-def _share(options: ClusterOptions) -> int:
-    """The memory of one of several workers on this machine."""
-    whole = Capacity.of_this_machine(1, options.memory_bytes).memory_bytes
-    return whole if whole == UNLIMITED else whole // options.workers
-
-
-def _start(told: OwnWorker, folder: Path) -> ProcessGroup:
-    folder.mkdir()
-    group = ProcessGroup(
-        [sys.executable, "-P", "-m", "winml_dag.pipeline.cluster.ownworker"],
-        folder=folder,
-        environment={**os.environ, **python_path()},
-        log=folder / LOG_FILE,
-    )
-    # By a pipe: neither the arguments nor the environment of a process are as private as a key has to be.
-    group.tell(told.to_text())
-    return group
-
-
-def _tls(security: Any) -> Mapping[str, str]:
-    """What a worker needs of *security*, in the words of dask."""
-    names = ("tls_ca_file", "tls_worker_key", "tls_worker_cert", "tls_client_key", "tls_client_cert")
-    return {name: getattr(security, name) for name in names}
+def _tls_environment(security: Security, folder: Path) -> Mapping[str, str]:
+    """Variables by which a worker finds the key and certificate of *security*, which are put into *folder*."""
+    found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+    names = {
+        "tls_ca_file": "CA_FILE",
+        "tls_worker_key": "WORKER__KEY",
+        "tls_worker_cert": "WORKER__CERT",
+        "tls_client_key": "CLIENT__KEY",
+        "tls_client_cert": "CLIENT__CERT",
+    }
+    for name, variable in names.items():
+        path = folder / name
+        path.write_text(getattr(security, name), encoding="ascii")
+        found[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(path)
+    return found

@@ -1,12 +1,11 @@
-"""What a worker says of itself, and which nodes it can run for that.
+"""What a worker reports about itself, and which stages it can run for that.
 
-A node goes to workers that make the very toolchain in its key: that is worked out here from what they report, with the
-rules by which this machine makes its own, and by the worker once more right before it runs.
+A stage goes only to workers that make exactly the toolchain in its key. A build computes that from their reports, with
+the rules by which this machine makes its own toolchains; a worker checks it again right before it runs a stage.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -15,73 +14,123 @@ import uuid
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from winml_dag import __version__
-from winml_dag.canonical import JsonObject
-from winml_dag.engine.cluster.order import PROTOCOL
 from winml_dag.engine.machine import memory_for_runs
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import forget_installed
 from winml_dag.ep.elsewhere import Environment
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, RUNTIME_BUILDS, Target, find_ep, installed
-from winml_dag.errors import StageError, UsageError
+from winml_dag.errors import UsageError
+from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
-from winml_dag.pipeline.finished.host import this_host
 from winml_dag.store.digest import DigestFunction
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
-
-FUNCTIONS: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
 
 _RUNTIME = "onnxruntime"
 _MOST_DIFFERENCES = 3
 
 
-@dataclass(frozen=True)
-class Offer:
-    """What the owner of a worker gives: stages at a time, memory in bytes, and words by which builds choose workers."""
+class Installed(BaseModel):
+    """An environment of a worker. ``distributions`` None: those of the environment that the worker runs in. ``tools``
+    by digest function: digests of libraries are in keys.
+    """
 
+    model_config = ConfigDict(frozen=True)
+
+    distributions: dict[str, str] | None
+    tools: dict[DigestFunction, dict[str, str]]
+    pools: tuple[str, ...]
+
+
+class Report(Text):
+    """``host``: the machine, which several workers may share. ``store``: identity of its cache folder.
+    ``environments``: by name; that of the worker itself has none.
+    """
+
+    version: str
     places: int
     memory_bytes: int
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...]
+    host: str
+    store: str
+    environments: dict[str, Installed]
 
     @classmethod
-    def of_this_machine(cls, places: int | None, memory_bytes: int | None, tags: tuple[str, ...] = ()) -> Offer:
-        return cls(places or os.cpu_count() or 1, memory_bytes or memory_for_runs(), tags)
-
-
-def report_here(offer: Offer, folder: Path) -> str:
-    """What this machine has, as JSON; *folder* is that of its store."""
-    host = this_host()
-    # Digests of libraries are in keys, with the function that all digests of a build are of.
-    by_function = {function: _places(_fingerprints(folder, function)) for function in FUNCTIONS}
-    environments = _environments(by_function)
-    alias = {name.partition("/")[0] for name in environments if name}
-    return json.dumps(
-        {
-            "protocol": PROTOCOL,
-            "version": __version__,
-            "places": offer.places,
-            "memory_bytes": offer.memory_bytes,
-            "tags": sorted(
-                {
-                    *offer.tags,
-                    *(f"ep:{name}" for name in (*alias, CPU.alias)),
-                    f"python:{platform.python_version()}",
-                    f"system:{sys.platform}",
-                }
-            ),
-            "host": socket.gethostname(),
-            "system": host.system,
-            "processor": host.processor,
-            "devices": list(host.accelerators),
-            "store": folder_identity(folder),
-            "environments": environments,
+    def here(cls, folder: Path, places: int | None, memory_bytes: int | None, tags: tuple[str, ...] = ()) -> Report:
+        """Of a worker on this machine with the store in *folder*. *places* None: as many as there are processors;
+        *memory_bytes* None: what this machine has, less a reserve.
+        """
+        functions: tuple[DigestFunction, ...] = ("xxh3-128", "sha256")
+        found = {function: _ep_places(LocalStore(folder, function=function).fingerprints) for function in functions}
+        environments = {
+            name: Installed(
+                distributions=None if name and place.site_packages is None else dict(place.present()),
+                tools={function: dict(places[name].tools) for function, places in found.items()},
+                pools=place.pools,
+            )
+            for name, place in found["sha256"].items()
         }
-    )
+        own = {f"python:{platform.python_version()}", f"system:{sys.platform}", f"ep:{CPU.alias}"}
+        return cls(
+            version=__version__,
+            places=places or os.cpu_count() or 1,
+            memory_bytes=memory_bytes or memory_for_runs(),
+            tags=tuple(sorted({*tags, *own, *(f"ep:{alias}" for alias in _aliases(environments))})),
+            host=socket.gethostname(),
+            store=folder_identity(folder),
+            environments=environments,
+        )
+
+    @property
+    def summary(self) -> str:
+        """What it offers, in a line."""
+        providers = sorted(_aliases(self.environments))
+        stages = "1 stage" if self.places == 1 else f"{self.places} stages"
+        return f"{stages} at a time{', with ' if providers else ''}{', '.join(providers)}"
+
+    def environment(self, name: str, function: DigestFunction) -> Environment | None:
+        """None for one that it does not have. *function*: that digests of libraries are made with."""
+        found = self.environments.get(name)
+        if found is None:
+            return None
+        distributions = found.distributions
+        if distributions is None:
+            distributions = self.environments[""].distributions or {}
+        return Environment(distributions, found.tools[function], found.pools)
+
+
+# Of a worker whose own is of another version.
+NO_REPORT = Report(version="", places=1, memory_bytes=1, tags=(), host="", store="", environments={})
+
+
+def _ep_places(fingerprints: Fingerprints) -> Mapping[str, EpPlace]:
+    """By name, each environment that this machine has."""
+    found = {"": HERE}
+    for ep in EXECUTION_PROVIDERS:
+        # A configuration that does not name an environment: this provider is not offered.
+        with suppress(UsageError):
+            if ep != CPU and installed(ep):
+                places = [ep_place(Target(ep, device), fingerprints) for device in ep.devices]
+                found |= {place.name: place for place in places}
+    return found
+
+
+def _aliases(environments: Collection[str]) -> set[str]:
+    return {name.partition("/")[0] for name in environments if name}
+
+
+def folder_identity(folder: Path) -> str:
+    """A text that only the same folder on the same running machine has."""
+    machine = f"{uuid.getnode():x}"
+    with suppress(OSError):
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    status = folder.stat()
+    return f"{machine}:{status.st_dev}:{status.st_ino}"
 
 
 def toolchain_here(node: Node, fingerprints: Fingerprints) -> tuple[EpPlace, Mapping[str, str]]:
@@ -101,115 +150,51 @@ def toolchain_here(node: Node, fingerprints: Fingerprints) -> tuple[EpPlace, Map
     return place, place.toolchain(_packages(node.toolchain, place.tools))
 
 
-def folder_identity(folder: Path) -> str:
-    """A text that only the same folder on the same running machine has."""
-    machine = f"{uuid.getnode():x}"
-    with suppress(OSError):
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    status = folder.stat()
-    return f"{machine}:{status.st_dev}:{status.st_ino}"
-
-
-def _fingerprints(folder: Path, function: DigestFunction) -> Fingerprints:
-    return LocalStore(folder, function=function).fingerprints
-
-
-def _places(fingerprints: Fingerprints) -> Mapping[str, EpPlace]:
-    """By name, each environment that this machine has."""
-    found = {"": HERE}
-    for ep in EXECUTION_PROVIDERS:
-        # A configuration that names what is no environment: this provider is not offered.
-        with suppress(UsageError):
-            if ep != CPU and installed(ep):
-                places = [ep_place(Target(ep, device), fingerprints) for device in ep.devices]
-                found |= {place.name: place for place in places}
-    return found
-
-
-def _environments(by_function: Mapping[DigestFunction, Mapping[str, EpPlace]]) -> JsonObject:
-    places = by_function["sha256"]
-    return {
-        name: {
-            # Most are the one that the worker runs in, and need not be told twice.
-            "distributions": None if name and place.site_packages is None else dict(place.present()),
-            "tools": {function: dict(found[name].tools) for function, found in by_function.items()},
-            "pools": list(place.pools),
-        }
-        for name, place in places.items()
-    }
-
-
 @dataclass(frozen=True)
-class Report:
-    """A worker at *address*. ``refusal``: why it is not asked at all; empty when it is."""
+class Requirement:
+    """What a stage needs of a worker: an environment by name, and the toolchain that it has to make."""
 
-    address: str
-    version: str
-    places: int
-    memory_bytes: int
-    tags: tuple[str, ...]
-    machine: str
-    system: str
-    store: str
-    environments: Mapping[str, Environment]
-    refusal: str = ""
+    environment: str
+    toolchain: tuple[tuple[str, str], ...]
 
     @classmethod
-    def read(cls, address: str, text: str, function: str = "sha256") -> Report:
-        """*function*: that digests of libraries are of. Raises StageError for what is no report of this version's."""
-        try:
-            value: Any = json.loads(text)
-            if value["protocol"] != PROTOCOL:
-                raise ValueError
-            told = value["environments"]
-            own = told[""]["distributions"]
-            return cls(
-                address=address,
-                version=str(value["version"]),
-                places=int(value["places"]),
-                memory_bytes=int(value["memory_bytes"]),
-                tags=tuple(map(str, value["tags"])),
-                machine=str(value["host"]),
-                system=str(value["system"]),
-                store=str(value["store"]),
-                environments={
-                    name: Environment(each["distributions"] or own, each["tools"][function], tuple(each["pools"]))
-                    for name, each in told.items()
-                },
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise StageError(f"{address} is a worker of another version of winml_dag.") from None
+    def of(cls, node: Node) -> Requirement:
+        return cls(node.environment, tuple(node.toolchain.items()))
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """A worker as a build sees it. ``refusal``: why the build does not use it at all, as the end of a sentence; empty
+    if it does. ``has_our_store``: whether it uses the build's own cache folder.
+    """
+
+    address: str
+    report: Report
+    function: DigestFunction
+    has_our_store: bool
+    refusal: str = ""
 
     @property
-    def host(self) -> str:
-        return self.machine
-
-    @property
-    def summary(self) -> str:
-        """What it gives, in a line."""
-        providers = sorted({name.partition("/")[0] for name in self.providers})
-        stages = "1 stage" if self.places == 1 else f"{self.places} stages"
-        return f"{stages} at a time{', with ' if providers else ''}{', '.join(providers)}"
-
-    @cached_property
     def providers(self) -> Mapping[str, Environment]:
         """The environments for execution providers, by name."""
-        return {name: environment for name, environment in self.environments.items() if name}
+        found = {name: self.report.environment(name, self.function) for name in self.report.environments if name}
+        return {name: environment for name, environment in found.items() if environment is not None}
 
-    def differs(self, node: Node) -> str:
+    def differs(self, need: Requirement) -> str:
+        """Why it cannot run what has this *need*, as the end of a sentence; empty when it can."""
         if self.refusal:
             return self.refusal
-        environment = self.environments.get(node.environment)
+        environment = self.report.environment(need.environment, self.function)
         if environment is None:
-            return f"has no {node.environment.partition('/')[0]}"
-        return difference(node.toolchain, _toolchain_in(environment, node.toolchain))
+            return f"has no {need.environment.partition('/')[0]}"
+        toolchain = dict(need.toolchain)
+        place = EpPlace(distributions=environment.distributions, tools=environment.tools)
+        return difference(toolchain, place.toolchain(_packages(toolchain, environment.tools)))
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """What differs between two toolchains, as the end of a sentence about *there*; empty when nothing does."""
-    names = [
-        name for name in (*here, *(name for name in there if name not in here)) if here.get(name) != there.get(name)
-    ]
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not names:
         return ""
     told = [f"{name} {_version(there.get(name))}, not {_version(here.get(name))}" for name in names[:_MOST_DIFFERENCES]]
@@ -225,11 +210,6 @@ def _version(value: str | None) -> str:
     return f"{function}:{digest[:12]}" if colon and len(digest) > 12 else value
 
 
-def _toolchain_in(environment: Environment, like: Mapping[str, str]) -> Mapping[str, str]:
-    place = EpPlace(distributions=environment.distributions, tools=environment.tools)
-    return place.toolchain(_packages(like, environment.tools))
-
-
 def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]:
     """The packages that *toolchain* was made from. Of onnxruntime's builds that go by other names, onnxruntime brings
     those that are installed.
@@ -239,20 +219,16 @@ def _packages(toolchain: Mapping[str, str], tools: Collection[str]) -> list[str]
     return [*named, _RUNTIME] if has_runtime and _RUNTIME not in named else named
 
 
-def environments_of(reports: Collection[Report]) -> Mapping[str, Environment]:
+def environments_of(workers: Collection[Worker]) -> Mapping[str, Environment]:
     """For each environment of theirs the one to plan with, where they differ: that of most places, and of those the
     first by what it is.
     """
-    votes: dict[str, dict[str, int]] = {}
-    by_text: dict[str, Environment] = {}
-    for report in reports:
-        for name, environment in report.providers.items():
-            text = name + _told(environment)
-            by_text[text] = environment
-            counted = votes.setdefault(name, {})
-            counted[text] = counted.get(text, 0) + report.places
-    return {name: by_text[min(counted, key=lambda text: (-counted[text], text))] for name, counted in votes.items()}
-
-
-def _told(environment: Environment) -> str:
-    return json.dumps([sorted(environment.distributions.items()), sorted(environment.tools.items())])
+    found: dict[str, dict[str, tuple[int, Environment]]] = {}
+    for worker in workers:
+        for name, environment in worker.providers.items():
+            text = repr((sorted(environment.distributions.items()), sorted(environment.tools.items())))
+            places, _ = found.setdefault(name, {}).get(text, (0, environment))
+            found[name][text] = places + worker.report.places, environment
+    return {
+        name: by_text[min(by_text, key=lambda text: (-by_text[text][0], text))][1] for name, by_text in found.items()
+    }

@@ -6,43 +6,39 @@ there is.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from distributed import Reschedule, Semaphore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine import reason
-from winml_dag.engine.admission import Capacity, Need
-from winml_dag.engine.cluster.doorman import Doorman
-from winml_dag.engine.cluster.order import Answer, Order
 from winml_dag.engine.decide import Reuse, Run
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LOG_FILE, LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, ingredients_of
-from winml_dag.engine.progress import Progress, Watch
-from winml_dag.engine.run import Damaged, Displaced, Runner, RunOutcome
+from winml_dag.engine.progress import Watch
+from winml_dag.engine.run import Damaged, Runner, RunOutcome
+from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.explanation import explanation
-from winml_dag.pipeline.cluster.remotes import remotes_of
-from winml_dag.pipeline.cluster.report import Offer, difference, report_here, toolchain_here
+from winml_dag.pipeline.cluster.order import Answer, Order
+from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
 from winml_dag.pipeline.madeby import MADE_BY
+from winml_dag.pipeline.opened import store_with
+from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.store.local import LocalStore
 
-if TYPE_CHECKING:
-    from winml_dag.store.digest import DigestFunction
-
-# Somebody looks at a display that is drawn four times a second.
+# A display is drawn four times a second.
 _SECONDS_BETWEEN_LOOKS = 0.5
 # Of the log of a failure; of what is told while a stage runs.
 _MOST_LOG_CHARACTERS = 1 << 20
 _MOST_LIVE_BYTES = 1 << 16
-
-# Takes a message for who has ordered, under a topic; from any thread.
-Say = Callable[[str, JsonObject], None]
 
 
 @dataclass
@@ -59,46 +55,42 @@ class _Running:
 
 
 class Workplace:
-    """Carries out orders, several at a time; *folder* is that of its store."""
+    """Carries out orders, each in the thread that asks; *folder* is that of its store. *report* says what there is now.
 
-    def __init__(self, folder: Path, offer: Offer, say: Say) -> None:
+    Attributes:
+        say: publishes a message under a topic; from any thread.
+    """
+
+    def __init__(self, folder: Path, report: Callable[[], Report]) -> None:
         self.folder = folder
-        self._offer = offer
-        self._say = say
-        self._doorman = Doorman(Capacity(offer.places, offer.memory_bytes))
+        self.report = report
+        self.say: Callable[[str, JsonObject], None] = lambda *_: None
         self._running: dict[str, _Running] = {}
-        self._lock = threading.Lock()
-        self._ended = threading.Condition(self._lock)
+        self._ended = threading.Condition()
         self._closed = False
 
-    def report(self) -> str:
-        """What there is now."""
-        return report_here(self._offer, self.folder)
+    def perform(self, text: str, address: str = "") -> str:
+        """The answer to the order *text*. Whatever goes wrong is in the answer.
 
-    def perform(self, text: str) -> str:
-        """The answer to the order *text*. Whatever goes wrong is in the answer."""
+        Raises:
+            Reschedule: when the order was stopped: somebody else has to run it, if it is still wanted.
+        """
         try:
             order = Order.from_text(text)
-        except StageError as error:
-            return Answer("failed", error=error.message, advice=error.advice).to_text()
-        with self._known(order.id) as running:
-            try:
+            with self._known(order.id) as running:
                 answer = self._carry_out(order, running)
-            except Interrupted:
-                answer = Answer("stopped")
-            except WinmlDagError as error:
-                answer = Answer("failed", error=error.message, advice=error.advice)
-            except Exception as error:
-                # What we did not foresee must reach who has ordered, and not look like a lost worker.
-                answer = Answer(
-                    "failed", error=f"Its worker met an error that it does not expect: {explanation(error)}."
-                )
-            return answer.to_text()
+        except Interrupted:
+            raise Reschedule from None
+        except WinmlDagError as error:
+            answer = Answer(ending="failed", error=error.message, advice=error.advice)
+        except Exception as error:
+            # What we did not foresee must reach the build, and not look like a lost worker.
+            answer = Answer(ending="failed", error=f"Its worker met an unexpected error: {explanation(error)}.")
+        return answer.model_copy(update={"address": address}).to_text()
 
     def stop(self, order_id: str) -> None:
         """Nobody wants that order any more; does not wait."""
-        with self._lock:
-            running = self._running.get(order_id)
+        running = self._running.get(order_id)
         if running is not None:
             threading.Thread(target=running.stop, daemon=True).start()
 
@@ -111,7 +103,7 @@ class Workplace:
 
     def close(self) -> None:
         """End all that runs, and begin no more."""
-        with self._lock:
+        with self._ended:
             self._closed = True
             running = list(self._running.values())
         for each in running:
@@ -120,10 +112,10 @@ class Workplace:
     @contextmanager
     def _known(self, order_id: str) -> Iterator[_Running]:
         running = _Running()
-        with self._lock:
-            self._running[order_id] = running
+        with self._ended:
             if self._closed:
-                running.stopped.set()
+                raise Interrupted("Stopped.")
+            self._running[order_id] = running
         try:
             yield running
         finally:
@@ -132,30 +124,38 @@ class Workplace:
                 self._ended.notify_all()
 
     def _carry_out(self, order: Order, running: _Running) -> Answer:
-        need = Need(order.memory_bytes, order.node.pools)
         told: list[str] = []
-        with self._doorman.enter(need, running.stopped.is_set), self._store(order, told.append) as store:
-            place, toolchain = toolchain_here(order.node, store.fingerprints)
-            if differs := difference(order.node.toolchain, toolchain):
-                return Answer("differs", error=differs, report=self.report())
-            # Never the interpreter that an order may name: this machine has its own for that environment.
-            order = replace(order, node=replace(order.node, interpreter=place.interpreter))
-            digests = {slot: artifact.digest for slot, artifact in order.inputs.items()}
-            ingredients = ingredients_of(order.node, digests)
-            if cache_key(ingredients) != order.key:
-                raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
-            decision = Run(order.key, ingredients, reason.FIRST_BUILD, None)
-            with store.scratch.open() as scratch:
-                outcome = self._run(order, decision, store, scratch, running)
-            if isinstance(outcome, Reuse) and not store.came_from_behind(order.key):
-                # It was made for a build with another remote, or this one has lost it.
-                store.offer(outcome.record)
-            store.settle()
-            return replace(_answer(outcome), told=tuple(told))
+        with _devices(order.node.pools, running.stopped.is_set), self._store(order, told.append) as store:
+            answer = self._run(order, store, running)
+            return answer.model_copy(update={"in_remote": not self._has_store_of(order), "told": tuple(told)})
 
-    def _run(self, order: Order, decision: Run, store: LocalStore, scratch: Path, running: _Running) -> RunOutcome:
-        node = order.node
-        runner = Runner(
+    def _run(self, order: Order, store: LocalStore, running: _Running) -> Answer:
+        place, toolchain = toolchain_here(order.node, store.fingerprints)
+        if differs := difference(order.node.toolchain, toolchain):
+            return Answer(ending="differs", error=differs, report=self.report().to_text())
+        # Never an interpreter that an order names: this machine has its own for that environment.
+        node = replace(order.node, interpreter=place.interpreter)
+        ingredients = ingredients_of(node, {slot: artifact.digest for slot, artifact in order.inputs.items()})
+        if cache_key(ingredients) != order.key:
+            raise StageError("Its worker makes another key of it.", advice="Install one winml_dag everywhere.")
+        decision = Run(order.key, ingredients, reason.FIRST_BUILD, None)
+        watch = Watch()
+        with store.scratch.open() as scratch, ExitStack() as closing:
+            runner = self._runner(node, store, scratch, order)
+            closing.callback(runner.close)
+            running.runner = runner
+            if running.stopped.is_set():
+                raise Interrupted("Stopped.")
+            closing.enter_context(self._telling(order, watch))
+            outcome = runner.run(node, decision, order.inputs, watch)
+        if isinstance(outcome, Reuse) and not store.came_from_behind(order.key):
+            # It was made for a build with another remote, or this one has lost it.
+            store.offer(outcome.record)
+        store.settle()
+        return _answer(outcome)
+
+    def _runner(self, node: Node, store: LocalStore, scratch: Path, order: Order) -> Runner:
+        return Runner(
             Graph((node,), {}, {}),
             store,
             LocalExecutor(),
@@ -166,34 +166,25 @@ class Workplace:
             rebuild=order.rebuild,
             timeout_seconds=order.timeout_seconds,
         )
-        running.runner = runner
-        if running.stopped.is_set():
-            raise Interrupted("Stopped.")
-        watch = FollowedWatch()
-        try:
-            with self._telling(order, watch):
-                return runner.run(node, decision, order.inputs, watch)
-        finally:
-            runner.close()
+
+    def _has_store_of(self, order: Order) -> bool:
+        return order.store == folder_identity(self.folder)
 
     @contextmanager
     def _store(self, order: Order, tell: Callable[[str], None]) -> Iterator[LocalStore]:
         """Opened for each order: what a remote did not have, or did not answer, counts for one only."""
-        if order.remotes is None:
-            function: DigestFunction = "sha256" if order.function == "sha256" else "xxh3-128"
-            store = LocalStore(self.folder, function=function)
+        if self._has_store_of(order):
+            store = LocalStore(self.folder, function=order.function)
         else:
-            from winml_dag.pipeline.opened import store_with
-
-            store = store_with(self.folder, remotes_of(order.remotes), tell)
+            store = store_with(self.folder, with_secrets_of_this_machine(order.remotes), tell)
         try:
             yield store
         finally:
             store.close()
 
     @contextmanager
-    def _telling(self, order: Order, watch: FollowedWatch) -> Iterator[None]:
-        """Tell who has ordered how far it is, and what its log says, for the block."""
+    def _telling(self, order: Order, watch: Watch) -> Iterator[None]:
+        """Publish progress, and what comes into the log, for the block."""
         ended = threading.Event()
 
         def tell() -> None:
@@ -202,7 +193,8 @@ class Workplace:
                 progress, (lines, place) = watch.read(), _log_from(watch.folder, place)
                 if lines or progress != seen:
                     seen = progress
-                    self._say(order.topic, _message(order, progress, lines))
+                    told = None if progress is None else progress.__dict__
+                    self.say(order.topic, {"order": order.id, "progress": told, "log": lines})
 
         teller = threading.Thread(target=tell, daemon=True)
         teller.start()
@@ -213,18 +205,17 @@ class Workplace:
             teller.join()
 
 
-class FollowedWatch(Watch):
-    """Knows the folder of the job that it follows."""
-
-    folder: Path | None = None
-
-    def follow(self, folder: Path) -> None:
-        self.folder = folder
-        super().follow(folder)
-
-
-def _message(order: Order, progress: Progress | None, lines: str) -> JsonObject:
-    return {"order": order.id, "progress": None if progress is None else progress.__dict__, "log": lines}
+@contextmanager
+def _devices(pools: Collection[str], gives_up: Callable[[], bool]) -> Iterator[None]:
+    """Hold *pools*, devices of this machine: each does one stage at a time, whichever worker and build it is of."""
+    with ExitStack() as held:
+        for pool in sorted(pools):
+            device = Semaphore(name=f"winml-dag/{socket.gethostname()}/{pool}")
+            while not device.acquire(timeout=_SECONDS_BETWEEN_LOOKS):
+                if gives_up():
+                    raise Interrupted("Stopped.")
+            held.callback(device.release)
+        yield
 
 
 def _log_from(folder: Path | None, place: int) -> tuple[str, int]:
@@ -242,21 +233,20 @@ def _log_from(folder: Path | None, place: int) -> tuple[str, int]:
 
 def _answer(outcome: RunOutcome) -> Answer:
     if isinstance(outcome, Damaged):
-        return Answer("damaged", file=outcome.file, error=f"{outcome.file.name} cannot be had.")
+        return Answer(ending="damaged", file=outcome.file)
     if isinstance(outcome, Reuse):
-        return Answer("found", record=outcome.record)
-    assert not isinstance(outcome, Displaced)
-    if outcome.status is not Status.FAILED:
-        return Answer("done", record=outcome.record, progress=outcome.progress)
+        return Answer(ending="found", record=outcome.record)
+    failed = outcome.status is Status.FAILED
     return Answer(
-        "failed",
+        ending="failed" if failed else "done",
+        record=outcome.record,
         error=outcome.error,
         advice=outcome.advice,
         elapsed_seconds=outcome.elapsed_seconds or 0.0,
         tail=outcome.tail,
-        metrics=outcome.metrics,
+        metrics=dict(outcome.metrics),
         progress=outcome.progress,
-        log=_whole_log(outcome),
+        log=_whole_log(outcome) if failed else "",
     )
 
 

@@ -1,6 +1,6 @@
 """What a run on another machine reads is put where that machine finds it, before it is asked to run.
 
-What stages have made is in the store as it is. The user's files are put there as if a stage had made them, under a key
+What stages have made is in the store already. The user's files are put there as if a stage had made them, under a key
 of their content: so they are collected like anything else, and go to a remote in the way that results do.
 """
 
@@ -37,9 +37,9 @@ class Inputs:
         self._here: set[str] = set()
         self._far: set[str] = set()
 
-    def share(self, node: Node, inputs: Mapping[str, Artifact], *, far: bool) -> None:
-        """Have the artifacts that *node* reads in the store; with *far* also in the remote, for a worker that has a
-        store of its own.
+    def share(self, node: Node, inputs: Mapping[str, Artifact], *, near: bool, far: bool) -> None:
+        """Have the artifacts that *node* reads in the store: with *near* all of their bytes, for workers that use it
+        too; with *far* also in the remote, for workers that have a store of their own.
 
         Raises:
             InputError: for a source that is not what it was when the key was made.
@@ -51,7 +51,7 @@ class Inputs:
                 if artifact.digest not in self._here:
                     self._store_source(node.inputs[slot], artifact)
                     self._here.add(artifact.digest)
-            if not far:
+            if near:
                 # What was found in the remote may be there alone: of a hit the record comes without its bytes.
                 self._store.bring([file for artifact in inputs.values() for file in artifact.files])
             new = [artifact for artifact in inputs.values() if far and artifact.digest not in self._far]

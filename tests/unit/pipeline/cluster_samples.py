@@ -1,0 +1,204 @@
+"""A cluster of dask's in this process: a scheduler, and workers that do the work of text stages in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import dask
+from distributed import Scheduler, SpecCluster
+from memory_executor import MemoryExecutor
+
+from winml_dag import __version__
+from winml_dag.engine import reason
+from winml_dag.engine.decide import Reuse, Run
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.keys import ingredients_of
+from winml_dag.engine.known import source_artifact
+from winml_dag.engine.run import Runner
+from winml_dag.engine.schedule import RunOptions
+from winml_dag.engine.schedule import Scheduler as EngineScheduler
+from winml_dag.engine.stage import Memory, Node, Source
+from winml_dag.pipeline.cluster.cluster import Cluster, ClusterOptions
+from winml_dag.pipeline.cluster.order import Answer, Order
+from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
+from winml_dag.pipeline.cluster.worker import dask_worker
+from winml_dag.pipeline.cluster.workers import connect
+from winml_dag.pipeline.cluster.workplace import Workplace
+from winml_dag.store.local import LocalStore
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from engine_samples import join, stage
+
+# What a test does when a worker gets an order: its answer, or None to have the order carried out.
+Before = Callable[["SampleWorkplace", Order, Any], Answer | None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A worker that makes one toolchain."""
+
+    name: str
+    tool: str = "1"
+    places: int = 1
+    memory_bytes: int = 1 << 30
+    pools: tuple[str, ...] = ()
+
+
+def far(node_id: str, *inputs: str, tool: str = "1", memory_bytes: int = 0, pools: tuple[str, ...] = ()) -> Node:
+    """A node of a stage that may leave this machine; reads *inputs* in ``in0``, ``in1``..."""
+    slots = {f"in{number}": name for number, name in enumerate(inputs)}
+    work = {"work": "winml_dag.stages.none:run", "config": "winml_dag.stages.none:Config"}
+    declared = replace(stage(node_id, slots), **work, memory=Memory(memory_bytes, 0))  # type: ignore[arg-type]
+    return Node(node_id, declared, {"text": {"salt": 0}}, slots, toolchain={"tool": tool}, pools=pools)
+
+
+class SampleWorkplace(Workplace):
+    """Does the work in memory. ``dask``: the worker that it is part of."""
+
+    def __init__(self, folder: Path, machine: Machine, before: Before) -> None:
+        super().__init__(folder, self._report)
+        self.machine = machine
+        self.dask: Any = None
+        self._before = before
+
+    def vanish(self) -> None:
+        """Lose the connection to the scheduler, as a machine does that has no power any more."""
+        self.dask.loop.add_callback(self.dask.batched_stream.abort)
+
+    def _report(self) -> Report:
+        installed = Installed(distributions={"tool": self.machine.tool}, tools={"xxh3-128": {}, "sha256": {}}, pools=())
+        return Report(
+            version=__version__,
+            places=self.machine.places,
+            memory_bytes=self.machine.memory_bytes,
+            tags=("spare",),
+            host=self.machine.name,
+            store=folder_identity(self.folder),
+            environments={"": installed},
+        )
+
+    def _run(self, order: Order, store: LocalStore, running: Any) -> Answer:
+        answer = self._before(self, order, running)
+        return self._work(order, store) if answer is None else answer
+
+    def _work(self, order: Order, store: LocalStore) -> Answer:
+        with store.scratch.open() as scratch:
+            runner = Runner(
+                Graph((order.node,), {}, {}),
+                store,
+                MemoryExecutor(join),
+                store.fingerprints,
+                scratch=scratch,
+                failures=scratch,
+                made_by="a worker",
+                rebuild=order.rebuild,
+            )
+            ingredients = ingredients_of(order.node, {slot: each.digest for slot, each in order.inputs.items()})
+            outcome = runner.run(order.node, Run(order.key, ingredients, reason.FIRST_BUILD, None), order.inputs)
+        if isinstance(outcome, Reuse):
+            return Answer(ending="found", record=outcome.record)
+        assert isinstance(outcome, StageResult)
+        return Answer(ending="done" if outcome.record else "failed", record=outcome.record, error=outcome.error)
+
+
+@dataclass
+class Bench:
+    """Graphs run on workers that share the store in *folder*.
+
+    Attributes:
+        calls: the name of the worker and the node of each order, as they came.
+        before: see :data:`Before`.
+    """
+
+    folder: Path
+    before: Callable[[SampleWorkplace, Order, Any], Answer | None] = lambda *_: None
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    workplaces: list[SampleWorkplace] = field(default_factory=list)
+    spec: Any = None
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def start(self, *machines: Machine) -> None:
+        """Start workers beside those that there are."""
+
+        async def begin(machine: Machine) -> None:
+            workplace = SampleWorkplace(self.store, machine, self._call)
+            workplace.dask = dask_worker(self.spec.scheduler_address, workplace, workplace.report())
+            await workplace.dask
+            self.workplaces.append(workplace)
+
+        for machine in machines:
+            self.spec.sync(begin, machine)
+
+    def address(self, name: str) -> str:
+        """Of the worker of that name."""
+        return next(str(each.dask.address) for each in self.workplaces if each.machine.name == name)
+
+    @contextmanager
+    def cluster(self, tags: Sequence[str] = ()) -> Iterator[Cluster]:
+        """The cluster, as a build sees it."""
+        client = connect(self.spec.scheduler_address)
+        try:
+            yield Cluster(client, ClusterOptions(None, 1, tuple(tags), 1, None), self.store, None)
+        finally:
+            client.close()
+
+    def run(
+        self, nodes: Sequence[Node], sources: Sequence[Source] = (), *, name: str = "run"
+    ) -> Mapping[str, StageResult]:
+        with self.cluster() as cluster:
+            return self.run_on(cluster, nodes, sources, name=name)
+
+    def run_on(
+        self, cluster: Cluster, nodes: Sequence[Node], sources: Sequence[Source] = (), *, name: str = "run"
+    ) -> Mapping[str, StageResult]:
+        graph = Graph.of(nodes, sources)
+        store = LocalStore(self.store)
+        scratch = self.folder / name
+        scratch.mkdir()
+        runner = Runner(
+            graph,
+            store,
+            MemoryExecutor(join),
+            store.fingerprints,
+            scratch=scratch,
+            failures=store.failures,
+            made_by="here",
+            rebuild=False,
+        )
+        runs = cluster.runs(runner, graph, store, scratch, timeout_seconds=None, rebuild=False)
+        known = {source.name: source_artifact(source, store.fingerprints) for source in sources}
+        options = RunOptions("scope", keep_going=True)
+        results = EngineScheduler(graph, known, store, runs, options, admission=cluster.admission).run()
+        return {result.node.id: result for result in results}
+
+    def _call(self, workplace: SampleWorkplace, order: Order, running: Any) -> Answer | None:
+        self.calls.append((workplace.machine.name, order.node.id))
+        return self.before(workplace, order, running)
+
+
+@contextmanager
+def bench(folder: Path, *machines: Machine, allowed_failures: int = 3) -> Iterator[Bench]:
+    """A cluster of *machines*."""
+    found = Bench(folder)
+    LocalStore(found.store)
+    addresses = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": allowed_failures}),
+        SpecCluster(workers={}, scheduler={"cls": Scheduler, "options": addresses}, silence_logs=False) as spec,
+    ):
+        found.spec = spec
+        found.start(*machines)
+        try:
+            yield found
+        finally:
+            for workplace in found.workplaces:
+                spec.sync(workplace.dask.close)

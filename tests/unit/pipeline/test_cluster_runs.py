@@ -1,0 +1,361 @@
+"""Who runs what on a cluster of dask's, and what becomes of a run whose worker, input or answer is not what it should
+be.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_samples import Bench, Machine, SampleWorkplace, bench, far
+from hypothesis import given
+from hypothesis import strategies as st
+
+from winml_dag.engine.admission import Capacity, Need, Ticket
+from winml_dag.engine.events import Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.stage import Node, Source, SourceFile
+from winml_dag.errors import Interrupted, StageError, UsageError
+from winml_dag.pipeline.cluster.cluster import ClusterOptions, open_cluster
+from winml_dag.pipeline.cluster.inputs import Inputs
+from winml_dag.pipeline.cluster.order import Answer, Order
+from winml_dag.pipeline.cluster.report import Installed, Report, Requirement, Worker
+from winml_dag.pipeline.cluster.runs import ClusterAdmission
+from winml_dag.pipeline.remoteoptions import RemoteOptions
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+
+from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples says where it is
+
+
+def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here(tmp_path: Path) -> None:
+    with bench(tmp_path, Machine("one"), Machine("two", "2")) as machines:
+        found = machines.run([far("a"), far("b", "a.out", tool="2"), node("mine", "b.out"), far("c", "mine.out")])
+        assert {result.status for result in found.values()} == {Status.RAN}
+        assert machines.calls == [("one", "a"), ("two", "b"), ("one", "c")]
+        record = found["c"].record
+        assert record is not None
+        assert record.made_by == "a worker"
+        again = machines.run([far("a"), far("b", "a.out", tool="2")], name="again")
+        assert {result.status for result in again.values()} == {Status.REUSED}
+
+
+def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("words")
+    seen: list[bool] = []
+
+    def look(workplace: SampleWorkplace, order: Order, _: Any) -> None:
+        seen.append(not LocalStore(workplace.folder).missing(order.inputs["in0"].files))
+
+    with bench(tmp_path, Machine("one")) as machines:
+        machines.before = look
+        source = Source("words", TEXT, (SourceFile("words.txt", tmp_path / "words.txt"),))
+        assert machines.run([far("a", "words")], [source])["a"].status is Status.RAN
+    assert seen == [True]
+
+
+class OfferingStore(LocalStore):
+    """A store with something behind it, as far as who shares inputs sees it."""
+
+    told: list[str]
+
+    def offer(self, record: Record) -> None:
+        self.told.append(f"offer {','.join(file.name for file in record.files())}")
+
+    def settle(self, told: object = None) -> None:  # noqa: ARG002
+        self.told.append("settle")
+
+    def bring(self, files: Iterable[FileEntry]) -> None:
+        self.told.append(f"bring {','.join(file.name for file in self.far(files))}")
+
+    def far(self, files: Iterable[FileEntry]) -> list[FileEntry]:
+        return [file for file in files if file.name == "far"]
+
+
+def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp_path: Path) -> None:
+    store = OfferingStore(tmp_path / "store", function="sha256")
+    store.told = []
+    near, away = (Artifact((FileEntry(name, f"sha256:{name[0].encode().hex() * 32}", 1),)) for name in ("near", "far"))
+    reader = far("a", "b.out", "c.out")
+    inputs = Inputs(Graph((reader,), {}, {}), store, tmp_path, "here")
+    read = {"in0": near, "in1": away}
+    inputs.share(reader, read, near=True, far=False)
+    assert store.told == ["bring far"]
+    store.told.clear()
+    inputs.share(reader, read, near=True, far=True)
+    assert store.told == ["bring far", "offer near", "settle"]
+    store.told.clear()
+    inputs.share(reader, read, near=False, far=True)
+    assert store.told == []
+
+
+@pytest.mark.parametrize("ends", ["by itself", "without a word"])
+def test_what_a_worker_did_that_ends_is_done_by_another(tmp_path: Path, ends: str) -> None:
+    def leave_once(workplace: SampleWorkplace, _: Order, running: Any) -> None:
+        if len(machines.calls) > 1:
+            return
+        if ends == "by itself":
+            workplace.dask.loop.add_callback(workplace.dask.close)
+        else:
+            workplace.vanish()
+        running.stopped.wait()
+        raise Interrupted("Stopped.")
+
+    with bench(tmp_path, Machine("one"), Machine("two")) as machines:
+        machines.before = leave_once
+        assert machines.run([far("a"), far("b", "a.out")])["b"].status is Status.RAN
+    first, *others = (name for name, _ in machines.calls)
+    assert len(others) == 2
+    assert first not in others
+
+
+def test_a_stage_that_workers_are_lost_with_again_and_again_fails(tmp_path: Path) -> None:
+    def vanish(workplace: SampleWorkplace, _: Order, running: Any) -> None:
+        workplace.vanish()
+        running.stopped.wait()
+        raise Interrupted("Stopped.")
+
+    with bench(tmp_path, *map(Machine, "123"), allowed_failures=1) as machines:
+        machines.before = vanish
+        found = machines.run([far("a")])["a"]
+    assert found.status is Status.FAILED
+    assert found.error.startswith("2 workers were lost while they ran it, tcp://")
+    assert len(machines.calls) == 2
+
+
+def test_a_stage_whose_last_worker_is_lost_is_refused(tmp_path: Path) -> None:
+    def vanish(workplace: SampleWorkplace, _: Order, running: Any) -> None:
+        workplace.vanish()
+        running.stopped.wait()
+        raise Interrupted("Stopped.")
+
+    with bench(tmp_path, Machine("one"), Machine("other", "2")) as machines:
+        machines.before = vanish
+        found = machines.run([far("a")])["a"]
+        assert found.error == f"No worker can run it: {machines.address('other')} has tool 2, not 1."
+
+
+def test_without_a_worker_that_makes_its_toolchain_a_stage_is_refused_with_what_differs(tmp_path: Path) -> None:
+    with bench(tmp_path, Machine("one", "2"), Machine("two", "2")) as machines:
+        found = machines.run([far("a")])["a"]
+        addresses = ", ".join(sorted(map(machines.address, ("one", "two"))))
+        assert found.error == f"No worker can run it: {addresses} has tool 2, not 1."
+        assert machines.calls == []
+
+
+def test_a_worker_whose_packages_have_changed_refuses_and_another_one_runs_it(tmp_path: Path) -> None:
+    def update(workplace: SampleWorkplace, _: Order, __: Any) -> Answer | None:
+        if workplace.machine.tool == "1" and len(machines.calls) == 1:
+            workplace.machine = replace(workplace.machine, tool="2")
+            return Answer(ending="differs", error="has tool 2, not 1", report=workplace.report().to_text())
+        return None
+
+    with bench(tmp_path, Machine("one"), Machine("two")) as machines:
+        machines.before = update
+        found = machines.run([far("a"), far("b", "a.out"), far("c", "b.out")])
+        assert {result.status for result in found.values()} == {Status.RAN}
+        (refusing, _), *others = machines.calls
+        assert refusing not in {name for name, _ in others}
+        assert len(others) == 3
+
+
+def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_again(tmp_path: Path) -> None:
+    def damaged(_: SampleWorkplace, order: Order, __: Any) -> Answer | None:
+        return None if order.node.id == "a" else Answer(ending="damaged", file=order.inputs["in0"].files[0])
+
+    with bench(tmp_path, Machine("one")) as machines:
+        machines.before = damaged
+        found = machines.run([far("a"), far("b", "a.out")])
+        assert found["b"].status is Status.FAILED
+        assert found["b"].error == f"{machines.address('one')} cannot get a-out.txt, which is here."
+        assert [name for _, name in machines.calls] == ["a", "b"]
+
+
+def test_the_result_of_something_else_is_not_taken(tmp_path: Path) -> None:
+    with bench(tmp_path, Machine("one")) as machines:
+        record = machines.run([far("a")])["a"].record
+        machines.before = lambda *_: Answer(ending="done", record=record)
+        assert "something else" in machines.run([far("b")], name="other")["b"].error
+
+
+def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:
+    both = threading.Event()
+
+    def meet(workplace: SampleWorkplace, _: Order, __: Any) -> None:
+        if workplace.machine.name == "late":
+            both.set()
+        elif not both.is_set():
+            threading.Thread(target=machines.start, args=(Machine("late"),)).start()
+            assert both.wait(60), "nobody asked the new worker while the old one was at work"
+
+    with bench(tmp_path, Machine("one")) as machines:
+        machines.before = meet
+        found = machines.run([far("a"), far("b")])
+    assert {result.status for result in found.values()} == {Status.RAN}
+
+
+@pytest.mark.parametrize("what", ["memory", "device"])
+def test_several_builds_take_together_no_more_than_there_is(tmp_path: Path, what: str) -> None:
+    """Two builds have a stage each, of which only one may run at a time on what is there."""
+    lock, running, most = threading.Lock(), Counter[str](), Counter[str]()
+    both = threading.Barrier(2)
+
+    def count(*_: object) -> None:
+        with lock:
+            running["now"] += 1
+            most["ever"] = max(most["ever"], running["now"])
+        # Until the other one waits for this, or runs beside it.
+        while len(machines.calls) == 1 and not is_awaited():
+            threading.Event().wait(0.01)
+        with lock:
+            running["now"] -= 1
+
+    def is_awaited() -> bool:
+        pending = machines.spec.scheduler.extensions["semaphores"].metrics["pending"]
+        return any(pending.values()) or any(each.dask.state.constrained for each in machines.workplaces)
+
+    def build(name: str, cluster: Any) -> None:
+        both.wait()
+        need = {"memory_bytes": 600 << 20} if what == "memory" else {"pools": ("npu",)}
+        found = machines.run_on(cluster, [far(name, **need)], name=name)  # type: ignore[arg-type]
+        assert found[name].status is Status.RAN
+
+    there = [Machine("one", places=2)] if what == "memory" else [Machine("one"), Machine("two")]
+    with bench(tmp_path, *there) as machines, machines.cluster() as first, machines.cluster() as second:
+        machines.before = count
+        builds = [threading.Thread(target=build, args=pair) for pair in (("a", first), ("b", second))]
+        for each in builds:
+            each.start()
+        for each in builds:
+            each.join()
+    assert sorted(name for _, name in machines.calls) == ["a", "b"]
+    assert most["ever"] == 1
+
+
+def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path: Path) -> None:
+    def open_it(machines: Bench, store: Path, *tags: str) -> str:
+        options = ClusterOptions(machines.spec.scheduler_address, 1, tags, 1, None)
+        with (
+            pytest.raises(UsageError) as refused,
+            open_cluster(options, store, RemoteOptions(), lambda _: None),
+        ):
+            pass
+        return str(refused.value)
+
+    with bench(tmp_path) as machines:
+        assert "There is no worker at" in open_it(machines, machines.store)
+        machines.start(Machine("one"))
+        assert f"{machines.address('one')} has no tag npu" in open_it(machines, machines.store, "npu")
+        assert "through a remote" in open_it(machines, tmp_path / "another store")
+
+
+class Pool:
+    """Workers that only say what they have."""
+
+    def __init__(self, machines: list[Machine]) -> None:
+        self.workers = [_worker(machine) for machine in machines]
+
+    def __iter__(self) -> Any:
+        return iter(self.workers)
+
+    def fitness(self, need: Requirement) -> dict[Worker, str]:
+        return {worker: worker.differs(need) for worker in self.workers}
+
+
+def _worker(machine: Machine) -> Worker:
+    installed = Installed(distributions={"tool": machine.tool}, tools={"xxh3-128": {}, "sha256": {}}, pools=())
+    report = Report(
+        version="1",
+        places=machine.places,
+        memory_bytes=machine.memory_bytes,
+        tags=(),
+        host=machine.name[0],
+        store="",
+        environments={"": installed},
+    )
+    return Worker(machine.name, report, "xxh3-128", has_our_store=True)
+
+
+MACHINES = st.builds(
+    Machine,
+    st.sampled_from(["a1", "a2", "b1", "b2"]),
+    st.sampled_from(["1", "2"]),
+    st.integers(1, 3),
+    st.sampled_from([10 << 20, 1 << 30]),
+)
+RUNS = st.lists(st.tuples(st.sampled_from(["1", "2"]), st.sampled_from([(), ("npu",)])), max_size=12)
+
+
+@properties
+@given(machines=st.lists(MACHINES, max_size=4, unique_by=lambda each: each.name), runs=RUNS, data=st.data())
+def test_no_more_goes_to_workers_than_they_have_places_for_and_all_runs_come_to_an_end(
+    machines: list[Machine], runs: list[tuple[str, tuple[str, ...]]], data: st.DataObject
+) -> None:
+    admission = ClusterAdmission(Capacity(1, 1 << 30), Pool(machines))  # type: ignore[arg-type]
+    handed: list[tuple[Ticket, Node]] = []
+    for tool, pools in runs:
+        each = far("a", tool=tool)
+        need = admission.capacity.taken(admission.placed(Need(5 << 20, pools), each))
+        while not admission.fits(need):
+            assert handed, "it waits for nobody"
+            ticket, _ = handed.pop(data.draw(st.integers(0, len(handed) - 1)))
+            admission.give_back(ticket)
+        handed.append((admission.take(need), each))
+        assert len(handed) <= max(1, sum(machine.places for machine in machines))
+        able = [machine for machine in machines if machine.tool == tool]
+        if able and not pools:
+            alike = [ticket for ticket, other in handed if other.toolchain["tool"] == tool and not ticket.need.pools]
+            assert len(alike) <= sum(machine.places for machine in able)
+        if able and pools:
+            assert sum(bool(ticket.need.pools) for ticket, _ in handed) <= len({each.name[0] for each in machines})
+
+
+ORDER = Order(
+    id="id",
+    topic="topic",
+    node=far("a", "b.out"),
+    inputs={"in0": Artifact((FileEntry("b", "sha256:" + "0" * 64, 1),))},
+    key="k",
+    timeout_seconds=1.0,
+    rebuild=False,
+    store="store",
+    function="sha256",
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value["node"]["stage"].update(work="os:system"),
+        lambda value: value["node"]["stage"].update(config="subprocess:Popen"),
+        lambda value: value["node"]["node"].update(command={"arguments": ["rm"], "environment": {}}),
+        lambda value: value["node"]["node"].update(folder="/home"),
+        lambda value: value["node"]["node"].update(surroundings={"python": "/bin/sh"}),
+        lambda value: value["inputs"].update(in0=[{"name": "../b", "digest": "sha256:" + "0" * 64, "size": 1}]),
+        lambda value: value.update(protocol=0),
+        lambda value: value.update(inputs=7),
+        lambda value: value.pop("node"),
+        lambda value: value.update(more=1),
+    ],
+)
+def test_an_order_for_anything_but_a_stage_of_ours_is_refused(change: Any) -> None:
+    value = json.loads(ORDER.to_text())
+    change(value)
+    with pytest.raises(StageError):
+        Order.from_text(json.dumps(value))
+
+
+def test_orders_and_answers_come_as_they_went() -> None:
+    assert Order.from_text(ORDER.to_text()) == ORDER
+    answer = Answer(ending="failed", error="It broke.", tail=("a", "b"), metrics={"x": 1}, told=("slow",))
+    assert Answer.from_text(answer.to_text()) == answer
+    for text in ("", "[]", "{}", "\x80", json.dumps({"protocol": 1, "ending": "done"})):
+        with pytest.raises(StageError):
+            Answer.from_text(text)

@@ -1,0 +1,330 @@
+"""Runs of a build on the workers of a cluster; what cannot leave this machine runs here as ever.
+
+A worker does what this machine would do, with the same code: a process of its own, checks, publishing. What comes back
+is a record, or what failed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+from winml_dag.engine import reason
+from winml_dag.engine.admission import UNLIMITED, Admission, Capacity, Need, Ticket, rounded
+from winml_dag.engine.decide import Reuse, Run
+from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.keys import cache_key
+from winml_dag.engine.progress import Watch
+from winml_dag.engine.run import Damaged, Runner, RunOutcome
+from winml_dag.engine.runs import LocalRuns
+from winml_dag.engine.stage import Node
+from winml_dag.errors import Interrupted, StageError, WinmlDagError
+from winml_dag.pipeline.cluster.inputs import Inputs
+from winml_dag.pipeline.cluster.order import Answer, Order, is_ours
+from winml_dag.pipeline.cluster.report import Requirement, Worker, folder_identity
+from winml_dag.pipeline.cluster.workers import Workers
+from winml_dag.store.artifact import Artifact
+from winml_dag.store.local import LocalStore
+from winml_dag.store.record import Record
+from winml_dag.store.remote.settings import LevelSettings
+
+# A stage fails when all workers that could run it have been lost so many times.
+_MOST_LOST = 3
+# Threads, each of which waits for one run. They are started as they are needed.
+_THREADS = 1024
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNeed(Need):
+    """Of a run that goes to a worker. Its memory is counted by dask."""
+
+    requirement: Requirement
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ClusterCapacity(Capacity):
+    """Of all workers together. ``smallest_bytes``: the memory of the smallest, by which needs are rounded. ``here``: of
+    this machine, for what runs on it.
+    """
+
+    smallest_bytes: int
+    here: Capacity
+
+    def taken(self, need: Need) -> Need:
+        if not isinstance(need, ClusterNeed):
+            return self.here.taken(need)
+        return replace(need, memory_bytes=rounded(need.memory_bytes, self.smallest_bytes))
+
+
+class ClusterAdmission(Admission):
+    """As many runs go to the cluster as the workers that can do them have places; which of them, and when, dask
+    decides. So no run waits in a worker for long, where one that is more urgent could not overtake it any more.
+    """
+
+    def __init__(self, here: Capacity, workers: Workers) -> None:
+        super().__init__(here)
+        self._here = Admission(here)
+        self._workers = workers
+        # Runs that were handed over: by devices, or else by what they need of a worker; and the memory of all.
+        self._handed: Counter[object] = Counter()
+        self._handed_bytes = 0
+        self._slots: dict[ClusterNeed, int] = {}
+        self._waits: Need | None = None
+        # What was taken last: for the run that begins next.
+        self.last_taken = Ticket(Need())
+        self.update()
+
+    def update(self) -> None:
+        """Workers have come, gone or changed; from any thread."""
+        found = [worker.report for worker in self._workers if not worker.refusal]
+        here = self._here.capacity
+        memory = [report.memory_bytes for report in found] or [here.memory_bytes]
+        # Next to nothing runs on this machine, so it says little of how long all will take.
+        places = sum(report.places for report in found) or here.places
+        total = UNLIMITED if UNLIMITED in memory else sum(memory)
+        self.capacity = _ClusterCapacity(places=places, memory_bytes=total, smallest_bytes=min(memory), here=here)
+        self._slots = {}
+
+    def placed(self, need: Need, node: Node) -> Need:
+        if not is_ours(node):
+            return need
+        return ClusterNeed(memory_bytes=need.memory_bytes, pools=need.pools, requirement=Requirement.of(node))
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._here.memory_bytes + self._handed_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._here.is_full and self._is_cluster_full
+
+    @property
+    def _is_cluster_full(self) -> bool:
+        return self._handed.total() >= self.capacity.places
+
+    def fits(self, need: Need) -> bool:
+        if not isinstance(need, ClusterNeed):
+            return self._here.fits(need)
+        return not self._is_cluster_full and self._handed[_counted(need)] < self._slots_for(need)
+
+    def _slots_for(self, need: ClusterNeed) -> int:
+        slots = self._slots
+        if need not in slots:
+            able = [worker.report for worker, why in self._workers.fitness(need.requirement).items() if not why]
+            # A device is one for all workers of a machine.
+            found = len({report.host for report in able}) if need.pools else sum(report.places for report in able)
+            slots[need] = found or self.capacity.places  # what nobody can run is refused when it begins
+        return slots[need]
+
+    def fits_awaited(self) -> bool:
+        if isinstance(self._waits, ClusterNeed):
+            return self.fits(self._waits)
+        return self._here.fits_awaited()
+
+    def wait_for(self, need: Need | None) -> None:
+        self._waits = need
+        self._here.wait_for(None if isinstance(need, ClusterNeed) else need)
+
+    def take(self, need: Need) -> Ticket:
+        self.last_taken = Ticket(need) if isinstance(need, ClusterNeed) else self._here.take(need)
+        self._count(self.last_taken, 1)
+        return self.last_taken
+
+    def give_back(self, ticket: Ticket) -> None:
+        self._count(ticket, -1)
+        if not isinstance(ticket.need, ClusterNeed):
+            self._here.give_back(ticket)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        if isinstance(ticket.need, ClusterNeed):
+            self._handed[_counted(ticket.need)] += sign
+            self._handed_bytes += sign * ticket.need.memory_bytes
+
+
+def _counted(need: ClusterNeed) -> object:
+    return need.pools or need.requirement
+
+
+class ClusterRuns(LocalRuns):
+    """See ``Runs``; *runner* does what runs here. *remotes*: of the build. Logs of what runs come to *scratch*, and of
+    failures to the store.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        inputs: Inputs,
+        store: LocalStore,
+        workers: Workers,
+        admission: ClusterAdmission,
+        remotes: tuple[LevelSettings, ...],
+        scratch: Path,
+        *,
+        timeout_seconds: float | None,
+        rebuild: bool,
+    ) -> None:
+        super().__init__(runner, _THREADS)
+        self._inputs = inputs
+        self._store = store
+        self._identity = folder_identity(store.folder)
+        self._workers = workers
+        self._admission = admission
+        self._remotes = remotes
+        self._scratch = scratch
+        self._timeout_seconds = timeout_seconds
+        self._rebuild = rebuild
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._workers.follow(self._look_again)
+        self._admission.update()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._workers.follow(lambda: None)
+        try:
+            if kind is not None:
+                self._workers.stop()
+        finally:
+            super().__exit__(kind, error, trace)
+
+    def _look_again(self) -> None:
+        """Workers have come, gone or changed: see what can begin. From any thread."""
+        self._admission.update()
+        woken: Future[RunOutcome] = Future()
+        woken.cancel()
+        self._waiting.add_future(woken)
+
+    def start(self, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch) -> RunOutcome | None:
+        if not is_ours(node):
+            return super().start(node, decision, inputs, watch)
+        order = Order(
+            id="",
+            topic=self._workers.topic,
+            node=node,
+            inputs=dict(inputs),
+            key=decision.key,
+            timeout_seconds=self._timeout_seconds or node.stage.timeout_seconds,
+            rebuild=self._rebuild,
+            store=self._identity,
+            function=self._store.function,
+            remotes=self._remotes,
+        )
+        memory_bytes = self._admission.last_taken.need.memory_bytes
+        self._follow(self._pool.submit(self._run, order, memory_bytes, decision, watch), node, decision)
+        return None
+
+    def _run(self, order: Order, memory_bytes: int, decision: Run, watch: Watch) -> RunOutcome:
+        node = order.node
+        log = f"{node.stage.name}-{decision.key[:16]}.log"
+        failed = partial(StageResult, node, Status.FAILED, decision.reason, decision.key)
+        # By address, why a worker that seemed able has refused.
+        refused: dict[str, str] = {}
+        lost = 0
+        try:
+            while lost < _MOST_LOST:
+                fitness = {
+                    worker: refused.get(worker.address, why)
+                    for worker, why in self._workers.fitness(Requirement.of(node)).items()
+                }
+                able = [worker for worker, why in fitness.items() if not why]
+                if not able:
+                    raise _nobody_fits(fitness)
+                stores = {worker.has_our_store for worker in able}
+                self._inputs.share(node, order.inputs, near=True in stores, far=False in stores)
+                attempt = order.model_copy(update={"id": uuid4().hex})
+                answer = self._workers.perform(attempt, able, memory_bytes, watch, self._scratch / log)
+                if answer is None:
+                    lost += 1
+                elif answer.ending == "differs":
+                    refused[answer.address] = answer.error
+                elif answer.ending == "failed":
+                    return failed(
+                        elapsed_seconds=answer.elapsed_seconds,
+                        error=answer.error,
+                        advice=answer.advice,
+                        log=_keep(answer.log, self._store.failures / log),
+                        tail=answer.tail,
+                        progress=answer.progress,
+                        metrics=answer.metrics,
+                    )
+                else:
+                    return self._concluded(node, decision, answer)
+        except Interrupted:
+            raise
+        except WinmlDagError as error:
+            return failed(error=error.message, advice=error.advice)
+        return failed(
+            error=f"{lost} times all workers were lost that could run it.",
+            advice="What they have said before may tell why; maybe it takes more memory than they have.",
+        )
+
+    def _concluded(self, node: Node, decision: Run, answer: Answer) -> RunOutcome:
+        if answer.file is not None:
+            if self._store.missing([answer.file]):
+                return Damaged(answer.file)
+            raise _unreachable(f"{answer.address} cannot get {answer.file.name}, which is here", answer)
+        record = self._kept(decision, answer)
+        if answer.in_remote:
+            self._inputs.are_far(record)
+        else:
+            self._store.offer(record)
+        if answer.ending == "found":
+            return Reuse(record, reason.found(record))
+        return StageResult(
+            node, Status.RAN, decision.reason, decision.key, record, record.elapsed_seconds, progress=answer.progress
+        )
+
+    def _kept(self, decision: Run, answer: Answer) -> Record:
+        """What was made or found, which is in the store of this machine now."""
+        record = answer.record
+        if record is None or record.cache_key != decision.key or cache_key(record.ingredients) != decision.key:
+            raise StageError(f"{answer.address} has answered with the result of something else.")
+        if self._store.record(decision.key) != record:
+            self._store.keep(record)
+        if missing := self._store.missing(record.files()):
+            names = ", ".join(file.name for file in missing)
+            raise _unreachable(f"{answer.address} has made {names}, and it is not to be found from here", answer)
+        return record
+
+
+def _nobody_fits(fitness: Mapping[Worker, str]) -> StageError:
+    """What differs, each difference once."""
+    reasons: dict[str, list[str]] = {}
+    for worker, why in sorted(fitness.items(), key=lambda item: item[0].address):
+        reasons.setdefault(why, []).append(worker.address)
+    told = [f"{_addresses(addresses)} {why}" for why, addresses in reasons.items()] or ["there is no worker"]
+    return StageError(
+        f"No worker can run it: {'; '.join(told)}.",
+        advice="Install the same versions there, start a worker that has them, or build without --executor dask.",
+    )
+
+
+def _unreachable(what: str, answer: Answer) -> StageError:
+    told = f" It says: {' '.join(answer.told)}" if answer.told else ""
+    return StageError(f"{what}.{told}", advice="Every worker has to reach the remote that this machine writes to.")
+
+
+def _addresses(addresses: list[str]) -> str:
+    if len(addresses) <= _MOST_NAMED:
+        return ", ".join(addresses)
+    return f"{', '.join(addresses[:_MOST_NAMED])} and {len(addresses) - _MOST_NAMED} more:"
+
+
+def _keep(text: str, log: Path) -> Path | None:
+    """Write the log of a failure to where its reader looks; None when there is none, or no room for it."""
+    if text:
+        with suppress(OSError):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(text, encoding="utf-8")
+            return log
+    return None
