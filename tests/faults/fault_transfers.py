@@ -106,6 +106,9 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
         store = LocalStore(cache, function="sha256")
         level = Tier(open_remote(remote.as_uri()), LevelSettings(remote.as_uri(), Mode.READ_WRITE))
         levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, tell=_complain, locks=store.locks)
+        if not store.records.keys():
+            # Something to share, however early it is killed.
+            _make(store, numbers[0])
         os.write(tell_begun, b"!")
         os.close(tell_begun)
         if seed is None:
