@@ -26,7 +26,7 @@ from winml_dag.errors import RecipeError, WinmlDagError
 from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.schema import Recipe
 
-_ON_FURTHER_BASES = 8
+_ON_FURTHER_BASES = 4
 # Read by no stage of this version; refused by the schema where they are wrong.
 UNREAD = ("eval", "perf")
 # Keys that the schema's types do not tell.
