@@ -13,11 +13,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from remotes import for_all
 from servers.faulty import FaultyServer
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing: the first one imports what it needs, on a machine with other work.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for variable in (

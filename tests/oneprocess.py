@@ -84,7 +84,8 @@ class _Streams(io.TextIOBase):
 class _InThisProcess(LocalExecutor):
     """Does the work of a stage of ours in a thread with a current folder of its own; the rest as ever.
 
-    compile has a process of its own here too: it refuses one that has compiled before.
+    compile has a process of its own here too: it refuses one that has compiled before. So have functions of a recipe:
+    what they import is edited between builds.
     """
 
     _one_at_a_time = threading.Lock()
@@ -95,7 +96,7 @@ class _InThisProcess(LocalExecutor):
             node.command is not None
             or node.interpreter is not None
             or job.at is not None
-            or node.stage.name == "compile"
+            or node.stage.name in ("compile", "function")
         ):
             return super().run(job)
         outcomes: list[Outcome] = []

@@ -119,6 +119,10 @@ class Project:
         said = self._commands.run(arguments, self.folder, self.environment())
         return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
 
+    def with_processes(self) -> Project:
+        """The same, for what is about processes."""
+        return Project(self.folder)
+
     def python(self, script: str) -> subprocess.CompletedProcess[str]:
         return self._finished([sys.executable, "-c", script])
 
@@ -161,12 +165,12 @@ def commands() -> Iterator[OneProcess | None]:
 
 
 @pytest.fixture(scope="session")
-def built_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def built_project(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """The project after its first build, one for all processes of a test run; not to be changed, see ``project``."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
-    project = Project(base / "built")
+    project = Project(base / "built", commands)
     with FileLock(f"{project.folder}.lock"):
         done = base / "built.done"
         if not done.exists():
@@ -185,12 +189,12 @@ def _build_first(project: Project) -> None:
 
 
 @pytest.fixture
-def project(built_project: Project, tmp_path: Path) -> Project:
+def project(built_project: Project, tmp_path: Path, commands: OneProcess | None) -> Project:
     """A copy of the built project for one test. The scope that builds are remembered under is the output folder's path,
     so the copy is brought up to date once: nothing runs for that, and nothing is put together anew."""
     folder = tmp_path / "project"
     shutil.copytree(built_project.folder, folder)
-    copy = Project(folder)
+    copy = Project(folder, commands)
     again = copy.build()
     assert again.code == 0, again.messages
     assert again.ran == []

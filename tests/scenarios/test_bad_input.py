@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.cli.main import run
@@ -34,6 +36,12 @@ class Shell:
         output = self._capsys.readouterr()
         assert "Traceback" not in output.err + output.out
         return code, output.err
+
+    def by(self, commands: OneProcess, *arguments: str) -> tuple[int, str]:
+        """The same where *commands* run, stages included."""
+        said = commands.run([*arguments, "--cache-dir", "cache"], self.folder, os.environ)
+        assert "Traceback" not in said.messages + said.out
+        return said.code, said.messages
 
     def recipe(self, **fields: object) -> str:
         (self.folder / "recipe.yaml").write_text(yaml.safe_dump(fields), encoding="utf-8")
@@ -155,13 +163,14 @@ def test_a_truncated_model(shell: Shell) -> None:
     ids=["names", "axis", "domain", "index", "shapes"],
 )
 def test_what_a_library_says_of_a_model_is_told_as_a_sentence(
-    shell: Shell, graph: str, precision: str, told: str
+    shell: Shell, commands: OneProcess | None, graph: str, precision: str, told: str
 ) -> None:
     constants = "<int64[1] nine = {9}, float[3] odd = {1.0, 2.0, 3.0}>"
     text = f"""<ir_version: 8, opset_import: ["" : 17, "other" : 1]> g (float[4, 8] x) => (float[4, 8] y)
         {constants} {{ {graph} }}"""
     onnx.save(onnx.parser.parse_model(text), "model.onnx")
-    code, said = shell("build", "--onnx", "model.onnx", "-p", precision, "-o", "out")
+    build = ("build", "--onnx", "model.onnx", "-p", precision, "-o", "out")
+    code, said = shell(*build) if commands is None else shell.by(commands, *build)
     assert code == 1
     assert told in said
     for raw in (

@@ -1,4 +1,4 @@
-"""A cache over many builds: kept to its limit, counted up, collected beside a build; all in processes of their own."""
+"""A cache over many builds: kept to its limit, counted up, collected beside a build."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from oneprocess import OneProcess
 
 from winml_dag.store.local import LocalStore
 from winml_dag.store.upkeep import verify
@@ -30,8 +31,9 @@ output.write_bytes(random.Random(seed[0]).randbytes(50_000))
 class Shop:
     """A recipe with two stages of its own, one behind the other, and a cache."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
         self.folder = folder
+        self._commands = commands
         self.cache = folder / "cache"
         (folder / "making.py").write_text(SCRIPT)
         (folder / "copying.py").write_text("import shutil, sys; shutil.copy(*sys.argv[1:])")
@@ -60,13 +62,20 @@ class Shop:
         return subprocess.Popen(
             [sys.executable, "-m", "winml_dag", *arguments],
             cwd=self.folder,
-            env={**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), **variables},
+            env=self._environment(variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
+    def _environment(self, variables: dict[str, str]) -> dict[str, str]:
+        return {**os.environ, "WINML_DAG_CACHE_DIR": str(self.cache), **variables}
+
     def run(self, *arguments: str, **variables: str) -> str:
+        if self._commands is not None:
+            said = self._commands.run(arguments, self.folder, self._environment(variables))
+            assert said.code == 0, said.messages
+            return said.out
         process = self.start(*arguments, **variables)
         out, errors = process.communicate()
         assert process.returncode == 0, errors
@@ -82,9 +91,9 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: OneProcess | None) -> Shop:
     monkeypatch.delenv("WINML_DAG_CACHE_MAX_SIZE", raising=False)
-    return Shop(tmp_path)
+    return Shop(tmp_path, commands)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from oneprocess import OneProcess
 from user_project import UserProject
 
 NOISE = """\
@@ -25,9 +26,9 @@ COUNT = "import sys, pathlib; pathlib.Path(sys.argv[2]).write_text(str(len(pathl
 
 
 @pytest.fixture
-def built(tmp_path: Path) -> UserProject:
+def built(tmp_path: Path, commands: OneProcess | None) -> UserProject:
     """A function that nobody has given a seed, and a command behind it that gives the same each time."""
-    project = UserProject(tmp_path / "project")
+    project = UserProject(tmp_path / "project", commands)
     project.write("noise.py", NOISE)
     project.recipe = {
         "stages": {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import Project
+from oneprocess import OneProcess
 from onnx_samples import perceptron
 
 from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
@@ -27,9 +28,9 @@ FEW = ("--loads", "1", "--warmup", "1", "--iterations", "3")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
     """A model, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("perf"))
+    project = Project(tmp_path_factory.mktemp("perf"), commands)
     perceptron(project.folder / "model.onnx")
     return project
 
@@ -48,7 +49,8 @@ def measured(project: Project, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
-    first = measured(shared, "model.onnx", *FEW)
+    """In a process of its own, as for users."""
+    first = measured(shared.with_processes(), "model.onnx", *FEW)
     again = measured(shared, "-m", "model.onnx", *FEW)
 
     assert (first["measured"], again["measured"]) == ("live", "cached")

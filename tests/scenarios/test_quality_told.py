@@ -7,17 +7,10 @@ import re
 import numpy as np
 import pytest
 from conftest import Project
-from oneprocess import OneProcess
 
 pytestmark = pytest.mark.slow
 
 TOKENS = 16
-
-
-@pytest.fixture
-def told(project: Project, commands: OneProcess | None) -> Project:
-    """The built project, whose further builds are in one process."""
-    return Project(project.folder, commands)
 
 
 def test_a_compiled_model_is_held_against_its_float_model(project: Project) -> None:
@@ -35,15 +28,15 @@ def test_a_compiled_model_is_held_against_its_float_model(project: Project) -> N
     assert "quality:" not in again.messages
 
 
-def test_a_build_says_what_quantization_did_and_how_good_the_model_is(told: Project) -> None:
+def test_a_build_says_what_quantization_did_and_how_good_the_model_is(project: Project) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 200, (12, 1, TOKENS))
     mask = (np.arange(TOKENS) < rng.integers(4, TOKENS, (12, 1, 1))).astype(np.int64)
     arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-    np.savez(told.folder / "data.npz", **arrays)
+    np.savez(project.folder / "data.npz", **arrays)
     inputs = [{"name": name, "dtype": "int64", "shape": [1, TOKENS]} for name in arrays]
-    told.edit(quant__calibration_data="data.npz", precision="w8a16", export__input_tensors=inputs)
-    result = told.build()
+    project.edit(quant__calibration_data="data.npz", precision="w8a16", export__input_tensors=inputs)
+    result = project.build()
     assert result.code == 0, result.messages
     quantized, quality = (
         next(line for line in result.messages.splitlines() if line.startswith(word))
@@ -59,20 +52,20 @@ def test_a_build_says_what_quantization_did_and_how_good_the_model_is(told: Proj
         r" on 3 held-out samples \(npz\)",
         quality,
     )
-    manifest = told.manifest()
+    manifest = project.manifest()
     assert manifest["quality"]["held_out"] is True
     stage = next(stage for stage in manifest["stages"] if stage["name"] == "quantize")
     assert f"quantized {stage['nodes_quantized']} of {stage['nodes_quantized'] + stage['nodes_skipped']} " in quantized
-    sizes = [(told.out / f"{name}.onnx").stat().st_size for name in ("optimized", "quantized")]
+    sizes = [(project.out / f"{name}.onnx").stat().st_size for name in ("optimized", "quantized")]
     assert [stage["size_before_bytes"], stage["size_after_bytes"]] == sizes
     assert (stage["weight_type"], stage["activation_type"]) == ("uint8", "uint16")
     skipped = sum(count for reasons in stage["nodes_skipped_reasons"].values() for count in reasons.values())
     assert skipped == stage["nodes_skipped"]
 
 
-def test_a_mode_without_calibration_has_a_quality_too(told: Project) -> None:
-    told.edit(precision="dynamic", ep="cpu")
-    result = told.build()
+def test_a_mode_without_calibration_has_a_quality_too(project: Project) -> None:
+    project.edit(precision="dynamic", ep="cpu")
+    result = project.build()
     assert result.code == 0, result.messages
-    assert 0.9 < told.manifest()["quality"]["cosine"] <= 1
+    assert 0.9 < project.manifest()["quality"]["cosine"] <= 1
     assert re.search(r"^quantized .*, dynamic in [\d.]+ s$", result.messages, re.MULTILINE)

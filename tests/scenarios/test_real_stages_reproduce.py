@@ -33,7 +33,10 @@ def stored(project: Project) -> dict[str, bytes]:
 
 
 def test_every_stage_gives_the_same_bytes_and_nothing_else_changes(project: Project) -> None:
-    """Also where a build would have nothing to do, since that is the build one asks about."""
+    """Also where a build would have nothing to do, since that is the build one asks about; each in a process of its own
+    again.
+    """
+    project = project.with_processes()
     kept, contents, times = stored(project), project.contents(), project.times()
     code, found = reproduce(project)
     assert [(stage["id"], stage["verdict"], stage["differences"]) for stage in found["stages"]] == [

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from oneprocess import OneProcess
 from user_project import UserProject, notes_project
 
 PYTHON = sys.executable
@@ -19,8 +20,8 @@ LIST = "import sys, os; open(sys.argv[2], 'w').write(' '.join(sorted(os.listdir(
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> UserProject:
-    return notes_project(tmp_path / "project")
+def project(tmp_path: Path, commands: OneProcess | None) -> UserProject:
+    return notes_project(tmp_path / "project", commands)
 
 
 def test_a_stage_may_put_out_a_folder(project: UserProject) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 from user_project import UserProject
 
@@ -28,8 +29,8 @@ onnx.save(model, sys.argv[2])
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> UserProject:
-    made = UserProject(tmp_path / "project")
+def project(tmp_path: Path, commands: OneProcess | None) -> UserProject:
+    made = UserProject(tmp_path / "project", commands)
     made.folder.mkdir()
     weights = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
     graph = helper.make_graph(

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from oneprocess import OneProcess
 from user_project import COUNT, TIDY, UserProject, notes_project
 
 PYTHON = sys.executable
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> UserProject:
-    return notes_project(tmp_path / "project")
+def project(tmp_path: Path, commands: OneProcess | None) -> UserProject:
+    return notes_project(tmp_path / "project", commands)
 
 
 @pytest.fixture

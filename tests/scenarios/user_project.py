@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from oneprocess import OneProcess
 from remotes import beside
 
 TIDY = """\
@@ -46,10 +47,13 @@ class Result:
 
 
 class UserProject:
-    """A folder with a recipe, a cache beside it, and the command line."""
+    """A folder with a recipe, a cache beside it, and the command line: a process for each command, or that of
+    *commands* for all.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: OneProcess | None = None) -> None:
         self.folder = folder
+        self._commands = commands
         self.cache = folder.parent / "cache"
         self.recipe: dict[str, Any] = {}
         self.search_path = ""
@@ -68,6 +72,9 @@ class UserProject:
         self.write("recipe.yaml", yaml.safe_dump(self.recipe, sort_keys=False))
 
     def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        if self._commands is not None:
+            said = self._commands.run(arguments, cwd or self.folder, self.environment())
+            return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
         return subprocess.run(
             self.command(*arguments),
             cwd=cwd or self.folder,
@@ -105,9 +112,9 @@ class UserProject:
         return value
 
 
-def notes_project(folder: Path) -> UserProject:
+def notes_project(folder: Path, commands: OneProcess | None = None) -> UserProject:
     """Two commands one after the other: one tidies a text, and one counts its lines."""
-    made = UserProject(folder)
+    made = UserProject(folder, commands)
     made.write("raw/notes.txt", "  one\ntwo  \n")
     made.write("tools/tidy.py", TIDY)
     made.recipe = {

@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,10 +83,25 @@ def writes_below(folder: Path, path: object, _mode: object, flags: object) -> bo
     return str(path).startswith(str(folder)) and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
+@cache
+def forker() -> subprocess.Popen[str]:
+    """A process that has little in it, so that forks of it cost a tenth of forks of this one."""
+    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def in_child(
     work: Callable[[Path], None], folder: Path, *, kill_at: int | None = None, fail_at: int | None = None
 ) -> int:
     """Do *work* in a fork that is killed before its step *kill_at*, or whose step *fail_at* is denied to it."""
+    process = forker()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([work.__name__, str(folder), kill_at, fail_at]) + "\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+def fork(work: Callable[[Path], None], folder: Path, kill_at: int | None, fail_at: int | None) -> int:
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     steps = 0
@@ -321,3 +338,9 @@ class TestWhatOthersHaveLeftThere:
             (folder / "data").unlink()
             finish_change(folder)
             assert contents(folder) in (BEFORE, AFTER)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        name, where, *at = json.loads(line)
+        print(fork(globals()[name], Path(where), *at), flush=True)

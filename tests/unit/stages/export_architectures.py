@@ -10,11 +10,11 @@ from typing import Any
 
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
 
-_LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 _TEXT = {**_LAYERS, "vocab_size": 100}
 _SHORT = {**_TEXT, "max_position_embeddings": 40}
 _IMAGE = {**_LAYERS, "image_size": 32, "patch_size": 8}
-_DISTILLED = {"vocab_size": 100, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}
+_DISTILLED = {"vocab_size": 100, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}
 _STAGES = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
 _SOUND = {
     **_LAYERS,
@@ -156,7 +156,7 @@ ARCHITECTURES = (
         "AutoModel",
         picture(56, 56),
         _STATE,
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14},
+        {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14},
     ),
     Architecture("distilbert", "fill-mask", "AutoModelForMaskedLM", IDS, _LOGITS, _DISTILLED),
     Architecture("distilbert", "question-answering", "AutoModelForQuestionAnswering", IDS, _SPAN, _DISTILLED),
@@ -267,7 +267,7 @@ ARCHITECTURES = (
         "VitPoseForPoseEstimation",
         picture(64, 48),
         ("heatmaps",),
-        {"backbone_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "out_indices": [2]}},
+        {"backbone_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "out_indices": [1]}},
     ),
     Architecture("wav2vec2", "audio-classification", "AutoModelForAudioClassification", WAVE, _LOGITS, _SOUND),
     Architecture("wav2vec2", "automatic-speech-recognition", "AutoModelForCTC", WAVE, _LOGITS, _SOUND),
