@@ -6,17 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.analyzed import analyzed_lines
-from winml_dag.cli.compiled import compiled_lines
-from winml_dag.cli.normalized import normalized_lines
 from winml_dag.cli.plaintext import echo
-from winml_dag.cli.quantized import quantized_lines
 from winml_dag.cli.remotes import traffic_json, traffic_lines
-from winml_dag.cli.validated import broken_lines, validated_lines
+from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.compiled import compile_result
@@ -153,25 +148,11 @@ def print_result(
             for line in failure_lines(view.result, whole=verbose):
                 echo(line, err=True)
     if ran and not quiet and not result.failed:
-        for line in (*model_lines(result), *lines(result)):
+        for line in (*stage_lines(result), *lines(result)):
             echo(line, err=to_stderr)
     for line in () if quiet else traffic_lines(result.traffic):
         echo(line, err=to_stderr)
     echo(summary(result), err=to_stderr)
-
-
-def model_lines(result: BuildResult) -> Iterator[str]:
-    """What became of a model; of several components, of each with its name."""
-    for name, part in (result.components or {"": result}).items():
-        prefix = f"{name}: " if name else ""
-        told = (
-            normalized_lines(part),
-            analyzed_lines(part),
-            quantized_lines(part),
-            compiled_lines(part),
-            validated_lines(part),
-        )
-        yield from (f"{prefix}{line}" for line in chain.from_iterable(told))
 
 
 def _few(names: Sequence[str], most: int = 10) -> str:

@@ -14,7 +14,6 @@ from winml_dag.cli.onestage import How, errors_as_object, how_options, print_obj
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
-from winml_dag.cli.validated import outputs_table
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
@@ -113,6 +112,8 @@ def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
 
 
 def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[str]:
+    from winml_dag.cli.stage_lines import outputs_table
+
     report: Any = done.report
     if not quiet:
         for warning in report["warnings"]:
