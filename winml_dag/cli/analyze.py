@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
 from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo
+from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
 from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted

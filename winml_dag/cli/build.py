@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, refuse_misfits, with_cluster
-from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
+from winml_dag.cli.options import (
+    are_a_sweep,
+    cell_options,
+    format_option,
+    rebuild_option,
+    request_from,
+    several_request_options,
+)
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
 from winml_dag.engine.events import Status

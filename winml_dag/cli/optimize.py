@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.exporting import given_shapes, shape_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object, run_one
-from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.onestage import OUTCOME, How, errors_as_object, how_options, print_object, run_one
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo
-from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
+from winml_dag.cli.settings import VALIDATION, given_shapes, no_validate_option, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.optim import CAPABILITIES

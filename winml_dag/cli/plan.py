@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
-from winml_dag.cli.chosencells import are_a_sweep, cell_options
-from winml_dag.cli.commandline import given_words
-from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
+from winml_dag.cli.options import (
+    are_a_sweep,
+    cell_options,
+    format_option,
+    given_words,
+    planned_build,
+    rebuild_option,
+    request_from,
+    several_request_options,
+)
 from winml_dag.cli.plaintext import echo
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.overruled import refuse_overruled

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.onestage import Telling, how_options, run_one
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import (
@@ -18,7 +17,9 @@ from winml_dag.cli.settings import (
     INTEGERS,
     RANGES,
     VALIDATION,
+    given_shapes,
     no_validate_option,
+    shape_options,
     target_options,
 )
 from winml_dag.pipeline.request import Overrides, Request, beside

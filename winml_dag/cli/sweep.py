@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.cli.cluster import CLUSTER_OPTIONS
-from winml_dag.cli.commandline import as_typed, given_words
-from winml_dag.cli.goallines import goal_lines
+from winml_dag.cli.options import given_words
 from winml_dag.cli.plaintext import echo
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
 from winml_dag.readlog import reads_logged
 from winml_dag.store.quantities import counted
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 # More names than that in one line say nothing more.
 _MOST_NAMES = 4
+_MOST_NODES = 8
 # Options that do not belong into the command for one cell: how to go about it, and which cells there are.
 _NOT_OF_A_CELL = frozenset(
     {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
@@ -79,7 +79,7 @@ def build_sweep(
 
     started, began_ns = time.monotonic(), time.time_ns()
     around = surroundings(began_ns)
-    command = as_typed(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
+    command = shlex.join(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
     looks = FirstLooks()
     with reads_logged(looks):
         asked = SweepRun.of(recipes, request, selection, command)
@@ -260,3 +260,33 @@ def _is_settled(done: SweepDone) -> bool:
 
 def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> str | None:
     return words_of(recipes, replace(request, recipe=None), selection.filters, selection.shard)
+
+
+def goal_lines(goal: GoalResult) -> Iterator[str]:
+    """One line for the winner or for why there is none, and one for its search."""
+    of = ", ".join(f"{axis} {label}" for axis, label in goal.group.items())
+    which = f"smallest {goal.minimize}" if goal.minimize != "size" else "smallest"
+    whose = f"{f' of {of}' if of else ''} ({which})"
+    if goal.pending:
+        yield f"note: no winner{whose} yet: {goal.why}."
+    elif goal.winner is None:
+        yield f"error: no winner{whose}: {goal.why}."
+    elif goal.folder is None:
+        yield f"error: the winner{whose} is {goal.winner}, but {goal.why}"
+    else:
+        yield f"winner{whose}: {goal.winner}, in {goal.folder}{_but(goal)}"
+    if goal.search is not None:
+        yield from _search_lines(goal.search)
+
+
+def _but(goal: GoalResult) -> str:
+    return f"; {goal.why}" if goal.why else ""
+
+
+def _search_lines(search: SearchResult) -> Iterator[str]:
+    what = f"of {search.cell}, " if search.cell else ""
+    yield f"  search: {what}{search.why}"
+    if search.nodes:
+        names = search.nodes[:_MOST_NODES]
+        more = len(search.nodes) - len(names)
+        yield f"    {', '.join(names)}{f' and {more} more' if more else ''}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.commandline import as_typed
 from winml_dag.cli.plaintext import echo
 from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
@@ -188,7 +188,7 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
                 {
                     "name": cell.name,
                     "values": dict(cell.values),
-                    "arguments": as_typed(("build", *words, "--filter", cell.name)),
+                    "arguments": shlex.join(("build", *words, "--filter", cell.name)),
                 }
                 for cell in built
             ]
@@ -198,7 +198,7 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
             {
                 "shard": str(shard),
                 "cells": len(part),
-                "arguments": as_typed(("build", *words, "--shard", str(shard))),
+                "arguments": shlex.join(("build", *words, "--shard", str(shard))),
             }
             for place, part in enumerate(shards(built, number))
             if part and (shard := Shard(place + 1, number))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.cli.exporting import taken_inputs
 from winml_dag.cli.main import run
+from winml_dag.cli.settings import taken_inputs
 from winml_dag.pipeline.asked import Asked, with_settings
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config
