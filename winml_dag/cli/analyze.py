@@ -12,12 +12,11 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -71,11 +70,10 @@ def command(**options: Any) -> int:
     winml-dag analyze out --ep qnn -p w8a16 --optim-config optim.json
     """
     how = How.of(options)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         request = _request_of(options)
-        subject = subject_of(options, how, cache_dir)
-        return _analyze(subject, request, options, how, cache_dir)
+        subject = subject_of(options, how)
+        return _analyze(subject, request, options, how)
 
 
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
@@ -97,7 +95,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     )
 
 
-def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How, cache_dir: Path) -> int:
+def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How) -> int:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.analysis import merged, optimizations
     from winml_dag.pipeline.jsonfile import put_json
@@ -105,7 +103,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
     if options["save_dir"] is not None and not options["save_node"]:
         raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
     _refuse_places(subject, options)
-    store = opened(cache_dir, how.remote)
+    store = opened(how.cache_dir, how.remote)
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
         plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
@@ -34,7 +33,7 @@ def print_json(
         value.update(traffic_json(result.traffic))
     if error:
         value["error"] = error
-    echo(json.dumps(value, ensure_ascii=False))
+    print_object(value)
 
 
 @contextmanager

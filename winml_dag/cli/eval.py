@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,11 @@ import click
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import Settings, ep_option, pairs
 from winml_dag.errors import StageError, UsageError
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -122,10 +120,9 @@ def command(**options: Any) -> int:
     how = How.of(options)
     if options["schema"]:
         return _tell_schema(options["task"], how)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         bounds = _numbers(options["bounds"] or {})
-        plan, done = _evaluate(options, how, cache_dir)
+        plan, done = _evaluate(options, how)
         from winml_dag.pipeline.finished.evaluated import kept
 
         require_known(bounds, done)
@@ -133,15 +130,15 @@ def command(**options: Any) -> int:
     return 0 if all(kept(bounds, done).values()) else StageError.exit_code
 
 
-def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[EvaluationPlan, Measurement]:
+def _evaluate(options: Mapping[str, Any], how: How) -> tuple[EvaluationPlan, Measurement]:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.evaluation import plan_evaluation, refuse_unbuilt
 
     request = request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
-    subject = subject_of(options, how, cache_dir)
-    store = opened(cache_dir, how.remote)
+    subject = subject_of(options, how)
+    store = opened(how.cache_dir, how.remote)
     plan = plan_evaluation(subject, request, store)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
@@ -218,7 +215,7 @@ def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None
 def _tell_schema(task: str | None, how: How) -> int:
     from winml_dag.stages.evaluate import METRICS, TASKS
 
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         if task is not None and task not in TASKS:
             raise UsageError(f"There are no metrics for {task}.", advice=f"Tasks are: {', '.join(TASKS)}.")
     chosen = {name: roles for name, roles in TASKS.items() if task in (None, name)}
@@ -227,7 +224,7 @@ def _tell_schema(task: str | None, how: How) -> int:
             name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
             for name, roles in chosen.items()
         }
-        echo(json.dumps({"success": True, "tasks": value}, ensure_ascii=False))
+        print_object({"success": True, "tasks": value})
         return 0
     for name, roles in chosen.items():
         echo(f"{name}: {', '.join(METRICS[name])}")

@@ -39,7 +39,7 @@ def stage_timeout_option(function: F) -> F:
     return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
 
 
-def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject:
+def subject_of(options: Mapping[str, Any], how: How) -> Subject:
     """The model that the *options* of a call mean, by the names of :func:`subject_options`; a recipe is built, if need
     be.
 
@@ -59,10 +59,10 @@ def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject
             advice="Give an .onnx file or the output folder of a build, or a recipe with -c.",
         )
     component: str | None = options["submodel"]
-    return find_subject(given[0] if recipe is None else _built(recipe, component, how, cache_dir), component)
+    return find_subject(given[0] if recipe is None else _built(recipe, component, how), component)
 
 
-def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Path:
+def _built(recipe: Path, component: str | None, how: How) -> Path:
     """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.build import BuildOptions
@@ -71,14 +71,14 @@ def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Pa
     from winml_dag.pipeline.standing.check import note_use
 
     request = replace(request_for(recipe), remote=how.remote)
-    standing = look(request, cache_dir)
+    standing = look(request, how.cache_dir)
     if standing is not None and standing.is_up_to_date:
-        note_use(str(cache_dir.absolute()), standing)
-        return output_dir_of(request, cache_dir)
+        note_use(str(how.cache_dir.absolute()), standing)
+        return output_dir_of(request, how.cache_dir)
     options = BuildOptions(jobs=os.cpu_count() or 1)
     result = carry_out(
         request,
-        cache_dir,
+        how.cache_dir,
         standing,
         options,
         verbose=how.verbose,

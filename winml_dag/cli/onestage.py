@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,9 +13,9 @@ import click
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.build import carry_out, look, say_up_to_date
 from winml_dag.cli.options import cache_option, format_option, rebuild_option
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.remotes import remote_options
-from winml_dag.errors import StageError, WinmlDagError, measured_by
+from winml_dag.errors import StageError
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
@@ -53,7 +51,7 @@ def how_options(function: F) -> F:
 class How:
     overwrite: bool
     rebuild: bool
-    cache_dir: Path | None
+    cache_dir: Path
     verbose: bool
     quiet: bool
     format_: str
@@ -63,6 +61,7 @@ class How:
     def of(cls, options: Mapping[str, Any]) -> How:
         """What the *options* of a call say of it."""
         said = {name: options[name] for name in _HOW}
+        said["cache_dir"] = said["cache_dir"] or default_cache_dir()
         return cls(**said, remote=remote_options(options, options.get("recipe")))
 
     @property
@@ -90,21 +89,20 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
     """
     started = time.monotonic()
     how = How.of(options)
-    cache_dir = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         request = replace(request_of(options), remote=how.remote)
-    standing = look(request, cache_dir)
-    if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, cache_dir, started):
+    standing = look(request, how.cache_dir)
+    if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, how.cache_dir, started):
         _print(telling.always(request), how)
         return 0
 
     from winml_dag.pipeline.build import BuildOptions
 
     options_of_build = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         result = carry_out(
             request,
-            cache_dir,
+            how.cache_dir,
             standing,
             options_of_build,
             verbose=how.verbose,
@@ -125,21 +123,6 @@ def _print(lines: Iterator[str], how: How) -> None:
     if not how.quiet:
         for line in lines:
             echo(line, err=how.as_json)
-
-
-@contextmanager
-def errors_as_object(how: How) -> Iterator[None]:
-    """With the format json, what is refused is the one object on stdout too; its sentence still goes to stderr."""
-    try:
-        yield
-    except WinmlDagError as error:
-        if how.as_json:
-            print_object({"success": False, "errors": [str(error)], **measured_by(error)})
-        raise
-
-
-def print_object(value: JsonObject) -> None:
-    echo(json.dumps(value, ensure_ascii=False))
 
 
 def _outcome_json(result: BuildResult, request: Request) -> JsonObject:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.onestage import OUTCOME, How, errors_as_object, how_options, print_object, run_one
+from winml_dag.cli.onestage import OUTCOME, how_options, run_one
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import VALIDATION, given_shapes, no_validate_option, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
@@ -76,7 +76,7 @@ def command(**options: Any) -> int:
         raise click.UsageError("Missing option '-m' / '--model'.")
     if options["check_optim"]:
         named = tuple(name for name, on in capabilities_of(options).items() if on)
-        with errors_as_object(How.of(options)):
+        with errors_as_object(options["format_"] == "json", success=False):
             return tell_changes(request_of(options), named, options["format_"], whole=options["verbose"])
     return run_one(options, request_of, OUTCOME)
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import Settings, ep_option, pairs
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
@@ -93,21 +92,20 @@ def command(**options: Any) -> int:
     winml-dag perf -c recipe.yaml --format json
     """
     how = How.of(options)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
-        plan, done = _measure(options, how, cache_dir)
+    with errors_as_object(how.as_json, success=False):
+        plan, done = _measure(options, how)
     _tell(plan, done, how, options["output_dir"])
     return 0
 
 
-def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[PerfPlan, Measurement]:
+def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measurement]:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.host import this_host
     from winml_dag.pipeline.finished.perf import plan_perf
 
     request = request_of(options)
-    subject = subject_of(options, how, cache_dir)
-    store = opened(cache_dir, how.remote)
+    subject = subject_of(options, how)
+    store = opened(how.cache_dir, how.remote)
     plan = plan_perf(subject, request, this_host(), store.fingerprints)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, failure_lines, summary
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import print_object
 from winml_dag.cli.remotes import traffic_json
 from winml_dag.engine.events import Status
 from winml_dag.errors import WinmlDagError
@@ -80,7 +79,7 @@ def print_outcomes(outcomes: Sequence[Outcome], elapsed_seconds: float, traffic:
     builds = [_outcome_json(outcome) for outcome in outcomes]
     failed = [outcome.label for outcome in outcomes if outcome.failed]
     value = {"builds": builds, "failed": failed, "elapsed_seconds": round(elapsed_seconds, 3), **traffic_json(traffic)}
-    echo(json.dumps(value, ensure_ascii=False))
+    print_object(value)
 
 
 def _outcome_json(outcome: Outcome) -> JsonObject:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
@@ -48,7 +47,7 @@ def look_at_sweep(
     capacity = Capacity(options.jobs, memory_for_runs())
     foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
     if options.as_json:
-        echo(json.dumps(_json(cells, foreseen), ensure_ascii=False))
+        print_object(_json(cells, foreseen))
     else:
         for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen), *_uncounted(sweep)):
             echo(line)
