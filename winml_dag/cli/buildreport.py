@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.plaintext import echo, print_object
+from winml_dag.cli.plaintext import echo, few, print_object
 from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
@@ -17,6 +17,8 @@ from winml_dag.pipeline.compiled import compile_result
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult, StageView
+
+_MOST_NAMES = 10
 
 
 def print_json(
@@ -136,10 +138,10 @@ def print_result(
         for notice in result.build.notices:
             echo(f"note: {notice}", err=to_stderr)
     if restored := result.materialised.restored:
-        echo(f"note: restored what had been changed or deleted: {_few(restored)}", err=to_stderr)
+        echo(f"note: restored what had been changed or deleted: {few(restored, _MOST_NAMES)}", err=to_stderr)
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
-        echo(f"note: copied, no links can be made from the cache to {where}: {_few(copied)}", err=to_stderr)
+        echo(f"note: copied, no links can be made from the cache to {where}: {few(copied, _MOST_NAMES)}", err=to_stderr)
     if result.cache_note:
         echo(f"note: {result.cache_note}", err=to_stderr)
     for view in result.stages:
@@ -152,12 +154,6 @@ def print_result(
     for line in () if quiet else traffic_lines(result.traffic):
         echo(line, err=to_stderr)
     echo(summary(result), err=to_stderr)
-
-
-def _few(names: Sequence[str], most: int = 10) -> str:
-    """*names* as one text, which a deleted folder of thousands does not flood."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:

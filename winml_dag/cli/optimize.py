@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.onestage import OUTCOME, how_options, run_one
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.plaintext import echo, errors_as_object, few, print_object
 from winml_dag.cli.settings import VALIDATION, given_shapes, no_validate_option, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
@@ -181,7 +182,7 @@ def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whol
             if not _matters(change) and not names:
                 continue
             count += bool(change.places) and not change.on
-            for line in _change_lines(change, whole=whole):
+            for line in _change_lines(change, sys.maxsize if whole else _SHOWN):
                 echo(line)
     echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
     return 0
@@ -203,27 +204,21 @@ def _change_json(change: Change) -> JsonObject:
     }
 
 
-def _change_lines(change: Change, *, whole: bool) -> Iterator[str]:
+def _change_lines(change: Change, most: int) -> Iterator[str]:
     if not change.places:
         yield f"{change.capability}: {f'left: {change.left}' if change.left else 'nothing to change'}"
         return
     already = ", and does so already" if change.on else ""
     yield f"{change.capability}: changes {counted(change.places, 'place')}{already}"
-    yield from _nodes("-", change.before, whole=whole)
-    yield from _nodes("+", change.after, whole=whole)
+    yield from _nodes("-", change.before, most)
+    yield from _nodes("+", change.after, most)
     if change.constants:
-        yield f"  ~ {counted(len(change.constants), 'constant')}: {_some(change.constants, whole=whole)}"
+        yield f"  ~ {counted(len(change.constants), 'constant')}: {few(change.constants, most)}"
     if change.left:
         yield f"  left: {change.left}"
 
 
-def _nodes(sign: str, nodes: tuple[NodeName, ...], *, whole: bool) -> Iterator[str]:
+def _nodes(sign: str, nodes: tuple[NodeName, ...], most: int) -> Iterator[str]:
     for operator, count in Counter(node.operator for node in nodes).items():
         names = tuple(node.name for node in nodes if node.operator == operator)
-        yield f"  {sign} {count} {operator}: {_some(names, whole=whole)}"
-
-
-def _some(names: tuple[str, ...], *, whole: bool) -> str:
-    shown = names if whole else names[:_SHOWN]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+        yield f"  {sign} {count} {operator}: {few(names, most)}"

@@ -8,7 +8,7 @@ which they stay in JSON too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,12 @@ def plain(text: str) -> str:
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print *text*, plain, to stdout or stderr."""
     click.echo(plain(str(text)), err=err, nl=nl)
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """The first of *names* as one text, which thousands do not flood: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def print_object(value: Mapping[str, object]) -> None:

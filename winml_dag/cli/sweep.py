@@ -15,7 +15,7 @@ import click
 
 from winml_dag.cli.cluster import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, few
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
@@ -154,7 +154,7 @@ def _gone(folders: Sequence[str]) -> Iterator[_Line]:
     if len(folders) == 1:
         yield _Line(f"note: {folders[0]} is of a cell that is no more.")
     elif folders:
-        yield _Line(f"note: {_first(folders)} are of cells that are no more.")
+        yield _Line(f"note: {few(folders, _MOST_NAMES)} are of cells that are no more.")
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -204,13 +204,7 @@ def _goal(goal: GoalResult) -> Iterator[_Line]:
 
 
 def _names(cells: Sequence[Cell | CellResult]) -> str:
-    return _first([cell.name for cell in cells])
-
-
-def _first(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+    return few([cell.name for cell in cells], _MOST_NAMES)
 
 
 def _total(done: SweepDone, left_out: int, seconds: float) -> str:
@@ -274,19 +268,13 @@ def goal_lines(goal: GoalResult) -> Iterator[str]:
     elif goal.folder is None:
         yield f"error: the winner{whose} is {goal.winner}, but {goal.why}"
     else:
-        yield f"winner{whose}: {goal.winner}, in {goal.folder}{_but(goal)}"
+        yield f"winner{whose}: {goal.winner}, in {goal.folder}{f'; {goal.why}' if goal.why else ''}"
     if goal.search is not None:
         yield from _search_lines(goal.search)
-
-
-def _but(goal: GoalResult) -> str:
-    return f"; {goal.why}" if goal.why else ""
 
 
 def _search_lines(search: SearchResult) -> Iterator[str]:
     what = f"of {search.cell}, " if search.cell else ""
     yield f"  search: {what}{search.why}"
     if search.nodes:
-        names = search.nodes[:_MOST_NODES]
-        more = len(search.nodes) - len(names)
-        yield f"    {', '.join(names)}{f' and {more} more' if more else ''}"
+        yield f"    {few(search.nodes, _MOST_NODES)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.plaintext import echo, print_object
+from winml_dag.cli.plaintext import echo, few, print_object
 from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
@@ -87,8 +87,7 @@ def _error_lines(foreseen: Foreseen) -> Iterator[str]:
     for label, error in foreseen.errors.items():
         cells.setdefault(str(error), []).append(label)
     for why, labels in cells.items():
-        more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
-        yield f"error: {', '.join(labels[:_MOST_NAMES])}{more}: {why}"
+        yield f"error: {few(labels, _MOST_NAMES)}: {why}"
 
 
 def _exit_code(foreseen: Foreseen) -> int:
