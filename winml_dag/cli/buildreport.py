@@ -16,6 +16,7 @@ from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.compiled import compile_result
 
 if TYPE_CHECKING:
+    from winml_dag.cli.options import Output
     from winml_dag.pipeline.buildresult import BuildResult, StageView
 
 _MOST_NAMES = 10
@@ -123,37 +124,32 @@ def _failure_json(view: StageView) -> JsonObject:
 
 
 def print_result(
-    result: BuildResult,
-    *,
-    to_stderr: bool,
-    quiet: bool,
-    verbose: bool,
-    lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
+    result: BuildResult, output: Output, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()
 ) -> None:
     """The end of a build in a few lines: notices, failures with the end of their log, *lines* on what ran, and one line
     that sums up.
     """
     ran = any(view.status is Status.RAN for view in result.stages)
-    if ran and not quiet:
+    if ran and not output.quiet:
         for notice in result.build.notices:
-            echo(f"note: {notice}", err=to_stderr)
+            output.say(f"note: {notice}")
     if restored := result.materialised.restored:
-        echo(f"note: restored what had been changed or deleted: {few(restored, _MOST_NAMES)}", err=to_stderr)
+        output.say(f"note: restored what had been changed or deleted: {few(restored, _MOST_NAMES)}")
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
-        echo(f"note: copied, no links can be made from the cache to {where}: {few(copied, _MOST_NAMES)}", err=to_stderr)
+        output.say(f"note: copied, no links can be made from the cache to {where}: {few(copied, _MOST_NAMES)}")
     if result.cache_note:
-        echo(f"note: {result.cache_note}", err=to_stderr)
+        output.say(f"note: {result.cache_note}")
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
-            for line in failure_lines(view.result, whole=verbose):
+            for line in failure_lines(view.result, whole=output.verbose):
                 echo(line, err=True)
-    if ran and not quiet and not result.failed:
+    if ran and not output.quiet and not result.failed:
         for line in (*stage_lines(result), *lines(result)):
-            echo(line, err=to_stderr)
-    for line in () if quiet else traffic_lines(result.traffic):
-        echo(line, err=to_stderr)
-    echo(summary(result), err=to_stderr)
+            output.say(line)
+    for line in () if output.quiet else traffic_lines(result.traffic):
+        output.say(line)
+    output.say(summary(result))
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:

@@ -81,9 +81,7 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
         how.cache_dir,
         standing,
         options,
-        verbose=how.verbose,
-        quiet=how.quiet,
-        format_=how.format_,
+        how,
         refuse=lambda build: refuse_component(recipe, build, component),
     )
     if result.failed:

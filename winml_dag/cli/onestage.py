@@ -12,8 +12,8 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.build import carry_out, look, say_up_to_date
-from winml_dag.cli.options import cache_option, format_option, rebuild_option
-from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.options import Output, cache_option, output_options, rebuild_option
+from winml_dag.cli.plaintext import errors_as_object, print_object
 from winml_dag.cli.remotes import remote_options
 from winml_dag.errors import StageError
 from winml_dag.pipeline.remoteoptions import RemoteOptions
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HOW = ("overwrite", "rebuild", "cache_dir", "verbose", "quiet", "format_")
-
 
 def how_options(function: F) -> F:
     """How to go about it: the same for every command."""
@@ -36,11 +34,7 @@ def how_options(function: F) -> F:
             click.option("--overwrite", is_flag=True, help="Replace a file that is not ours."),
             rebuild_option,
             cache_option,
-            click.option(
-                "-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole."
-            ),
-            click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line."),
-            format_option,
+            output_options,
         )
     ):
         function = option(function)
@@ -48,25 +42,26 @@ def how_options(function: F) -> F:
 
 
 @dataclass(frozen=True)
-class How:
+class How(Output):
+    """What :func:`how_options` ask for."""
+
     overwrite: bool
     rebuild: bool
     cache_dir: Path
-    verbose: bool
-    quiet: bool
-    format_: str
     remote: RemoteOptions
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> How:
-        """What the *options* of a call say of it."""
-        said = {name: options[name] for name in _HOW}
-        said["cache_dir"] = said["cache_dir"] or default_cache_dir()
-        return cls(**said, remote=remote_options(options, options.get("recipe")))
-
-    @property
-    def as_json(self) -> bool:
-        return self.format_ == "json"
+        """How the *options* of a call say it, by the names of the command's parameters."""
+        return cls(
+            verbose=options["verbose"],
+            quiet=options["quiet"],
+            as_json=options["format_"] == "json",
+            overwrite=options["overwrite"],
+            rebuild=options["rebuild"],
+            cache_dir=options["cache_dir"] or default_cache_dir(),
+            remote=remote_options(options, options.get("recipe")),
+        )
 
 
 @dataclass(frozen=True)
@@ -105,9 +100,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
             how.cache_dir,
             standing,
             options_of_build,
-            verbose=how.verbose,
-            quiet=how.quiet,
-            format_=how.format_,
+            how,
             lines=lambda done: telling.done(done, request),
         )
     if not result.failed:
@@ -122,7 +115,7 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
 def _print(lines: Iterator[str], how: How) -> None:
     if not how.quiet:
         for line in lines:
-            echo(line, err=how.as_json)
+            how.say(line)
 
 
 def _outcome_json(result: BuildResult, request: Request) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.parameters import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Address, Recipe
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
@@ -148,6 +150,28 @@ def rebuild_option(function: F) -> F:
 def format_option(function: F) -> F:
     choice = click.Choice(["text", "json"])
     return click.option("-f", "--format", "format_", type=choice, default="text", help="text or json.")(function)
+
+
+def output_options(function: F) -> F:
+    """How much is printed, and in which form; see :class:`Output`."""
+    verbose = "Say the reason of every stage, and show logs of failures whole."
+    function = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")(
+        format_option(function)
+    )
+    return click.option("-v", "--verbose", is_flag=True, help=verbose)(function)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What :func:`output_options` ask for."""
+
+    verbose: bool
+    quiet: bool
+    as_json: bool
+
+    def say(self, line: str) -> None:
+        """Print a line for people: to stderr where stdout has a JSON object."""
+        echo(line, err=self.as_json)
 
 
 def request_from(

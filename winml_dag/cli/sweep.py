@@ -24,6 +24,7 @@ from winml_dag.readlog import reads_logged
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
+    from winml_dag.cli.options import Output
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
     from winml_dag.recipe.sweep import Cell
@@ -61,10 +62,7 @@ def build_sweep(
     selection: Selection,
     cache_dir: Path,
     how: BuildOptions,
-    *,
-    verbose: bool,
-    quiet: bool,
-    format_: str,
+    output: Output,
 ) -> int:
     """Build the cells of a sweep that are *selected*, and tell of them; returns the exit code.
 
@@ -84,23 +82,22 @@ def build_sweep(
     with reads_logged(looks):
         asked = SweepRun.of(recipes, request, selection, command)
     folder, cells = asked.folder, asked.cells
-    to_stderr = format_ == "json"
     try:
         store = opened(cache_dir, request.remote)
-        with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
+        with sweep_progress(output.quiet, output.as_json, [cell.name for cell in cells]) as watcher:
             done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
         echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
         raise
-    if format_ == "json":
+    if output.as_json:
         print_sweep(done, traffic_of(store))
-    for line in _lines(done, asked.left_out, folder, quiet=quiet, verbose=verbose):
-        echo(line.text, err=to_stderr or line.is_error)
-    for text in () if quiet else traffic_lines(traffic_of(store)):
-        echo(text, err=to_stderr)
-    echo(_total(done, len(asked.left_out), time.monotonic() - started), err=to_stderr)
-    if not quiet and done.result.cells:
-        echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
+    for line in _lines(done, asked.left_out, folder, quiet=output.quiet, verbose=output.verbose):
+        echo(line.text, err=output.as_json or line.is_error)
+    for text in () if output.quiet else traffic_lines(traffic_of(store)):
+        output.say(text)
+    output.say(_total(done, len(asked.left_out), time.monotonic() - started))
+    if not output.quiet and done.result.cells:
+        output.say(f"To compare them: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
