@@ -14,7 +14,7 @@ from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, 
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
-from winml_dag.cli.settings import Settings, ep_option, pairs
+from winml_dag.cli.settings import Settings, ep_option, fields, pairs
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 
@@ -37,17 +37,7 @@ _EVAL = Settings(
         click.option("--ep", type=TEXT, help="Execution provider to run on [the one that it was built for]."),
         click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name too."),
     ),
-    {
-        "task": "task",
-        "mode": "mode",
-        "model_id": "model_id",
-        "reference_path": "reference",
-        "input_data": "input_data",
-        "batch_size": "batch_size",
-        "pooling": "pooling",
-        "ep": "ep",
-        "device": "device",
-    },
+    fields("task mode model_id input_data batch_size pooling ep device", reference_path="reference"),
 )
 
 # Of `eval.dataset`.
@@ -76,16 +66,13 @@ _DATASET = Settings(
             help="The model's class of a label, or a JSON file of them.",
         ),
     ),
-    {
-        "path": "dataset",
-        "name": "dataset_name",
-        "revision": "dataset_revision",
-        "split": "split",
-        "samples": "samples",
-        "shuffle": "shuffle",
-        "seed": "seed",
-        "columns_mapping": "column",
-    },
+    fields(
+        "split samples shuffle seed",
+        path="dataset",
+        name="dataset_name",
+        revision="dataset_revision",
+        columns_mapping="column",
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, 
 from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.plaintext import echo, errors_as_object, print_object
-from winml_dag.cli.settings import Settings, ep_option, pairs
+from winml_dag.cli.settings import Settings, ep_option, fields, pairs
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
 
@@ -56,17 +56,7 @@ _PERF = Settings(
         click.option("--input-data", type=FILE, help="Inputs: a .npz file, arrays by name [random ones]."),
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
     ),
-    {
-        "iterations": "iterations",
-        "warmup": "warmup",
-        "duration": "duration",
-        "loads": "loads",
-        "threads": "threads",
-        "batch_size": "batch_size",
-        "sizes": "sizes",
-        "input_data": "input_data",
-        "seed": "seed",
-    },
+    fields("iterations warmup duration loads threads batch_size sizes input_data seed"),
 )
 
 

@@ -45,6 +45,11 @@ class Settings:
         return values
 
 
+def fields(names: str = "", **renamed: str) -> dict[str, str]:
+    """By field of a section, the parameter with its value: one of the same name for *names*, which spaces separate."""
+    return {**{name: name for name in names.split()}, **renamed}
+
+
 def _json(value: Any) -> JsonValue:
     """An option's value as a recipe has it; None for one that was not given."""
     if isinstance(value, Path):
@@ -79,15 +84,11 @@ INTEGERS = Settings(
         ),
         click.option("--exclude-op-type", type=TEXT, multiple=True, help="An operator that stays in float."),
     ),
-    {
-        "weight_type": "weight_type",
-        "activation_type": "activation_type",
-        "per_channel": "per_channel",
-        "symmetric": "symmetric",
-        "reduce_range": "reduce_range",
-        "nodes_to_exclude": "exclude_node",
-        "op_types_to_exclude": "exclude_op_type",
-    },
+    fields(
+        "weight_type activation_type per_channel symmetric reduce_range",
+        nodes_to_exclude="exclude_node",
+        op_types_to_exclude="exclude_op_type",
+    ),
 )
 
 # Of `quant` too: what to calibrate with.
@@ -108,18 +109,11 @@ CALIBRATION = Settings(
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random data, or of the choice of samples."),
         click.option("--distribution", type=click.Choice(["uniform", "normal"]), help="Of random data."),
     ),
-    {
-        "samples": "samples",
-        "calibration_method": "method",
-        "calibration_data": "calibration_data",
-        "dataset_name": "dataset",
-        "dataset_subset": "dataset_subset",
-        "dataset_split": "dataset_split",
-        "task": "task",
-        "model_id": "model_id",
-        "seed": "seed",
-        "distribution": "distribution",
-    },
+    fields(
+        "samples calibration_data dataset_subset dataset_split task model_id seed distribution",
+        calibration_method="method",
+        dataset_name="dataset",
+    ),
 )
 
 EXPORT = Settings(
@@ -132,11 +126,7 @@ EXPORT = Settings(
             help="Tag nodes with their module, and put the modules into a file beside the model [on].",
         ),
     ),
-    {
-        "dynamo": "dynamo",
-        "opset_version": "opset",
-        "enable_hierarchy_tags": "hierarchy",
-    },
+    fields("dynamo", opset_version="opset", enable_hierarchy_tags="hierarchy"),
 )
 
 
@@ -182,16 +172,11 @@ COMPILE = Settings(
             "--require-full-offload", is_flag=True, default=None, help="Fail when an operator is left to the CPU."
         ),
     ),
-    {
-        "provider_options": "ep_option",
-        "embed_context": "embed",
-        "compiler": "compiler",
-        "qnn_sdk_root": "qnn_sdk_root",
-        "soc_model": "soc_model",
-        "htp_arch": "htp_arch",
-        "htp_optimization_level": "htp_optimization_level",
-        "require_full_offload": "require_full_offload",
-    },
+    fields(
+        "compiler qnn_sdk_root soc_model htp_arch htp_optimization_level require_full_offload",
+        provider_options="ep_option",
+        embed_context="embed",
+    ),
 )
 
 # Of `validate`: what a build and the commands that end with it have.
@@ -204,7 +189,7 @@ VALIDATION = Settings(
         ),
         click.option("--input-data", type=FILE, help="A file or folder of inputs to validate on [random ones]."),
     ),
-    {"min_cosine": "min_cosine", "input_data": "input_data"},
+    fields("min_cosine input_data"),
 )
 
 # Of `validate` too: what only its own command has as options.
@@ -218,13 +203,7 @@ BOUNDS = Settings(
         click.option("--samples", type=click.IntRange(min=1), help="How many inputs [3 random ones, or all given]."),
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
     ),
-    {
-        "min_sqnr_db": "min_sqnr_db",
-        "max_abs_error": "max_abs_error",
-        "min_top1_agreement": "min_top1_agreement",
-        "samples": "samples",
-        "seed": "seed",
-    },
+    fields("min_sqnr_db max_abs_error min_top1_agreement samples seed"),
 )
 
 
@@ -235,7 +214,7 @@ def no_validate_option(function: F) -> F:
 
 RANGES = Settings(
     (click.option("--load-calibration", type=FILE, help="Ranges from an earlier calibration of this model."),),
-    {"calibration_load_path": "load_calibration"},
+    fields(calibration_load_path="load_calibration"),
 )
 
 
