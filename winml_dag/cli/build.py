@@ -178,12 +178,12 @@ def _modules(request: Request) -> tuple[ModuleItem, ...] | None:
 
 
 def look(request: Request, cache_dir: Path) -> Standing | None:
-    """What is known to stand of *request*."""
+    """What was recorded of the output of *request*; None for a request that is never recorded."""
     return None if request.words is None else check(str(cache_dir.absolute()), request.words)
 
 
 def say_up_to_date(standing: Standing | None, cache_dir: Path, started: float) -> bool:
-    """Whether there is nothing to do; then that is said, and noted in the cache."""
+    """Whether there is nothing to do; if so, print that and note the use in the cache."""
     if standing is None or not standing.is_up_to_date:
         return False
     note_use(str(cache_dir.absolute()), standing)
@@ -201,8 +201,8 @@ def carry_out(
     lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
     refuse: Callable[[BuildSummary], None] = lambda _: None,
 ) -> BuildResult:
-    """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr. *lines*: what
-    there is to tell besides of work that was done. *refuse* raises for a build that is not to be begun.
+    """Build *request* and print the result: to stdout, or with the format json to stderr. *lines* gives what else to
+    print when something ran. *refuse* raises for a build that must not start.
     """
     from winml_dag.cli.buildreport import print_result
     from winml_dag.cli.progress import progress
@@ -212,7 +212,7 @@ def carry_out(
     from winml_dag.pipeline.rounds import WithoutRounds
 
     store = opened(cache_dir, request.remote)
-    # A part is enough where neither every stage is to run nor every stage is to be told of.
+    # A part of the graph is enough, unless every stage is to run or to be printed.
     part = not (how.rebuild or output.verbose or output.as_json)
     planned = plan_request(request, store, download=True, standing=standing, part=part)
     refuse(planned.summary)
@@ -225,7 +225,7 @@ def carry_out(
 
 
 def _say_what_is_not_watched() -> None:
-    """Where the kernel cannot keep a stage from reading undeclared files by their absolute path, say so."""
+    """Print a note where the kernel cannot keep a stage from reading undeclared files by their absolute paths."""
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():

@@ -1,4 +1,4 @@
-"""What the commands that look at a finished model have in common: which model that is, and carrying the looking out."""
+"""What the commands that measure a finished model share: finding that model, and running the measurement."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def stage_timeout_option(function: F) -> F:
 
 
 def subject_of(options: Mapping[str, Any], how: How) -> Subject:
-    """The model that the *options* of a call mean, by the names of :func:`subject_options`; a recipe is built, if need
-    be.
+    """The model that the *options* of a call name, as :func:`subject_options` have them; a recipe is built first, if it
+    is not up to date.
 
     Raises:
         UsageError: when none is given, or more than one.
         InputError: when it is not there.
-        StageError: when the recipe cannot be built; why has been said by then.
+        StageError: when the recipe cannot be built; the reason has been printed by then.
     """
     from winml_dag.pipeline.finished.subject import find_subject
 
@@ -97,7 +97,7 @@ def measured(
     folder: Path | None = None,
     timeout_seconds: float | None = None,
 ) -> Measurement:
-    """Carry out *planned*, say how far it is, and put its files into *folder*.
+    """Run *planned*, show its progress, and put its files into *folder*.
 
     Raises:
         StageError: when it fails; the log has been shown by then.
@@ -120,7 +120,7 @@ def measured(
     if done.note:
         echo(f"note: {done.note}", err=True)
     if done.failed is not None:
-        # What happened is said by the error, once.
+        # The first line is the error, which is printed when it is raised.
         for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:
             echo(line, err=True)
         failed = done.failed

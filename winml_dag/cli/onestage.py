@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def how_options(function: F) -> F:
-    """How to go about it: the same for every command."""
+    """Options that every command has: what to overwrite and to run again, the cache, and what to print."""
     for option in reversed(
         (
             click.option("--overwrite", is_flag=True, help="Replace a file that is not ours."),
@@ -52,7 +52,7 @@ class How(Output):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> How:
-        """How the *options* of a call say it, by the names of the command's parameters."""
+        """Of the *options* of a call, by the names of the command's parameters."""
         return cls(
             verbose=options["verbose"],
             quiet=options["quiet"],
@@ -66,7 +66,7 @@ class How(Output):
 
 @dataclass(frozen=True)
 class Telling:
-    """What a command tells besides what every build does.
+    """What a command prints besides what every build prints.
 
     ``value``: the JSON object of a finished build, stages excepted. ``done``: lines for people on what ran. ``always``:
     lines for people also when all was known and nothing is imported.
@@ -78,7 +78,7 @@ class Telling:
 
 
 def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]], Request], telling: Telling) -> int:
-    """Carry out what the *options* of a call, by the names of the command's parameters, ask for. Returns the exit code.
+    """Run what the *options* of a call, by the names of the command's parameters, ask for. Returns the exit code.
 
     With the format json exactly one object is printed, also for what is refused.
     """
@@ -147,7 +147,7 @@ def _outcome_lines(result: BuildResult, request: Request) -> Iterator[str]:
 
 
 def _by_component(metrics: JsonObject) -> Mapping[str, Mapping[str, Any]]:
-    """What was measured of each component, where several were made together."""
+    """The metrics of each component, where several were made together."""
     found = metrics.get("components")
     return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
 

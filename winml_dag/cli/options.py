@@ -25,14 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cache_option(function: F) -> F:
-    """Where results are looked for, and kept: the folder, and remotes behind it."""
+    """Where results are found and kept: the cache folder and its remotes."""
     return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(
         remote_option(function)
     )
 
 
 def remote_option(function: F) -> F:
-    """Which remotes there are, and what may be done with them."""
+    """Which remotes there are, and whether to read and write them."""
     modes = click.Choice(["read", "read-write", "off"])
     function = click.option(
         "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
@@ -108,12 +108,12 @@ def request_options(function: F) -> F:
 
 
 def shared_options(function: F) -> F:
-    """Those of a build without where it goes."""
+    """Those of a build, without the output folder."""
     return _with_options(function, _RECIPE)
 
 
 def several_request_options(function: F) -> F:
-    """The same for a command that looks at several recipes, which it gets as ``recipes``."""
+    """The same for a command that takes several recipes, which it gets as ``recipes``."""
     return _with_options(function, _RECIPES, *_FOLDER)
 
 

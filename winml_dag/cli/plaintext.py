@@ -1,8 +1,7 @@
 """How the command line prints: text as text, whoever wrote it, and JSON as one object.
 
-Logs, names of files, recipes, manifests and models come from others. An escape sequence in one of them would clear the
-screen, overwrite what was said before, or set the clipboard. So control characters are printed as JSON writes them,
-which they stay in JSON too.
+Logs, file names, recipes, manifests and models come from others. An escape sequence in one of them could clear the
+screen, overwrite earlier output, or set the clipboard. So control characters are printed as JSON writes them.
 """
 
 from __future__ import annotations

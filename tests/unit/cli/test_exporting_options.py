@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from winml_dag.cli.main import run
@@ -75,6 +75,7 @@ def test_what_is_wrong_in_a_file_is_told(
     assert said in capsys.readouterr().err
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 @given(sizes=st.dictionaries(st.sampled_from(get_args(InputDimension)), st.integers(1, 4096)))
 def test_every_dimension_reaches_export_and_the_batch_is_its_own_field(sizes: dict[str, int]) -> None:
     recipe = with_settings(Recipe.model_validate({"loader": LOADER}), {"export": {"shape_config": sizes}})
