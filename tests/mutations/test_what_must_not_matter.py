@@ -217,13 +217,13 @@ def run_in(folder: Path, wanted: Surroundings) -> dict[str, tuple[str, str]] | s
 def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
     """``--rebuild`` runs every stage under the key that it has, which tests of the engine show; ``--retry-failed``
     chooses cells by what became of them, which tests of sweeps do; ``--scheduler`` names one, as tests of clusters do;
-    ``--check-inputs`` needs strace, which tests of the engine use.
+    ``--check-inputs`` needs strace, which tests of the engine use; ``--overwrite`` is about files that lie in the way.
     """
     tried = {name for each in (*SURROUNDINGS.values(), *REMOTES.values()) for name in each.options}
     about_keys = {field.name for field in fields(Overrides)}
     about_keys |= {name for group in (COMPILE, VALIDATION) for name in group.fields.values()}
     about_keys |= {"batch_size", "dynamic_axes", "export_config", "input_specs", "shape_config"}  # all of `export`
-    elsewhere = {"rebuild", "retry_failed", "scheduler", "check_inputs"}
+    elsewhere = {"rebuild", "retry_failed", "scheduler", "check_inputs", "overwrite"}
     assert {option.name for option in build_command.params} - about_keys - elsewhere == tried
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.exporting import given_shapes, shape_options
+from winml_dag.canonical import JsonObject
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.finished.analysis import AnalysisPlan, AnalysisRequest, TargetAnalysis
@@ -26,6 +27,16 @@ if TYPE_CHECKING:
 
 _NOT_SUPPORTED = 1
 _TRIES = 3  # as often as builds: a result that is damaged again is no matter of another try
+_VERDICTS = ("supported", "partial", "unsupported", "unknown")
+_MEANING = {
+    "supported": "runs on the target",
+    "partial": "runs, but on the CPU or with other numbers",
+    "unsupported": "does not run",
+    "unknown": "was not measured",
+}
+_MOST_OPERATORS = 15
+_MOST_REASON = 160
+_SEVERITIES = (("error", "errors"), ("warning", "warnings"), ("note", "info"))
 
 
 @click.command(name="analyze")
@@ -59,11 +70,10 @@ def command(**options: Any) -> int:
     winml-dag analyze out --ep qnn -p w8a16 --optim-config optim.json
     """
     how = How.of(options)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         request = _request_of(options)
-        subject = subject_of(options, how, cache_dir)
-        return _analyze(subject, request, options, how, cache_dir)
+        subject = subject_of(options, how)
+        return _analyze(subject, request, options, how)
 
 
 def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
@@ -85,8 +95,7 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
     )
 
 
-def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How, cache_dir: Path) -> int:
-    from winml_dag.cli.analysis import analysis_json, analysis_lines
+def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, Any], how: How) -> int:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.analysis import merged, optimizations
     from winml_dag.pipeline.jsonfile import put_json
@@ -94,7 +103,7 @@ def _analyze(subject: Subject, request: AnalysisRequest, options: Mapping[str, A
     if options["save_dir"] is not None and not options["save_node"]:
         raise UsageError("--save-dir is where --save-node writes to.", advice="Say with --save-node what to write.")
     _refuse_places(subject, options)
-    store = opened(cache_dir, how.remote)
+    store = opened(how.cache_dir, how.remote)
     plan, done, found = _look(subject, request, store, how, options["stage_timeout"])
     if options["run_unknown_op"]:
         plan, done, found = _look_again(subject, request, found, store, how, options["stage_timeout"])
@@ -192,3 +201,133 @@ def _save_nodes(
     with tempfile.TemporaryDirectory() as temporary:
         model = judged_model(plan, done, store, Path(temporary)) if nodes else path
         return save_nodes(model, nodes, folder, overwrite=options["overwrite"]) if nodes else []
+
+
+def analysis_json(
+    plan: AnalysisPlan,
+    done: Measurement,
+    found: Sequence[TargetAnalysis],
+    result: JsonObject,
+    put: Mapping[str, Path],
+    saved: Sequence[Path],
+) -> JsonObject:
+    """Everything that was found out, for each target, and where it was put."""
+    return {
+        "success": True,
+        "model": str(plan.subject.model.path),
+        "supported": all(each.is_fine(lint_only=plan.request.lint_only) for each in found),
+        "analyzed": done.told,
+        "made_at": done.made_at,
+        "elapsed_seconds": round(done.elapsed_seconds, 3),
+        "notices": list(plan.notices),
+        "targets": [
+            {
+                "execution_provider": each.target.ep.name,
+                "device": each.target.device,
+                **{name: value for name, value in each.metrics.items() if name not in ("cases", "peak_memory_bytes")},
+            }
+            for each in found
+        ],
+        "analysis": result,
+        "report": None if "report" not in put else str(put["report"]),
+        "optim_config": None if "optim_config" not in put else str(put["optim_config"]),
+        "saved_nodes": [str(path) for path in saved],
+    }
+
+
+def analysis_lines(
+    plan: AnalysisPlan,
+    done: Measurement,
+    found: Sequence[TargetAnalysis],
+    put: Mapping[str, Path],
+    saved: Sequence[Path],
+    *,
+    quiet: bool,
+) -> Iterator[str]:
+    """The same for people; *quiet* leaves only the verdicts."""
+    when = f"analyzed in {done.elapsed_seconds:.1f} s" if done.is_live else f"cached, analyzed {done.made_at}"
+    yield f"{plan.subject.model.path}: {when}"
+    yield from (f"note: {notice}" for notice in plan.notices)
+    if not plan.request.lint_only:
+        if len(found) > 1:
+            yield from _overview(found)
+        for each in found:
+            yield ""
+            yield from _target_lines(each, quiet=quiet)
+    if not quiet:
+        yield from _patterns(found[0])
+        yield from _lint_lines(found[0])
+    for name, path in put.items():
+        yield f"{name.replace('_', ' ')}: {path}"
+    if saved:
+        yield f"saved nodes: {counted(len(saved), 'model')} in {saved[0].parent}"
+
+
+def _overview(found: Sequence[TargetAnalysis]) -> Iterator[str]:
+    yield ""
+    names = [f"{each.target.ep.alias} {each.target.device}" for each in found]
+    width = max(map(len, names))
+    yield "  ".join([" " * width, *(f"{verdict:>11}" for verdict in _VERDICTS)])
+    for name, each in zip(names, found, strict=True):
+        nodes: Any = each.metrics["nodes"]
+        yield "  ".join([f"{name:<{width}}", *(f"{nodes[verdict]:>11}" for verdict in _VERDICTS)])
+
+
+def _target_lines(analysis: TargetAnalysis, *, quiet: bool) -> Iterator[str]:
+    metrics: Any = analysis.metrics
+    yield f"{analysis.target.ep.name}, {analysis.target.device}"
+    if metrics["table"]:
+        yield f"  measured with {metrics['table']}"
+    for verdict in _VERDICTS:
+        nodes, operators = metrics["nodes"][verdict], metrics["operators"][verdict]
+        if nodes or verdict == "supported":
+            what = f"{counted(nodes, 'node'):>12} of {counted(operators, 'operator')}"
+            yield f"  {verdict:<12}{what}: {_MEANING[verdict]}"
+            if verdict != "supported" and not quiet:
+                yield from _operator_lines(metrics[verdict], metrics["table"])
+    if not quiet:
+        yield from _advice(analysis)
+
+
+def _advice(analysis: TargetAnalysis) -> Iterator[str]:
+    """What would help: capabilities, and what only the user can do."""
+    results: Any = analysis.file["results"]
+    table = str(analysis.metrics["table"])
+    for information in results[0]["information"]:
+        for action in information["actions"]:
+            named = "".join(name for item in action["action_items"] for name in item["optimization_options"])
+            if action["enabled"] or action["level"] == "warning":
+                yield f"  would help: {f'{named}: ' if named else ''}{_short(action['details'], table)}"
+
+
+def _operator_lines(found: Sequence[Any], table: str) -> Iterator[str]:
+    for each in found[:_MOST_OPERATORS]:
+        name = each["operator"].removeprefix("OP/").removeprefix("ai.onnx/")
+        yield f"    {name:<24}{each['count']:>5}  {_short(each['reason'], table)}"
+    if len(found) > _MOST_OPERATORS:
+        yield f"    and {counted(len(found) - _MOST_OPERATORS, 'more operator')}"
+
+
+def _patterns(analysis: TargetAnalysis) -> Iterator[str]:
+    patterns: Any = analysis.metrics["patterns"]
+    if patterns:
+        yield ""
+        told = (f"{name.removeprefix('SUBGRAPH/').removesuffix('Pattern')} {count}" for name, count in patterns.items())
+        yield f"patterns: {', '.join(told)}"
+
+
+def _lint_lines(analysis: TargetAnalysis) -> Iterator[str]:
+    lint: Any = analysis.file["lint"]
+    found = [(word, each) for word, key in _SEVERITIES for each in lint[key]]
+    if found:
+        yield ""
+    for word, each in found:
+        yield f"{word}: {each['message']} {each['advice']}".rstrip()
+    if not found:
+        yield "lint: nothing found"
+
+
+def _short(text: str, table: str) -> str:
+    """*text* without the name of the *table*, which is told above."""
+    text = text.replace(f" ({table})", "") if table else text
+    return text if len(text) <= _MOST_REASON else f"{text[: _MOST_REASON - 1]}…"

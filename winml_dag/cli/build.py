@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli.chosencells import are_a_sweep, cell_options
 from winml_dag.cli.cluster import CLUSTER_OPTIONS, cluster_options, refuse_misfits, with_cluster
-from winml_dag.cli.options import format_option, rebuild_option, request_from, several_request_options
+from winml_dag.cli.options import (
+    Output,
+    are_a_sweep,
+    cell_options,
+    output_options,
+    rebuild_option,
+    request_from,
+    several_request_options,
+)
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
 from winml_dag.engine.events import Status
@@ -65,9 +72,7 @@ class _Seconds(click.FloatRange):
 @click.option(
     "--check-inputs", is_flag=True, help="Fail stages of your own that read a file they do not declare, and name it."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")
-@format_option
+@output_options
 def command(
     *,
     recipes: tuple[Path, ...],
@@ -97,10 +102,11 @@ def command(
     winml-dag build -c sweep.yaml -o out --filter model=bert
     """
     started = time.monotonic()
+    output = Output(verbose, quiet, as_json=format_ == "json")
     where = {name: options.pop(name) for name in CLUSTER_OPTIONS}
     one = recipes[0] if len(recipes) == 1 else None
     request, cache_dir = request_from({**options, "recipe": one}, first=next(iter(recipes), None))
-    at_a_glance = not (rebuild or verbose or check_inputs or format_ == "json")
+    at_a_glance = not (rebuild or verbose or check_inputs or output.as_json)
     # Before anything else is imported: most builds have nothing to do, and this is all that they need.
     standing = look(request, cache_dir) if len(recipes) < 2 else None
     if at_a_glance:
@@ -128,9 +134,7 @@ def command(
         # Of several builds, one that fails says nothing of the others.
         of_several = replace(how, keep_going=keep_going is not False)
         if are_a_sweep(recipes):
-            code = build_sweep(
-                recipes, request, selection, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_
-            )
+            code = build_sweep(recipes, request, selection, cache_dir, of_several, output)
             if sandbox:
                 _say_what_is_not_watched()
             return code
@@ -142,9 +146,9 @@ def command(
         if (items := _modules(request)) is not None:
             from winml_dag.cli.modules import build_modules
 
-            return build_modules(request, items, cache_dir, of_several, verbose=verbose, quiet=quiet, format_=format_)
-        result = carry_out(request, cache_dir, standing, how, verbose=verbose, quiet=quiet, format_=format_)
-    if format_ == "json":
+            return build_modules(request, items, cache_dir, of_several, output)
+        result = carry_out(request, cache_dir, standing, how, output)
+    if output.as_json:
         print_json([result], result.elapsed_seconds)
     if sandbox:
         _say_what_is_not_watched()
@@ -174,12 +178,12 @@ def _modules(request: Request) -> tuple[ModuleItem, ...] | None:
 
 
 def look(request: Request, cache_dir: Path) -> Standing | None:
-    """What is known to stand of *request*."""
+    """What was recorded of the output of *request*; None for a request that is never recorded."""
     return None if request.words is None else check(str(cache_dir.absolute()), request.words)
 
 
 def say_up_to_date(standing: Standing | None, cache_dir: Path, started: float) -> bool:
-    """Whether there is nothing to do; then that is said, and noted in the cache."""
+    """Whether there is nothing to do; if so, print that and note the use in the cache."""
     if standing is None or not standing.is_up_to_date:
         return False
     note_use(str(cache_dir.absolute()), standing)
@@ -192,15 +196,13 @@ def carry_out(
     cache_dir: Path,
     standing: Standing | None,
     how: BuildOptions,
+    output: Output,
     *,
-    verbose: bool,
-    quiet: bool,
-    format_: str,
     lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
     refuse: Callable[[BuildSummary], None] = lambda _: None,
 ) -> BuildResult:
-    """Build what *request* means, and tell people of it: on stdout, or with the format json on stderr. *lines*: what
-    there is to tell besides of work that was done. *refuse* raises for a build that is not to be begun.
+    """Build *request* and print the result: to stdout, or with the format json to stderr. *lines* gives what else to
+    print when something ran. *refuse* raises for a build that must not start.
     """
     from winml_dag.cli.buildreport import print_result
     from winml_dag.cli.progress import progress
@@ -210,20 +212,20 @@ def carry_out(
     from winml_dag.pipeline.rounds import WithoutRounds
 
     store = opened(cache_dir, request.remote)
-    # A part is enough where neither every stage is to run nor every stage is to be told of.
-    part = not (how.rebuild or verbose or format_ == "json")
+    # A part of the graph is enough, unless every stage is to run or to be printed.
+    part = not (how.rebuild or output.verbose or output.as_json)
     planned = plan_request(request, store, download=True, standing=standing, part=part)
     refuse(planned.summary)
     with progress(
-        quiet=quiet, to_stderr=format_ == "json", stages=len(planned.graph.nodes) + planned.others
+        quiet=output.quiet, to_stderr=output.as_json, stages=len(planned.graph.nodes) + planned.others
     ) as observer:
-        result = build(planned, store, how, observer=observer if verbose else WithoutRounds(observer))
-    print_result(result, to_stderr=format_ == "json", quiet=quiet, verbose=verbose, lines=lines)
+        result = build(planned, store, how, observer=observer if output.verbose else WithoutRounds(observer))
+    print_result(result, output, lines)
     return result
 
 
 def _say_what_is_not_watched() -> None:
-    """Where the kernel cannot keep a stage from reading undeclared files by their absolute path, say so."""
+    """Print a note where the kernel cannot keep a stage from reading undeclared files by their absolute paths."""
     from winml_dag.engine.sandbox import watches_absolute_paths
 
     if not watches_absolute_paths():

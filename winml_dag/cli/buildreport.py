@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.analyzed import analyzed_lines
-from winml_dag.cli.compiled import compiled_lines
-from winml_dag.cli.normalized import normalized_lines
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.quantized import quantized_lines
+from winml_dag.cli.plaintext import echo, few, print_object
 from winml_dag.cli.remotes import traffic_json, traffic_lines
-from winml_dag.cli.validated import broken_lines, validated_lines
+from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.compiled import compile_result
 
 if TYPE_CHECKING:
+    from winml_dag.cli.options import Output
     from winml_dag.pipeline.buildresult import BuildResult, StageView
+
+_MOST_NAMES = 10
 
 
 def print_json(
@@ -39,7 +36,7 @@ def print_json(
         value.update(traffic_json(result.traffic))
     if error:
         value["error"] = error
-    echo(json.dumps(value, ensure_ascii=False))
+    print_object(value)
 
 
 @contextmanager
@@ -127,57 +124,32 @@ def _failure_json(view: StageView) -> JsonObject:
 
 
 def print_result(
-    result: BuildResult,
-    *,
-    to_stderr: bool,
-    quiet: bool,
-    verbose: bool,
-    lines: Callable[[BuildResult], Iterable[str]] = lambda _: (),
+    result: BuildResult, output: Output, lines: Callable[[BuildResult], Iterable[str]] = lambda _: ()
 ) -> None:
     """The end of a build in a few lines: notices, failures with the end of their log, *lines* on what ran, and one line
     that sums up.
     """
     ran = any(view.status is Status.RAN for view in result.stages)
-    if ran and not quiet:
+    if ran and not output.quiet:
         for notice in result.build.notices:
-            echo(f"note: {notice}", err=to_stderr)
+            output.say(f"note: {notice}")
     if restored := result.materialised.restored:
-        echo(f"note: restored what had been changed or deleted: {_few(restored)}", err=to_stderr)
+        output.say(f"note: restored what had been changed or deleted: {few(restored, _MOST_NAMES)}")
     if copied := result.materialised.not_linked:
         where = result.build.output_dir
-        echo(f"note: copied, no links can be made from the cache to {where}: {_few(copied)}", err=to_stderr)
+        output.say(f"note: copied, no links can be made from the cache to {where}: {few(copied, _MOST_NAMES)}")
     if result.cache_note:
-        echo(f"note: {result.cache_note}", err=to_stderr)
+        output.say(f"note: {result.cache_note}")
     for view in result.stages:
         if view.result is not None and view.status is Status.FAILED:
-            for line in failure_lines(view.result, whole=verbose):
+            for line in failure_lines(view.result, whole=output.verbose):
                 echo(line, err=True)
-    if ran and not quiet and not result.failed:
-        for line in (*model_lines(result), *lines(result)):
-            echo(line, err=to_stderr)
-    for line in () if quiet else traffic_lines(result.traffic):
-        echo(line, err=to_stderr)
-    echo(summary(result), err=to_stderr)
-
-
-def model_lines(result: BuildResult) -> Iterator[str]:
-    """What became of a model; of several components, of each with its name."""
-    for name, part in (result.components or {"": result}).items():
-        prefix = f"{name}: " if name else ""
-        told = (
-            normalized_lines(part),
-            analyzed_lines(part),
-            quantized_lines(part),
-            compiled_lines(part),
-            validated_lines(part),
-        )
-        yield from (f"{prefix}{line}" for line in chain.from_iterable(told))
-
-
-def _few(names: Sequence[str], most: int = 10) -> str:
-    """*names* as one text, which a deleted folder of thousands does not flood."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    if ran and not output.quiet and not result.failed:
+        for line in (*stage_lines(result), *lines(result)):
+            output.say(line)
+    for line in () if output.quiet else traffic_lines(result.traffic):
+        output.say(line)
+    output.say(summary(result))
 
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:

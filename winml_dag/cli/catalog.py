@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.onestage import print_object
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import target_options
-from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.recipe.shipped import Shipped
@@ -47,17 +46,13 @@ def command(
     """
     from winml_dag.pipeline.jsonfile import put_json
 
-    try:
+    with errors_as_object(format_ == "json", success=False):
         if output is not None and output.exists() and not overwrite:
             raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
         found = [*_matching(model_type, task, ep, device, precision)]
         value: JsonObject = {"recipes": [_told(each) for each in found]}
         if output is not None:
             put_json(output, value, "recipes", overwrite=True)
-    except WinmlDagError as error:
-        if format_ == "json":
-            print_object({"success": False, "errors": [str(error)]})
-        raise
     if format_ == "json":
         print_object(value)
         return 0

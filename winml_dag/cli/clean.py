@@ -9,7 +9,7 @@ import click
 
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def _folder(recipe: Path | None, output_dir: Path | None, cache: Path) -> Path:
 
 
 def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
-    import json
 
     value = {
         "output_dir": str(folder),
@@ -65,7 +64,7 @@ def _print_json(folder: Path, done: Cleaned, dry_run: bool) -> None:
         "removed": [str(path) for path in done.removed],
         "edited": [str(path) for path in done.edited],
     }
-    echo(json.dumps(value, ensure_ascii=False))
+    print_object(value)
 
 
 def _print_text(folder: Path, done: Cleaned, dry_run: bool) -> None:

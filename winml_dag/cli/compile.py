@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
-from winml_dag.cli.exporting import given_shapes, shape_options
-from winml_dag.cli.onestage import how_options, run_one
-from winml_dag.cli.outcome import OUTCOME
+from winml_dag.cli.onestage import OUTCOME, how_options, run_one
 from winml_dag.cli.parameters import FILE
-from winml_dag.cli.settings import COMPILE, VALIDATION, target_options
+from winml_dag.cli.settings import COMPILE, VALIDATION, given_shapes, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.onestage import print_object
 from winml_dag.cli.options import request_from, shared_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
-from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.decided import DecidedRecipe
@@ -64,7 +63,7 @@ def command(
 
     named = {"model_type": model_type, "model_class": model_class}
     loader = {name: value for name, value in named.items() if value is not None}
-    try:
+    with errors_as_object(format_ == "json", success=False):
         as_json = _is_json(output, format_)
         if output is not None and output.exists() and not overwrite:
             raise UsageError(f"{output} is there already.", advice="Choose another name, or give --overwrite.")
@@ -72,10 +71,6 @@ def command(
         text = _json(decided) if as_json else _yaml(decided)
         if output is not None:
             put_text(output, text)
-    except WinmlDagError as error:
-        if format_ == "json":
-            print_object({"success": False, "errors": [str(error)]})
-        raise
     for notice in decided.notices:
         echo(f"note: {notice}", err=True)
     if output is None:

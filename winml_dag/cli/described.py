@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.plaintext import few
 from winml_dag.onnxmodel.description import Description, Sidecar, TensorSize
 from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.inspect import EpContext, TensorSpec
@@ -142,10 +143,7 @@ def _shape(shape: Iterable[int | str]) -> str:
 
 def _operators(counts: Mapping[str, int], total: int) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{name} {count}" for name, count in ordered[:_MOST_OPERATORS])
-    left = len(ordered) - _MOST_OPERATORS
-    more = f" and {left} more" if left > 0 else ""
-    return f"{total}: {named}{more}"
+    return f"{total}: {few([f'{name} {count}' for name, count in ordered], _MOST_OPERATORS)}"
 
 
 def _compiled(model: Description) -> Iterator[str]:

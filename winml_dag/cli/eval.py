@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,12 @@ import click
 
 from winml_dag.canonical import JsonValue
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.settings import Settings, ep_option, pairs
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.settings import Settings, ep_option, fields, pairs
 from winml_dag.errors import StageError, UsageError
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.finished.evaluation import EvaluationPlan, EvaluationRequest
@@ -38,17 +37,7 @@ _EVAL = Settings(
         click.option("--ep", type=TEXT, help="Execution provider to run on [the one that it was built for]."),
         click.option("-d", "--device", type=TEXT, help="npu, gpu, cpu or auto; an execution provider's name too."),
     ),
-    {
-        "task": "task",
-        "mode": "mode",
-        "model_id": "model_id",
-        "reference_path": "reference",
-        "input_data": "input_data",
-        "batch_size": "batch_size",
-        "pooling": "pooling",
-        "ep": "ep",
-        "device": "device",
-    },
+    fields("task mode model_id input_data batch_size pooling ep device", reference_path="reference"),
 )
 
 # Of `eval.dataset`.
@@ -77,16 +66,13 @@ _DATASET = Settings(
             help="The model's class of a label, or a JSON file of them.",
         ),
     ),
-    {
-        "path": "dataset",
-        "name": "dataset_name",
-        "revision": "dataset_revision",
-        "split": "split",
-        "samples": "samples",
-        "shuffle": "shuffle",
-        "seed": "seed",
-        "columns_mapping": "column",
-    },
+    fields(
+        "split samples shuffle seed",
+        path="dataset",
+        name="dataset_name",
+        revision="dataset_revision",
+        columns_mapping="column",
+    ),
 )
 
 
@@ -121,11 +107,9 @@ def command(**options: Any) -> int:
     how = How.of(options)
     if options["schema"]:
         return _tell_schema(options["task"], how)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         bounds = _numbers(options["bounds"] or {})
-        plan, done = _evaluate(options, how, cache_dir)
-        from winml_dag.cli.evaluated import require_known
+        plan, done = _evaluate(options, how)
         from winml_dag.pipeline.finished.evaluated import kept
 
         require_known(bounds, done)
@@ -133,15 +117,15 @@ def command(**options: Any) -> int:
     return 0 if all(kept(bounds, done).values()) else StageError.exit_code
 
 
-def _evaluate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[EvaluationPlan, Measurement]:
+def _evaluate(options: Mapping[str, Any], how: How) -> tuple[EvaluationPlan, Measurement]:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.evaluation import plan_evaluation, refuse_unbuilt
 
     request = request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
-    subject = subject_of(options, how, cache_dir)
-    store = opened(cache_dir, how.remote)
+    subject = subject_of(options, how)
+    store = opened(how.cache_dir, how.remote)
     plan = plan_evaluation(subject, request, store)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
@@ -204,7 +188,6 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
 
 
 def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None, bounds: Mapping[str, float]) -> None:
-    from winml_dag.cli.evaluated import evaluated_lines, shortfalls
     from winml_dag.pipeline.finished.evaluated import evaluated_json
 
     for line in shortfalls(bounds, done):
@@ -219,7 +202,7 @@ def _tell(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None
 def _tell_schema(task: str | None, how: How) -> int:
     from winml_dag.stages.evaluate import METRICS, TASKS
 
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         if task is not None and task not in TASKS:
             raise UsageError(f"There are no metrics for {task}.", advice=f"Tasks are: {', '.join(TASKS)}.")
     chosen = {name: roles for name, roles in TASKS.items() if task in (None, name)}
@@ -228,7 +211,7 @@ def _tell_schema(task: str | None, how: How) -> int:
             name: {"columns": {role: list(names) for role, names in roles.items()}, "metrics": list(METRICS[name])}
             for name, roles in chosen.items()
         }
-        echo(json.dumps({"success": True, "tasks": value}, ensure_ascii=False))
+        print_object({"success": True, "tasks": value})
         return 0
     for name, roles in chosen.items():
         echo(f"{name}: {', '.join(METRICS[name])}")
@@ -236,3 +219,135 @@ def _tell_schema(task: str | None, how: How) -> int:
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
             echo(f"  {role}{others}")
     return 0
+
+
+def shortfalls(bounds: Mapping[str, float], done: Measurement) -> Iterator[str]:
+    """A sentence for each of *bounds* that the model does not keep."""
+    from winml_dag.pipeline.finished.evaluated import figures, kept
+
+    known = figures(done)
+    for name, keeps in kept(bounds, done).items():
+        if not keeps:
+            found = "not defined" if known[name] is None else _number(known[name])
+            yield f"error: {name} is {found}, and the bound is {bounds[name]:g}."
+
+
+def evaluated_lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
+    """What was measured, for people; *quiet* leaves out what is not a figure."""
+    from winml_dag.pipeline.finished.evaluated import notices_of, report_of
+    from winml_dag.stages.evaluate import REPORT_FILE
+
+    found: Any = report_of(done)
+    if not quiet:
+        yield f"{_what(plan)}: {_when(done)}"
+        yield _on(plan, found)
+    yield from _outputs_table(found["outputs"]) if "outputs" in found else _metrics_table(found["metrics"])
+    if quiet:
+        return
+    for notice in notices_of(plan, done):
+        yield f"note: {notice}"
+    if folder is not None:
+        yield f"report: {folder / REPORT_FILE}"
+
+
+def require_known(bounds: Mapping[str, float], done: Measurement) -> None:
+    """Raise UsageError for a bound of what was not measured."""
+    from winml_dag.pipeline.finished.evaluated import figures
+
+    known = figures(done)
+    for name in bounds:
+        if name not in known:
+            raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(known)}.")
+
+
+def _what(plan: EvaluationPlan) -> str:
+    precision = f" ({plan.subject.precision})" if plan.subject.precision else ""
+    return f"{plan.subject.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
+
+
+def _when(done: Measurement) -> str:
+    if done.is_live:
+        return f"evaluated live, in {done.elapsed_seconds:.1f} s"
+    return f"cached, evaluated {done.made_at} (--rebuild evaluates again)"
+
+
+def _on(plan: EvaluationPlan, found: Any) -> str:
+    samples = counted(found["samples"], "sample")
+    of = "" if found["of"] in (None, found["samples"]) else f" of {found['of']}"
+    data = "random" if found["data"] == "random" else found["data"]
+    beside = "" if plan.reference is None else f", beside {plan.reference.path}"
+    return f"{plan.task or 'outputs'} on {samples}{of} ({data}){beside}"
+
+
+def _metrics_table(metrics: Mapping[str, Any]) -> Iterator[str]:
+    rows = [["", "model", "reference", "difference", ""]]
+    for name, found in metrics.items():
+        difference = found["difference"]
+        rows.append(
+            [
+                name,
+                _estimate(found["candidate"]),
+                "" if found["reference"] is None else _estimate(found["reference"]),
+                "" if difference is None else _estimate(difference, sign="+"),
+                "" if difference is None else _significance(difference),
+            ]
+        )
+    if all(found["reference"] is None for found in metrics.values()):
+        rows = [row[:2] for row in rows]
+    yield from _aligned(rows)
+    yield "  [low, high]: where it lies with 95 % confidence, as far as the choice of these samples goes"
+
+
+def _estimate(found: Any, sign: str = "") -> str:
+    if found["value"] is None:
+        return "not defined"
+    interval = "" if found["low"] is None else f" [{_number(found['low'], sign)}, {_number(found['high'], sign)}]"
+    return f"{_number(found['value'], sign)}{interval}"
+
+
+def _significance(difference: Any) -> str:
+    p_value = difference["p_value"]
+    by = "" if p_value is None else " (p < 1e-5)" if p_value < 1e-5 else f" (p = {p_value:.2g})"
+    if difference["significant"] is None:
+        return ""
+    return f"{'significant' if difference['significant'] else 'not significant'}{by}"
+
+
+def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
+    from winml_dag.pipeline.finished.evaluated import AGREEMENTS
+
+    heads = {"top1": "top-1", "top5": "top-5", "exact": "equal"}
+    shown = [name for name in AGREEMENTS if any(output[name] for output in outputs.values())]
+    rows = [["", "cosine", "lowest", "SQNR", "largest error", *(heads[name] for name in shown), ""]]
+    for name, output in outputs.items():
+        ratio = "none" if output["sqnr_db"] is None else f"{output['sqnr_db']:.1f} dB"
+        rows.append(
+            [
+                name,
+                _number(output["cosine"]),
+                _number(output["cosine_min"]),
+                "exact" if output["sqnr_db"] is None and output["cosine"] == 1 else ratio,
+                "" if output["max_abs_error"] is None else f"{output['max_abs_error']:.2g}",
+                *("" if output[one] is None else f"{output[one]['agreed']} of {output[one]['of']}" for one in shown),
+                _not_finite(output),
+            ]
+        )
+    yield from _aligned(rows)
+
+
+def _not_finite(output: Any) -> str:
+    parts = [(output["nan_count"], "NaN"), (output["inf_count"], "infinite")]
+    told = [f"{count} {what} where the reference has numbers" for count, what in parts if count]
+    if count := output["reference_nan_count"]:
+        told.append(f"{count} left out: NaN in the reference")
+    return ", ".join(told)
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.4f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

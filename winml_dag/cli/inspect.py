@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ import click
 
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo
-from winml_dag.errors import InputError, UsageError, WinmlDagError
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from winml_dag.cli.described import Inspected, Neighbour
@@ -33,20 +32,16 @@ def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool,
     winml-dag inspect out --format json
     winml-dag inspect out --hierarchy
     """
-    try:
+    with errors_as_object(format_ == "json"):
         given = _given(path, model)
         if hierarchy:
             _show_hierarchy(given, format_)
             return 0
         inspected = _inspect(given)
-    except WinmlDagError as error:
-        if format_ == "json":
-            echo(json.dumps({"errors": [str(error)]}, ensure_ascii=False))
-        raise
     from winml_dag.cli.described import described_json, described_lines
 
     if format_ == "json":
-        echo(json.dumps(described_json(inspected, top), ensure_ascii=False))
+        print_object(described_json(inspected, top))
     else:
         for line in described_lines(inspected, top):
             echo(line)
@@ -60,7 +55,7 @@ def _show_hierarchy(path: Path, format_: str) -> None:
 
     tagged = find_hierarchy(path)
     if format_ == "json":
-        echo(json.dumps(hierarchy_json(tagged), ensure_ascii=False))
+        print_object(hierarchy_json(tagged))
     else:
         for line in hierarchy_lines(tagged):
             echo(line)

@@ -16,7 +16,7 @@ from types import FrameType
 import click
 
 from winml_dag import __version__
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.engine.signals import ENDING
 from winml_dag.errors import Interrupted, WinmlDagError
 
@@ -136,8 +136,6 @@ def _print_refused(arguments: list[str], sentence: str) -> None:
 
         print_json([], 0.0, error=sentence)
         return
-    from winml_dag.cli.onestage import print_object
-
     print_object({"success": False, "errors": [sentence]})
 
 

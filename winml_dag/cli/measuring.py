@@ -1,4 +1,4 @@
-"""What the commands that look at a finished model have in common: which model that is, and carrying the looking out."""
+"""What the commands that measure a finished model share: finding that model, and running the measurement."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def stage_timeout_option(function: F) -> F:
     return click.option("--stage-timeout", type=click.FloatRange(min=0.1), help=text)(function)
 
 
-def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject:
-    """The model that the *options* of a call mean, by the names of :func:`subject_options`; a recipe is built, if need
-    be.
+def subject_of(options: Mapping[str, Any], how: How) -> Subject:
+    """The model that the *options* of a call name, as :func:`subject_options` have them; a recipe is built first, if it
+    is not up to date.
 
     Raises:
         UsageError: when none is given, or more than one.
         InputError: when it is not there.
-        StageError: when the recipe cannot be built; why has been said by then.
+        StageError: when the recipe cannot be built; the reason has been printed by then.
     """
     from winml_dag.pipeline.finished.subject import find_subject
 
@@ -59,10 +59,10 @@ def subject_of(options: Mapping[str, Any], how: How, cache_dir: Path) -> Subject
             advice="Give an .onnx file or the output folder of a build, or a recipe with -c.",
         )
     component: str | None = options["submodel"]
-    return find_subject(given[0] if recipe is None else _built(recipe, component, how, cache_dir), component)
+    return find_subject(given[0] if recipe is None else _built(recipe, component, how), component)
 
 
-def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Path:
+def _built(recipe: Path, component: str | None, how: How) -> Path:
     """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.build import BuildOptions
@@ -71,19 +71,17 @@ def _built(recipe: Path, component: str | None, how: How, cache_dir: Path) -> Pa
     from winml_dag.pipeline.standing.check import note_use
 
     request = replace(request_for(recipe), remote=how.remote)
-    standing = look(request, cache_dir)
+    standing = look(request, how.cache_dir)
     if standing is not None and standing.is_up_to_date:
-        note_use(str(cache_dir.absolute()), standing)
-        return output_dir_of(request, cache_dir)
+        note_use(str(how.cache_dir.absolute()), standing)
+        return output_dir_of(request, how.cache_dir)
     options = BuildOptions(jobs=os.cpu_count() or 1)
     result = carry_out(
         request,
-        cache_dir,
+        how.cache_dir,
         standing,
         options,
-        verbose=how.verbose,
-        quiet=how.quiet,
-        format_=how.format_,
+        how,
         refuse=lambda build: refuse_component(recipe, build, component),
     )
     if result.failed:
@@ -99,7 +97,7 @@ def measured(
     folder: Path | None = None,
     timeout_seconds: float | None = None,
 ) -> Measurement:
-    """Carry out *planned*, say how far it is, and put its files into *folder*.
+    """Run *planned*, show its progress, and put its files into *folder*.
 
     Raises:
         StageError: when it fails; the log has been shown by then.
@@ -122,7 +120,7 @@ def measured(
     if done.note:
         echo(f"note: {done.note}", err=True)
     if done.failed is not None:
-        # What happened is said by the error, once.
+        # The first line is the error, which is printed when it is raised.
         for line in list(failure_lines(done.failed, whole=how.verbose))[1:]:
             echo(line, err=True)
         failed = done.failed

@@ -15,6 +15,7 @@ from winml_dag.pipeline.standing.check import check, note_use
 from winml_dag.recipe.reading import ModuleItem
 
 if TYPE_CHECKING:
+    from winml_dag.cli.options import Output
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.builds import Outcome
     from winml_dag.store.local import LocalStore
@@ -25,10 +26,7 @@ def build_modules(
     items: Sequence[ModuleItem],
     cache_dir: Path,
     how: BuildOptions,
-    *,
-    verbose: bool,
-    quiet: bool,
-    format_: str,
+    output: Output,
 ) -> int:
     """Build every module of a list, and tell of each in a line; returns the exit code.
 
@@ -40,26 +38,26 @@ def build_modules(
     folder = refuse_unplaced(request)
     builds = module_builds(request, items)
     # Before anything else is imported: mostly there is nothing to do.
-    at_a_glance = not (how.rebuild or verbose or format_ == "json")
+    at_a_glance = not (how.rebuild or output.verbose or output.as_json)
     up_to_date = dict(_up_to_date(builds, cache_dir)) if at_a_glance else {}
     rest = [build for build in builds if build.label not in up_to_date]
     outcomes: tuple[Outcome, ...] = ()
     traffic = None
     if rest:
         store = opened(cache_dir, request.remote)
-        outcomes = _built(rest, store, how, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
+        outcomes = _built(rest, store, how, output)
         traffic = traffic_of(store)
     by_label = {outcome.label: outcome for outcome in outcomes}
     write_summary(folder, builds, [by_label.get(build.label) for build in builds])
     seconds = time.monotonic() - started
-    if format_ == "json":
+    if output.as_json:
         from winml_dag.cli.several import print_outcomes
 
         print_outcomes(outcomes, seconds, traffic)
-    _tell(builds, up_to_date, by_label, verbose=verbose, quiet=quiet, to_stderr=format_ == "json")
-    for line in () if quiet else traffic_lines(traffic):
-        echo(line, err=format_ == "json")
-    echo(_total(up_to_date, outcomes, seconds), err=format_ == "json")
+    _tell(builds, up_to_date, by_label, output)
+    for line in () if output.quiet else traffic_lines(traffic):
+        output.say(line)
+    output.say(_total(up_to_date, outcomes, seconds))
     return _exit_code(outcomes)
 
 
@@ -74,9 +72,7 @@ def _up_to_date(builds: Sequence[ModuleBuild], cache_dir: Path) -> Iterator[tupl
             yield build.label, standing.note.header.summary
 
 
-def _built(
-    builds: Sequence[ModuleBuild], store: LocalStore, how: BuildOptions, *, verbose: bool, quiet: bool, to_stderr: bool
-) -> tuple[Outcome, ...]:
+def _built(builds: Sequence[ModuleBuild], store: LocalStore, how: BuildOptions, output: Output) -> tuple[Outcome, ...]:
     from winml_dag.cli.progress import progress
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
     from winml_dag.pipeline.builds import build_all, merged
@@ -84,37 +80,34 @@ def _built(
 
     planned = planned_each([(build.label, build.request) for build in builds], store, download=True)
     refuse_if_all_the_same(planned)
-    with progress(quiet=quiet, to_stderr=to_stderr, stages=len(merged(planned).graph.nodes)) as observer:
-        return build_all(planned, store, how, observer=observer if verbose else WithoutRounds(observer))
+    with progress(quiet=output.quiet, to_stderr=output.as_json, stages=len(merged(planned).graph.nodes)) as observer:
+        return build_all(planned, store, how, observer=observer if output.verbose else WithoutRounds(observer))
 
 
 def _tell(
     builds: Sequence[ModuleBuild],
     up_to_date: Mapping[str, str],
     outcomes: Mapping[str, Outcome],
-    *,
-    verbose: bool,
-    quiet: bool,
-    to_stderr: bool,
+    output: Output,
 ) -> None:
     """A line for each build, and what failed in it; what is to be known of several builds is said once."""
     said: set[str] = set()
     for build in builds:
         if build.label in up_to_date:
-            if not quiet:
-                echo(f"{up_to_date[build.label]}.", err=to_stderr)
+            if not output.quiet:
+                output.say(f"{up_to_date[build.label]}.")
             continue
         from winml_dag.cli.several import note_lines, outcome_lines, problem_lines
 
         outcome = outcomes[build.label]
-        for line in () if quiet else note_lines(outcome):
+        for line in () if output.quiet else note_lines(outcome):
             if line not in said:
-                echo(line, err=to_stderr)
+                output.say(line)
             said.add(line)
-        for line in problem_lines(outcome, whole=verbose):
+        for line in problem_lines(outcome, whole=output.verbose):
             echo(line, err=True)
-        for line in () if quiet else outcome_lines(outcome, verbose=verbose):
-            echo(line, err=to_stderr)
+        for line in () if output.quiet else outcome_lines(outcome, verbose=output.verbose):
+            output.say(line)
 
 
 def _total(up_to_date: Mapping[str, str], outcomes: Sequence[Outcome], seconds: float) -> str:

@@ -1,11 +1,9 @@
-"""What the commands for one stage have in common: options on how to go about it, and carrying it out."""
+"""What the commands for one stage share: options on how to go about it, carrying it out, and what they print."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,12 +12,13 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.build import carry_out, look, say_up_to_date
-from winml_dag.cli.options import cache_option, format_option, rebuild_option
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.options import Output, cache_option, output_options, rebuild_option
+from winml_dag.cli.plaintext import errors_as_object, print_object
 from winml_dag.cli.remotes import remote_options
-from winml_dag.errors import StageError, WinmlDagError, measured_by
+from winml_dag.errors import StageError
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.location import default_cache_dir
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
@@ -27,21 +26,15 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HOW = ("overwrite", "rebuild", "cache_dir", "verbose", "quiet", "format_")
-
 
 def how_options(function: F) -> F:
-    """How to go about it: the same for every command."""
+    """Options that every command has: what to overwrite and to run again, the cache, and what to print."""
     for option in reversed(
         (
             click.option("--overwrite", is_flag=True, help="Replace a file that is not ours."),
             rebuild_option,
             cache_option,
-            click.option(
-                "-v", "--verbose", is_flag=True, help="Say the reason of every stage, and show logs of failures whole."
-            ),
-            click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line."),
-            format_option,
+            output_options,
         )
     ):
         function = option(function)
@@ -49,29 +42,31 @@ def how_options(function: F) -> F:
 
 
 @dataclass(frozen=True)
-class How:
+class How(Output):
+    """What :func:`how_options` ask for."""
+
     overwrite: bool
     rebuild: bool
-    cache_dir: Path | None
-    verbose: bool
-    quiet: bool
-    format_: str
+    cache_dir: Path
     remote: RemoteOptions
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> How:
-        """What the *options* of a call say of it."""
-        said = {name: options[name] for name in _HOW}
-        return cls(**said, remote=remote_options(options, options.get("recipe")))
-
-    @property
-    def as_json(self) -> bool:
-        return self.format_ == "json"
+        """Of the *options* of a call, by the names of the command's parameters."""
+        return cls(
+            verbose=options["verbose"],
+            quiet=options["quiet"],
+            as_json=options["format_"] == "json",
+            overwrite=options["overwrite"],
+            rebuild=options["rebuild"],
+            cache_dir=options["cache_dir"] or default_cache_dir(),
+            remote=remote_options(options, options.get("recipe")),
+        )
 
 
 @dataclass(frozen=True)
 class Telling:
-    """What a command tells besides what every build does.
+    """What a command prints besides what every build prints.
 
     ``value``: the JSON object of a finished build, stages excepted. ``done``: lines for people on what ran. ``always``:
     lines for people also when all was known and nothing is imported.
@@ -83,32 +78,29 @@ class Telling:
 
 
 def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]], Request], telling: Telling) -> int:
-    """Carry out what the *options* of a call, by the names of the command's parameters, ask for. Returns the exit code.
+    """Run what the *options* of a call, by the names of the command's parameters, ask for. Returns the exit code.
 
     With the format json exactly one object is printed, also for what is refused.
     """
     started = time.monotonic()
     how = How.of(options)
-    cache_dir = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         request = replace(request_of(options), remote=how.remote)
-    standing = look(request, cache_dir)
-    if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, cache_dir, started):
+    standing = look(request, how.cache_dir)
+    if not (how.rebuild or how.verbose or how.as_json) and say_up_to_date(standing, how.cache_dir, started):
         _print(telling.always(request), how)
         return 0
 
     from winml_dag.pipeline.build import BuildOptions
 
     options_of_build = BuildOptions(rebuild=how.rebuild, overwrite=how.overwrite)
-    with errors_as_object(how):
+    with errors_as_object(how.as_json, success=False):
         result = carry_out(
             request,
-            cache_dir,
+            how.cache_dir,
             standing,
             options_of_build,
-            verbose=how.verbose,
-            quiet=how.quiet,
-            format_=how.format_,
+            how,
             lines=lambda done: telling.done(done, request),
         )
     if not result.failed:
@@ -123,19 +115,72 @@ def run_one(options: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]]
 def _print(lines: Iterator[str], how: How) -> None:
     if not how.quiet:
         for line in lines:
-            echo(line, err=how.as_json)
+            how.say(line)
 
 
-@contextmanager
-def errors_as_object(how: How) -> Iterator[None]:
-    """With the format json, what is refused is the one object on stdout too; its sentence still goes to stderr."""
-    try:
-        yield
-    except WinmlDagError as error:
-        if how.as_json:
-            print_object({"success": False, "errors": [str(error)], **measured_by(error)})
-        raise
+def _outcome_json(result: BuildResult, request: Request) -> JsonObject:
+    from winml_dag.pipeline.commandresult import command_result
+
+    assert request.command is not None
+    return command_result(result, request.command).to_json()
 
 
-def print_object(value: JsonObject) -> None:
-    echo(json.dumps(value, ensure_ascii=False))
+def _outcome_lines(result: BuildResult, request: Request) -> Iterator[str]:
+    from winml_dag.ep.registry import CPU
+    from winml_dag.pipeline.commandresult import command_result, main_view
+    from winml_dag.pipeline.quantized import quantize_result
+
+    assert request.command is not None
+    outcome = command_result(result, request.command)
+    line, components = _LINES.get(main_view(result, request.command).stage), _by_component(outcome.metrics)
+    took = f"{outcome.elapsed_seconds:.1f} s{' (reused)' if outcome.cached else ''}"
+    if line and components:
+        for name in result.build.components:
+            yield f"{name}: {line(components[name])}"
+        yield f"{counted(len(components), 'component')} of one model in {took}"
+    elif line:
+        yield f"{line(outcome.metrics)}, {took}"
+    # Of other providers, and of what was quantized, every build says it.
+    on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
+    if on_cpu and outcome.quality is not None and quantize_result(result) is None:
+        yield f"held against the model that was given: {outcome.quality.sentence()}"
+
+
+def _by_component(metrics: JsonObject) -> Mapping[str, Mapping[str, Any]]:
+    """The metrics of each component, where several were made together."""
+    found = metrics.get("components")
+    return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
+
+
+OUTCOME = Telling(_outcome_json, done=_outcome_lines)
+
+
+def _optimized(metrics: Mapping[str, Any]) -> str:
+    applied = [f"{name} in {counted(count, 'place')}" for name, count in metrics["applied"].items() if count]
+    idle = [name for name, count in metrics["applied"].items() if not count and name not in metrics["left"]]
+    nothing = [f"no place for {' and '.join(idle)}"] if idle else []
+    left = [f"{name} left: {why}" for name, why in metrics["left"].items()]
+    parts = [f"optimized {metrics['nodes_before']} -> {metrics['nodes_after']} nodes", *applied, *nothing, *left]
+    return ", ".join(parts)
+
+
+def _exported(metrics: Mapping[str, Any]) -> str:
+    return (
+        f"exported {counted(metrics['nodes'], 'node')} in opset {metrics['opset_version']}"
+        f" ({metrics['exporter']}), {metrics['parameters']:,} parameters,"
+        f" largest difference to PyTorch {metrics['max_abs_difference']:.2g}"
+    )
+
+
+def _calibrated(metrics: Mapping[str, Any]) -> str:
+    return (
+        f"ranges of {counted(metrics['tensors'], 'tensor')}"
+        f" from {counted(metrics['samples'], 'sample')} ({metrics['data']})"
+    )
+
+
+_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "optimize": _optimized,
+    "export": _exported,
+    "calibrate": _calibrated,
+}

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.canonical import JsonValue
-from winml_dag.cli.capabilities import tell_catalog, tell_changes
-from winml_dag.cli.exporting import given_shapes, shape_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, run_one
-from winml_dag.cli.outcome import OUTCOME
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.onestage import OUTCOME, how_options, run_one
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.settings import VALIDATION, no_validate_option, target_options
+from winml_dag.cli.plaintext import echo, errors_as_object, few, print_object
+from winml_dag.cli.settings import VALIDATION, given_shapes, no_validate_option, shape_options, target_options
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.store.quantities import counted
+
+if TYPE_CHECKING:
+    from winml_dag.recipe.capabilities import Capability
+    from winml_dag.stages.optimize.check import Change, NodeName
 
 # Names as they are typed: in any case, with hyphens.
 _BY_WORD = {name.lower(): name for name in CATALOG}
+
+# Nodes of each kind that --check-optim names unless all are asked for.
+_SHOWN = 3
 
 
 def _winml_cli_options(function: Any) -> Any:
@@ -68,7 +77,7 @@ def command(**options: Any) -> int:
         raise click.UsageError("Missing option '-m' / '--model'.")
     if options["check_optim"]:
         named = tuple(name for name, on in capabilities_of(options).items() if on)
-        with errors_as_object(How.of(options)):
+        with errors_as_object(options["format_"] == "json", success=False):
             return tell_changes(request_of(options), named, options["format_"], whole=options["verbose"])
     return run_one(options, request_of, OUTCOME)
 
@@ -105,3 +114,111 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
             if found.setdefault(name, on) is not on:
                 raise UsageError(f"{name} is switched on and off.", advice="Keep one of the two.")
     return found
+
+
+def tell_catalog(format_: str, *, rewrites_only: bool = False) -> int:
+    from winml_dag.recipe.capabilities import REWRITER
+
+    entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
+    if format_ == "json":
+        print_object({"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]})
+        return 0
+    for name, entry in entries.items():
+        echo(f"{name}  {_in_short(entry)}")
+        echo(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
+    return 0
+
+
+def _capability_json(name: str, entry: Capability) -> JsonObject:
+    return {
+        "name": name,
+        "description": entry.description,
+        "by": None if entry.same_as else entry.by,
+        "default": entry.default,
+        "domain": entry.domain,
+        "needs": list(entry.needs),
+        "excludes": list(entry.excludes),
+        "same_as": entry.same_as or None,
+        "left": entry.left or None,
+    }
+
+
+def _in_short(entry: Capability) -> str:
+    if entry.same_as:
+        return f"[{entry.same_as}]"
+    said = [entry.by, "on" if entry.default else "off", *([entry.domain] if entry.makes else [])]
+    return f"[{', '.join(said)}]"
+
+
+def _long(entry: Capability) -> str:
+    said = [entry.description]
+    if entry.needs:
+        said.append(f"Switches on {', '.join(entry.needs)}.")
+    if entry.excludes:
+        said.append(f"Not together with {', '.join(entry.excludes)}.")
+    if entry.left:
+        said.append(f"Left: {entry.left}.")
+    return " ".join(said)
+
+
+def tell_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
+    """Raises what ``winml_dag.pipeline.finished.optimcheck.checked`` does."""
+    from winml_dag.pipeline.finished.optimcheck import checked
+
+    with checked(request, names) as found:
+        if format_ == "json":
+            told: list[JsonValue] = [_change_json(change) for change in found.changes if _matters(change) or names]
+            print_object(
+                {
+                    "success": True,
+                    "model": str(request.overrides.onnx),
+                    "standard_domain_only": found.standard_domain_only,
+                    "capabilities": told,
+                }
+            )
+            return 0
+        count = 0
+        for change in found.changes:
+            if not _matters(change) and not names:
+                continue
+            count += bool(change.places) and not change.on
+            for line in _change_lines(change, sys.maxsize if whole else _SHOWN):
+                echo(line)
+    echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
+    return 0
+
+
+def _matters(change: Change) -> bool:
+    return bool(change.places or change.left)
+
+
+def _change_json(change: Change) -> JsonObject:
+    return {
+        "name": change.capability,
+        "on": change.on,
+        "places": change.places,
+        "nodes_before": [{"operator": node.operator, "name": node.name} for node in change.before],
+        "nodes_after": [{"operator": node.operator, "name": node.name} for node in change.after],
+        "constants": list(change.constants),
+        "left": change.left or None,
+    }
+
+
+def _change_lines(change: Change, most: int) -> Iterator[str]:
+    if not change.places:
+        yield f"{change.capability}: {f'left: {change.left}' if change.left else 'nothing to change'}"
+        return
+    already = ", and does so already" if change.on else ""
+    yield f"{change.capability}: changes {counted(change.places, 'place')}{already}"
+    yield from _nodes("-", change.before, most)
+    yield from _nodes("+", change.after, most)
+    if change.constants:
+        yield f"  ~ {counted(len(change.constants), 'constant')}: {few(change.constants, most)}"
+    if change.left:
+        yield f"  left: {change.left}"
+
+
+def _nodes(sign: str, nodes: tuple[NodeName, ...], most: int) -> Iterator[str]:
+    for operator, count in Counter(node.operator for node in nodes).items():
+        names = tuple(node.name for node in nodes if node.operator == operator)
+        yield f"  {sign} {count} {operator}: {few(names, most)}"

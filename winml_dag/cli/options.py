@@ -1,15 +1,18 @@
-"""The options that every command about a build shares, and the request that they make."""
+"""The options that every command about a build has, the request that they make, and how they are typed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.parameters import ADDRESS, FILE, RECIPE, TEXT
+from winml_dag.cli.parameters import ADDRESS, CATALOG, FILE, RECIPE, TEXT, Address, Recipe
+from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, remote_options
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.location import default_cache_dir
@@ -22,14 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def cache_option(function: F) -> F:
-    """Where results are looked for, and kept: the folder, and remotes behind it."""
+    """Where results are found and kept: the cache folder and its remotes."""
     return click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")(
         remote_option(function)
     )
 
 
 def remote_option(function: F) -> F:
-    """Which remotes there are, and what may be done with them."""
+    """Which remotes there are, and whether to read and write them."""
     modes = click.Choice(["read", "read-write", "off"])
     function = click.option(
         "--remote-mode", type=modes, help="What may be done there [WINML_DAG_REMOTE_MODE, or as configured]."
@@ -87,6 +90,17 @@ _OPTIONS = (
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
 )
 
+_CELL_OPTIONS = (
+    click.option(
+        "--filter",
+        "filters",
+        type=TEXT,
+        multiple=True,
+        help="Of a sweep, these cells: model=bert,res*, precision!=fp32, or names; of several, all hold.",
+    ),
+    click.option("--shard", type=TEXT, help="Of a sweep, a part for one of several machines: 3/8 is the third of 8."),
+)
+
 
 def request_options(function: F) -> F:
     """Add the options; the command gets them as ``**options``."""
@@ -94,24 +108,39 @@ def request_options(function: F) -> F:
 
 
 def shared_options(function: F) -> F:
-    """Those of a build without where it goes."""
+    """Those of a build, without the output folder."""
     return _with_options(function, _RECIPE)
 
 
 def several_request_options(function: F) -> F:
-    """The same for a command that looks at several recipes, which it gets as ``recipes``."""
+    """The same for a command that takes several recipes, which it gets as ``recipes``."""
     return _with_options(function, _RECIPES, *_FOLDER)
 
 
 def _with_options(function: F, *first: Callable[[Any], Any]) -> F:
-    # Imported here and below: the groups have their types from this module.
-    from winml_dag.cli.exporting import input_options
-    from winml_dag.cli.settings import COMPILE, VALIDATION
+    # Imported here and below: commands that have only --format need none of them.
+    from winml_dag.cli.settings import COMPILE, VALIDATION, input_options
 
     options: tuple[Callable[[Any], Any], ...] = (*first, *_OPTIONS, input_options, COMPILE, VALIDATION)
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def cell_options(function: F) -> F:
+    """Add the options; the command gets them as ``filters`` and ``shard``."""
+    for option in reversed(_CELL_OPTIONS):
+        function = option(function)
+    return function
+
+
+def are_a_sweep(recipes: Sequence[Path]) -> bool:
+    """Whether *recipes* are several, or one with a matrix. A folder or pattern is a sweep, however many are in it."""
+    from winml_dag.recipe.reading import is_sweep, recipe_files
+
+    if len(recipes) != 1 or not recipes[0].is_file():
+        return len(recipes) > 1 or recipe_files(recipes) != tuple(recipes)
+    return is_sweep(recipes[0])
 
 
 def rebuild_option(function: F) -> F:
@@ -123,14 +152,35 @@ def format_option(function: F) -> F:
     return click.option("-f", "--format", "format_", type=choice, default="text", help="text or json.")(function)
 
 
+def output_options(function: F) -> F:
+    """How much is printed, and in which form; see :class:`Output`."""
+    verbose = "Say the reason of every stage, and show logs of failures whole."
+    function = click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors and the last line.")(
+        format_option(function)
+    )
+    return click.option("-v", "--verbose", is_flag=True, help=verbose)(function)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What :func:`output_options` ask for."""
+
+    verbose: bool
+    quiet: bool
+    as_json: bool
+
+    def say(self, line: str) -> None:
+        """Print a line for people: to stderr where stdout has a JSON object."""
+        echo(line, err=self.as_json)
+
+
 def request_from(
     options: dict[str, Any], *, loader: JsonObject | None = None, first: Path | None = None
 ) -> tuple[Request, Path]:
     """The request and the cache folder that *options* mean; *loader*: fields of that section; *first*: of several
     recipes, whose project's configuration counts.
     """
-    from winml_dag.cli.exporting import taken_inputs
-    from winml_dag.cli.settings import COMPILE, VALIDATION
+    from winml_dag.cli.settings import COMPILE, VALIDATION, taken_inputs
 
     sections = {"loader": loader or {}, "export": taken_inputs(options), "validate": VALIDATION.taken(options)}
     compiling = COMPILE.taken(options)
@@ -161,3 +211,48 @@ def planned_build(options: dict[str, Any]) -> tuple[BuildGraph, LocalStore]:
     request, cache_dir = request_from(options)
     store = opened(cache_dir, request.remote)
     return plan_request(request, store, download=False, needs_folder=False), store
+
+
+def given_words(context: click.Context, but: Collection[str] = ()) -> tuple[str, ...]:
+    """The options that were given on the command line of *context*, word for word, without those named *but*."""
+    return tuple(
+        word
+        for parameter in context.command.params
+        if isinstance(parameter, click.Option) and parameter.name and parameter.name not in but
+        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+        for word in _words(parameter, context.params[parameter.name])
+    )
+
+
+def _words(option: click.Option, value: object) -> Iterator[str]:
+    name = option.opts[0]
+    if option.is_flag:
+        yield name if value else option.secondary_opts[0]
+        return
+    if option.multiple and isinstance(value, Mapping):
+        value = tuple(f"{key}={each}" for key, each in value.items())
+    for each in value if option.multiple and isinstance(value, tuple) else (value,):
+        yield name
+        yield _written(option, each)
+
+
+def _written(option: click.Option, value: object) -> str:
+    if isinstance(option.type, Recipe) and isinstance(value, Path):
+        return _recipe_word(value)
+    if isinstance(option.type, Address):
+        # These words go into files and logs, where a password does not belong.
+        from winml_dag.store.remote.urls import shown
+
+        return shown(str(value))
+    return str(value)
+
+
+def _recipe_word(path: Path) -> str:
+    """*path* as it was written: where the catalog lies is another place on every machine."""
+    if not path.is_absolute():
+        return str(path)
+    # Imported here: it needs the schema of a recipe.
+    from winml_dag.recipe.shipped import shipped_name
+
+    name = shipped_name(path)
+    return str(path) if name is None else f"{CATALOG}{name}"

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from winml_dag.cli.measuring import measured, stage_timeout_option, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
-from winml_dag.cli.settings import Settings, ep_option, pairs
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
+from winml_dag.cli.settings import Settings, ep_option, fields, pairs
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
+from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.finished.measurement import Measurement
     from winml_dag.pipeline.finished.perf import PerfPlan, PerfRequest
 
 _COUNT = click.IntRange(min=1)
+_FIGURES = ("mean", "p50", "p90", "p99", "min", "max", "std")
+_LABEL = 12
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int] | None:
@@ -54,17 +56,7 @@ _PERF = Settings(
         click.option("--input-data", type=FILE, help="Inputs: a .npz file, arrays by name [random ones]."),
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
     ),
-    {
-        "iterations": "iterations",
-        "warmup": "warmup",
-        "duration": "duration",
-        "loads": "loads",
-        "threads": "threads",
-        "batch_size": "batch_size",
-        "sizes": "sizes",
-        "input_data": "input_data",
-        "seed": "seed",
-    },
+    fields("iterations warmup duration loads threads batch_size sizes input_data seed"),
 )
 
 
@@ -90,21 +82,20 @@ def command(**options: Any) -> int:
     winml-dag perf -c recipe.yaml --format json
     """
     how = How.of(options)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
-        plan, done = _measure(options, how, cache_dir)
+    with errors_as_object(how.as_json, success=False):
+        plan, done = _measure(options, how)
     _tell(plan, done, how, options["output_dir"])
     return 0
 
 
-def _measure(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[PerfPlan, Measurement]:
+def _measure(options: Mapping[str, Any], how: How) -> tuple[PerfPlan, Measurement]:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.host import this_host
     from winml_dag.pipeline.finished.perf import plan_perf
 
     request = request_of(options)
-    subject = subject_of(options, how, cache_dir)
-    store = opened(cache_dir, how.remote)
+    subject = subject_of(options, how)
+    store = opened(how.cache_dir, how.remote)
     plan = plan_perf(subject, request, this_host(), store.fingerprints)
     return plan, measured(
         plan.measurement, store, how, folder=options["output_dir"], timeout_seconds=options["stage_timeout"]
@@ -143,7 +134,6 @@ def request_of(options: Mapping[str, Any]) -> PerfRequest:
 
 
 def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> None:
-    from winml_dag.cli.speed import speed_lines
     from winml_dag.pipeline.finished.perf import perf_json
 
     if how.as_json:
@@ -151,3 +141,107 @@ def _tell(plan: PerfPlan, done: Measurement, how: How, folder: Path | None) -> N
         return
     for line in speed_lines(plan, done, folder, quiet=how.quiet):
         echo(line)
+
+
+def speed_lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
+    """What was measured, for people; *quiet* leaves out what is not a figure."""
+    from winml_dag.stages.perf import PICTURE_FILE, REPORT_FILE
+    from winml_dag.stages.perf.notices import EMULATED
+
+    found: Any = done.metrics
+    if not quiet:
+        yield f"{_model(plan)}: {_when(done)}"
+    yield from _load_lines(plan, found)
+    yield _labelled("first", f"{_digits(found['first_inference_ms'])} ms, the first inference after loading")
+    yield from _latency_lines(found)
+    yield _labelled("memory", _memory(found["memory_bytes"]))
+    if quiet:
+        # Without it, the figures above would be taken for the device's.
+        yield from (f"note: {notice}" for notice in found["notices"] if notice == EMULATED)
+        return
+    yield _labelled("inputs", _inputs(found))
+    yield _labelled("host", _host(found))
+    for notice in found["notices"]:
+        yield f"note: {notice}"
+    if folder is not None:
+        picture = "none, since matplotlib is not installed (pip install winml_dag[plot])"
+        yield f"report: {folder / REPORT_FILE}, picture: {folder / PICTURE_FILE if plan.draws else picture}"
+
+
+def _model(plan: PerfPlan) -> str:
+    precision = f" ({plan.precision})" if plan.precision else ""
+    return f"{plan.subject.model.path}{precision} on {plan.target.ep.name}, {plan.target.device}"
+
+
+def _when(done: Measurement) -> str:
+    if done.is_live:
+        return f"measured live, in {done.elapsed_seconds:.1f} s"
+    return f"cached, measured {done.made_at} (--rebuild measures again)"
+
+
+def _load_lines(plan: PerfPlan, found: Any) -> Iterator[str]:
+    load, baseline = found["load"], found["baseline"]
+    yield _labelled("load", _load(load))
+    if baseline is None or plan.baseline is None:
+        return
+    ratio = f"{baseline['times_longer']:.3g} times as long"
+    label = "uncompiled" if plan.baseline.path == _path(plan.subject.uncompiled) else "baseline"
+    yield _labelled(label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})")
+
+
+def _path(model: Any) -> Path | None:
+    return None if model is None else model.path
+
+
+def _load(load: Any) -> str:
+    each = load["each_seconds"]
+    of = (
+        "1 fresh process"
+        if len(each) == 1
+        else f"median of {len(each)} fresh processes, {min(each):.3f} to {max(each):.3f}"
+    )
+    return f"{load['seconds']:.3f} s ({of})"
+
+
+def _latency_lines(found: Any) -> Iterator[str]:
+    latency, throughput = found["latency_ms"], found["throughput"]
+    figures = "  ".join(f"{name} {_digits(latency[name])}" for name in _FIGURES)
+    warmup = f"after {found['warmup']} to warm up" if found["warmup"] else "without warm-up"
+    counts = f"{counted(latency['inferences'], 'inference')} {warmup}"
+    threads = "" if found["threads"] is None else f", {counted(found['threads'], 'thread')}"
+    yield _labelled("latency, ms", figures)
+    yield _labelled("", f"{counts}{threads}")
+    samples = f", {_digits(throughput['samples_per_second'])} samples/s" if found["batch_size"] > 1 else ""
+    yield _labelled("throughput", f"{_digits(throughput['inferences_per_second'])} inferences/s{samples}")
+
+
+def _digits(value: float) -> str:
+    """Four of them, but no power of ten for what is larger."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _memory(memory: Mapping[str, int | None]) -> str:
+    words = {"before_load": "before loading", "after_load": "after it", "peak": "at most"}
+    known = {word: memory[name] for name, word in words.items()}
+    told = [f"{size_text(size)} {word}" for word, size in known.items() if size is not None]
+    return ", ".join(told) or "not told by this system"
+
+
+def _inputs(found: Any) -> str:
+    shapes = ", ".join(f"{spec['name']} {spec['dtype']} {spec['shape']}" for spec in found["inputs"])
+    made = (
+        f"random, seed {found['seed']}"
+        if found["data"] == "random"
+        else f"{counted(found['feeds'], 'inference')} from the file"
+    )
+    return f"{shapes} ({made})"
+
+
+def _host(found: Any) -> str:
+    host = found["host"]
+    cores = f"{host['usable cores']} of {host['logical cores']} cores"
+    return f"{host['processor']}, {cores}, {host['memory']}, {host['system']}; onnxruntime {found['onnxruntime']}"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL}} {text}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.cli.buildreport import counts, errors_as_json, print_json, stage_line
-from winml_dag.cli.chosencells import are_a_sweep, cell_options
-from winml_dag.cli.commandline import given_words
-from winml_dag.cli.options import format_option, planned_build, rebuild_option, request_from, several_request_options
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.options import (
+    are_a_sweep,
+    cell_options,
+    format_option,
+    given_words,
+    planned_build,
+    rebuild_option,
+    request_from,
+    several_request_options,
+)
+from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.selection import Selection, selected
@@ -126,7 +132,7 @@ def _print_matrix(
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
         echo(f"note: These are {jobs} jobs, and a matrix takes {_MOST_JOBS}; --shards makes fewer.", err=True)
-    echo(json.dumps(azure_matrix(matrix["include"]) if ci == "azure" else matrix, ensure_ascii=False))
+    print_object(azure_matrix(matrix["include"]) if ci == "azure" else matrix)
     return 0
 
 

@@ -12,12 +12,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from winml_dag.cli.counts import count, counted, under_way
 from winml_dag.cli.plaintext import echo, plain
 from winml_dag.engine.events import Observer, ReadProgress, Silent, StageResult, Status
 from winml_dag.engine.progress import Progress
@@ -26,6 +25,7 @@ from winml_dag.engine.stage import Node
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.live import Live
     from rich.table import Table
 
 # As many as a terminal shows without scrolling.
@@ -64,6 +64,64 @@ class _Watched:
     said: Progress | None = None
 
 
+class Ticker:
+    """Calls *tick* in a thread from :meth:`start` to :meth:`stop`, each time after as many seconds as *wait* says."""
+
+    def __init__(self, tick: Callable[[], None], wait: Callable[[], float]) -> None:
+        self._tick = tick
+        self._wait = wait
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        # An interrupt may have come while it was being started; what comes to life later sees that it is to stop.
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._wait()):
+            try:
+                self._tick()
+            except (OSError, ValueError):  # nobody reads any more: whoever writes the next line will say so
+                return
+
+
+class Redrawn:
+    """What *draw* returns, redrawn on the terminal from :meth:`show` to :meth:`stop`.
+
+    rich is imported when it is shown first, not before. *console* takes the place of stdout or stderr.
+    """
+
+    def __init__(self, draw: Callable[[], RenderableType], *, to_stderr: bool, console: Console | None) -> None:
+        self._draw = draw
+        self._to_stderr = to_stderr
+        self._console = console
+        self._live: Live | None = None
+
+    def show(self) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = self._console or Console(stderr=self._to_stderr)
+            self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
+            self._live.start()
+
+    def stop(self, *, keep: bool) -> None:
+        """Draw it for the last time, and *keep* that or take it away."""
+        if self._live is not None:
+            self._live.transient = not keep
+            self._live.update(self._draw(), refresh=True)
+            self._live.stop()
+
+
 class Lines:
     """A line when a stage begins and one when it ends, for logs and CI; in between some of a stage that tells more.
 
@@ -77,17 +135,14 @@ class Lines:
         self._running: dict[str, _Watched] = {}
         # Held while a line is written: nothing is told of a stage after its end.
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ticker = Ticker(lambda: self.tell(time.monotonic()), self._seconds_to_next)
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
         expected = "" if estimate_seconds is None else f" (took {estimate_seconds:.1f} s last time)"
         with self._lock:
             self._say(f"{node.id:<12} running{expected}: {reason}")
             self._running[node.id] = _Watched(progress, time.monotonic() + self._every)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
-            self._thread.start()
+        self._ticker.start()
 
     def finished(self, result: StageResult) -> None:
         with self._lock:
@@ -108,17 +163,7 @@ class Lines:
                     watched.said = told
 
     def stop(self) -> None:
-        self._stopped.set()
-        # An interrupt may have come while it was being started; what comes to life later sees that it is to stop.
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
-
-    def _follow(self) -> None:
-        while not self._stopped.wait(self._seconds_to_next()):
-            try:
-                self.tell(time.monotonic())
-            except (OSError, ValueError):  # nobody reads any more: who writes the next line of a stage will say so
-                return
+        self._ticker.stop()
 
     def _seconds_to_next(self) -> float:
         with self._lock:
@@ -131,22 +176,17 @@ class Lines:
 
 
 class LiveTable:
-    """One row for each stage, redrawn while stages run. rich is imported when the first stage starts, not before.
-
-    Of more than a *few* stages, those that are done become numbers. *console* takes the place of stdout or stderr.
-    """
+    """One row for each stage, redrawn while stages run. Of more than a *few*, those that are done become numbers."""
 
     def __init__(self, *, to_stderr: bool, few: bool = True, console: Console | None = None) -> None:
-        self._to_stderr = to_stderr
-        self._console = console
         self._few = few
         self._done: Counter[str] = Counter()
         self._rows: dict[str, _Row] = {}
-        self._live: object | None = None
+        self._shown = Redrawn(self._table, to_stderr=to_stderr, console=console)
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
         self._rows[node.id] = _Row("running", plain(str(reason)), time.monotonic(), estimate_seconds, progress)
-        self._show()
+        self._shown.show()
 
     def finished(self, result: StageResult) -> None:
         why = plain(result.error if result.status is Status.FAILED else str(result.reason))
@@ -157,24 +197,9 @@ class LiveTable:
         else:
             self._rows.pop(result.node.id, None)
             self._done[str(result.status)] += 1
-        if self._live is not None:
-            self._show()
 
     def stop(self) -> None:
-        from rich.live import Live
-
-        if isinstance(self._live, Live):
-            self._live.update(self._table(), refresh=True)
-            self._live.stop()
-
-    def _show(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        if not isinstance(self._live, Live):
-            console = self._console or Console(stderr=self._to_stderr)
-            self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4)
-            self._live.start()
+        self._shown.stop(keep=True)
 
     def _table(self) -> Table:
         from rich.table import Table
@@ -240,3 +265,37 @@ def _end(result: StageResult) -> str:
 
 
 _COLOURS = {"running": "yellow", "ran": "green", "reused": "cyan", "failed": "red", "skipped": "bright_black"}
+
+
+# How far a stage is, in words: ``64/512 samples, 5.2/s, 1 min 26 s left``.
+
+
+def under_way(told: Progress) -> str:
+    """Of a stage that runs: count, rate and the time that is left, as far as they are known."""
+    return ", ".join([count(told), *_rate(told), *_left(told)])
+
+
+def counted(told: Progress) -> str:
+    """Of a stage that has ended: ``512 samples, 41.6/s``."""
+    return ", ".join([f"{told.done} {told.unit}" if told.done == told.total else count(told), *_rate(told)])
+
+
+def count(told: Progress) -> str:
+    return f"{told.done} {told.unit}" if told.total is None else f"{told.done}/{told.total} {told.unit}"
+
+
+def _rate(told: Progress) -> list[str]:
+    rate = told.per_second
+    if rate is None:
+        return []
+    return [f"{rate:.2g}/s" if rate < 1 else f"{rate:.1f}/s" if rate < 100 else f"{rate:.0f}/s"]
+
+
+def _left(told: Progress) -> list[str]:
+    if told.total is None or told.per_second is None or told.done >= told.total:
+        return []
+    seconds = round((told.total - told.done) / told.per_second)
+    minutes = seconds // 60
+    if minutes >= 60:
+        return [f"{minutes // 60} h {minutes % 60:02d} min left"]
+    return [f"{minutes} min {seconds % 60:02d} s left" if minutes else f"{seconds} s left"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli.exporting import given_shapes, shape_options
 from winml_dag.cli.onestage import Telling, how_options, run_one
 from winml_dag.cli.parameters import FILE, TEXT
 from winml_dag.cli.settings import (
@@ -17,14 +17,22 @@ from winml_dag.cli.settings import (
     INTEGERS,
     RANGES,
     VALIDATION,
+    given_shapes,
     no_validate_option,
+    shape_options,
     target_options,
 )
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.recipe.chain import chained
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
+
+# Of the report of --sensitivity.
+_MOST_ROWS = 15
+# Below this nobody could tell the results apart.
+_LEAST_GAIN_DB = 1.0
 
 
 @click.command(name="quantize")
@@ -81,8 +89,6 @@ def request_of(options: Mapping[str, Any]) -> Request:
 def _sensitivity(request: Request) -> Iterator[str]:
     """The ranking, also when it was known: who asks for it wants to see it."""
     if request.overrides.sensitivity:
-        from winml_dag.cli.sensitivity import sensitivity_lines
-
         assert request.output_file is not None
         yield from sensitivity_lines(request.output_file)
 
@@ -93,8 +99,93 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
     assert done is not None
     ranking: JsonObject = {}
     if request.overrides.sensitivity and not result.failed:
-        from winml_dag.cli.sensitivity import sensitivity_json
-
         assert request.output_file is not None
         ranking = {"sensitivity": sensitivity_json(request.output_file)}
     return {**done.to_json(), **ranking}
+
+
+def sensitivity_json(output: Path) -> JsonObject:
+    """The report beside *output*, and where it and the picture lie."""
+    from winml_dag.pipeline.layout import REPORTS, beside_output
+    from winml_dag.smallfiles import read_json
+
+    report, picture = (output.parent / beside_output(output.name, name) for name in REPORTS)
+    content: JsonObject = read_json(report)
+    return {"report": str(report), "picture": str(picture) if picture.exists() else None, **content}
+
+
+def sensitivity_lines(output: Path) -> Iterator[str]:
+    """The report beside *output*, for people."""
+    report: Any = sensitivity_json(output)
+    nodes = report["nodes"]
+    held_out = "held-out " if report["held_out"] else ""
+    worst = f"the worst {min(len(nodes), _MOST_ROWS)} of {counted(len(nodes), 'node')}"
+    yield (
+        f"what quantizing one node alone costs, {worst},"
+        f" on {counted(report['samples'], f'{held_out}sample')} ({report['data']}):"
+    )
+    width = max(len(node["op_type"]) for node in nodes[:_MOST_ROWS])
+    yield f"  {'SQNR':>8}  {'cosine':>8}  {'operator':<{width}}  node"
+    for node in nodes[:_MOST_ROWS]:
+        yield f"  {_decibels(node):>8}  {node['cosine']:>8.5f}  {node['op_type']:<{width}}  {_name(node)}"
+    yield from _relief_lines(report)
+    picture = report["picture"] or "none, since matplotlib is not installed (pip install winml_dag[plot])"
+    yield f"report: {report['report']}, picture: {picture}"
+
+
+def _relief_lines(report: Any) -> Iterator[str]:
+    from winml_dag.stages.sensitivity import RELIEF
+
+    first, *others = report["relief"]
+    yield f"all of them quantized: {_quality(first)}"
+    for relief in others:
+        yield f"  with the worst {relief['worst_nodes']} {RELIEF[relief['by']]}: {_quality(relief)}"
+    if not others:
+        return
+    gains = {index: _gain(first, relief) for index, relief in enumerate(others)}
+    most = max(gains.values())
+    if most < _LEAST_GAIN_DB:
+        yield "No few nodes are to blame: sparing them gains less than 1 dB. Try a higher precision or other data."
+        return
+    # The fewest that bring a good part of what is to be had: each more makes the model slower.
+    chosen = others[next(index for index, gain in gains.items() if gain >= most / 3)]
+    yield f"to have the worst {chosen['worst_nodes']} {RELIEF[chosen['by']]}, add to the recipe:"
+    yield from _recipe(chosen["by"], [node["node"] for node in report["nodes"][: chosen["worst_nodes"]]], report)
+
+
+def _recipe(field: str, names: list[str], report: Any) -> Iterator[str]:
+    from winml_dag.recipe.precision import SIXTEEN_BITS
+
+    yield "quant:"
+    yield f"  {field}:"
+    for name in names:
+        # A text in JSON is one in YAML, whatever is in it.
+        text = json.dumps(name, ensure_ascii=False)
+        if field == "nodes_to_exclude":
+            yield f"    - {text}"
+        else:
+            yield f"    {text}: {{activation_type: {SIXTEEN_BITS[report['activation_type']]}}}"
+
+
+def _quality(figures: Any) -> str:
+    return f"SQNR {_decibels(figures)}, cosine {figures['cosine']:.5f}"
+
+
+def _decibels(figures: Any) -> str:
+    """Without noise there is no ratio, and without a signal neither; the cosine tells which."""
+    ratio = figures["sqnr_db"]
+    if ratio is None:
+        return "exact" if figures["cosine"] == 1 else "lost"
+    return f"{ratio:.1f} dB"
+
+
+def _gain(first: Any, relief: Any) -> float:
+    if first["sqnr_db"] is None or relief["sqnr_db"] is None:
+        return 0.0
+    gain: float = relief["sqnr_db"] - first["sqnr_db"]
+    return gain
+
+
+def _name(node: Any) -> str:
+    includes = node["includes"]
+    return f"{node['node']} (with {', '.join(includes)})" if includes else str(node["node"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import click
 
 from winml_dag.cli.buildreport import errors_as_json, failure_lines
 from winml_dag.cli.options import format_option, planned_build, request_options
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def command(
         with progress(quiet=quiet, to_stderr=True, stages=len(planned.graph.nodes)) as observer:
             found = reproduce(planned, store, stages, how, observer=observer)
     if format_ == "json":
-        echo(json.dumps(_json(found), ensure_ascii=False))
+        print_object(_json(found))
     else:
         for line in _lines(found):
             echo(line)

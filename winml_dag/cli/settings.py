@@ -1,4 +1,4 @@
-"""Options that are fields of a section of a recipe, in groups that several commands have."""
+"""Options that are fields of a section of a recipe, in groups that several commands have, and files of such fields."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from winml_dag.canonical import JsonValue
-from winml_dag.cli.parameters import FILE, TEXT
+from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.cli.parameters import FILE, JSON, TEXT
+from winml_dag.errors import InputError, UsageError
+from winml_dag.smallfiles import parse_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +43,11 @@ class Settings:
         for name in self.fields.values():
             del parameters[name]
         return values
+
+
+def fields(names: str = "", **renamed: str) -> dict[str, str]:
+    """By field of a section, the parameter with its value: one of the same name for *names*, which spaces separate."""
+    return {**{name: name for name in names.split()}, **renamed}
 
 
 def _json(value: Any) -> JsonValue:
@@ -77,15 +84,11 @@ INTEGERS = Settings(
         ),
         click.option("--exclude-op-type", type=TEXT, multiple=True, help="An operator that stays in float."),
     ),
-    {
-        "weight_type": "weight_type",
-        "activation_type": "activation_type",
-        "per_channel": "per_channel",
-        "symmetric": "symmetric",
-        "reduce_range": "reduce_range",
-        "nodes_to_exclude": "exclude_node",
-        "op_types_to_exclude": "exclude_op_type",
-    },
+    fields(
+        "weight_type activation_type per_channel symmetric reduce_range",
+        nodes_to_exclude="exclude_node",
+        op_types_to_exclude="exclude_op_type",
+    ),
 )
 
 # Of `quant` too: what to calibrate with.
@@ -106,18 +109,11 @@ CALIBRATION = Settings(
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random data, or of the choice of samples."),
         click.option("--distribution", type=click.Choice(["uniform", "normal"]), help="Of random data."),
     ),
-    {
-        "samples": "samples",
-        "calibration_method": "method",
-        "calibration_data": "calibration_data",
-        "dataset_name": "dataset",
-        "dataset_subset": "dataset_subset",
-        "dataset_split": "dataset_split",
-        "task": "task",
-        "model_id": "model_id",
-        "seed": "seed",
-        "distribution": "distribution",
-    },
+    fields(
+        "samples calibration_data dataset_subset dataset_split task model_id seed distribution",
+        calibration_method="method",
+        dataset_name="dataset",
+    ),
 )
 
 EXPORT = Settings(
@@ -130,11 +126,7 @@ EXPORT = Settings(
             help="Tag nodes with their module, and put the modules into a file beside the model [on].",
         ),
     ),
-    {
-        "dynamo": "dynamo",
-        "opset_version": "opset",
-        "enable_hierarchy_tags": "hierarchy",
-    },
+    fields("dynamo", opset_version="opset", enable_hierarchy_tags="hierarchy"),
 )
 
 
@@ -180,16 +172,11 @@ COMPILE = Settings(
             "--require-full-offload", is_flag=True, default=None, help="Fail when an operator is left to the CPU."
         ),
     ),
-    {
-        "provider_options": "ep_option",
-        "embed_context": "embed",
-        "compiler": "compiler",
-        "qnn_sdk_root": "qnn_sdk_root",
-        "soc_model": "soc_model",
-        "htp_arch": "htp_arch",
-        "htp_optimization_level": "htp_optimization_level",
-        "require_full_offload": "require_full_offload",
-    },
+    fields(
+        "compiler qnn_sdk_root soc_model htp_arch htp_optimization_level require_full_offload",
+        provider_options="ep_option",
+        embed_context="embed",
+    ),
 )
 
 # Of `validate`: what a build and the commands that end with it have.
@@ -202,7 +189,7 @@ VALIDATION = Settings(
         ),
         click.option("--input-data", type=FILE, help="A file or folder of inputs to validate on [random ones]."),
     ),
-    {"min_cosine": "min_cosine", "input_data": "input_data"},
+    fields("min_cosine input_data"),
 )
 
 # Of `validate` too: what only its own command has as options.
@@ -216,13 +203,7 @@ BOUNDS = Settings(
         click.option("--samples", type=click.IntRange(min=1), help="How many inputs [3 random ones, or all given]."),
         click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of random inputs [0]."),
     ),
-    {
-        "min_sqnr_db": "min_sqnr_db",
-        "max_abs_error": "max_abs_error",
-        "min_top1_agreement": "min_top1_agreement",
-        "samples": "samples",
-        "seed": "seed",
-    },
+    fields("min_sqnr_db max_abs_error min_top1_agreement samples seed"),
 )
 
 
@@ -233,5 +214,102 @@ def no_validate_option(function: F) -> F:
 
 RANGES = Settings(
     (click.option("--load-calibration", type=FILE, help="Ranges from an earlier calibration of this model."),),
-    {"calibration_load_path": "load_calibration"},
+    fields(calibration_load_path="load_calibration"),
 )
+
+
+_BATCH = click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="The first dimension of every input [1; an ONNX model's own, where the target takes that].",
+)
+# winml-cli's files of JSON. One for a single field wins over the one for the whole section, and an option over both.
+# These are for a model that is ONNX already as well.
+_SHAPES = {
+    "shape_config": 'Sizes by dimension, as JSON or a file of it: {"sequence_length": 64}.',
+    "input_specs": 'Inputs, as JSON or a file of it: {"NAME": {"dtype", "shape": [1, 64]}}; a text in shape varies.',
+}
+_FILES = {
+    **_SHAPES,
+    "dynamic_axes": "A JSON file of dimensions that vary: {TENSOR: {AXIS: NAME}}.",
+    "export_config": "A JSON file with fields of a recipe's export section.",
+}
+
+
+def input_options(function: F) -> F:
+    """What the inputs of the exported model are; a command that has these needs no others to export."""
+    return _with_files(function, _FILES)
+
+
+def shape_options(function: F) -> F:
+    """Those of a command that takes ONNX models only: the sizes of their inputs."""
+    return _with_files(function, _SHAPES)
+
+
+def _with_files(function: F, files: Mapping[str, str]) -> F:
+    for name, text in reversed([*files.items()]):
+        function = click.option(f"--{name.replace('_', '-')}", type=JSON, help=text)(function)
+    return _BATCH(function)
+
+
+def taken_inputs(options: dict[str, Any]) -> dict[str, JsonValue]:
+    """The fields of ``export`` that the options of :func:`input_options` say, which are gone from *options* then.
+
+    Raises:
+        InputError: for a file that cannot be read, or is no JSON object.
+        UsageError: for inputs that are none.
+    """
+    found = given_shapes(options)
+    if content := _content(options, "dynamic_axes"):
+        found["dynamic_axes"] = content
+    found = {**_content(options, "export_config"), **found}
+    for name in (*_FILES, "batch_size"):
+        del options[name]
+    return found
+
+
+def given_shapes(options: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """The fields of ``export`` that the options of :func:`shape_options` say. Raises as :func:`taken_inputs` does."""
+    found: dict[str, JsonValue] = {}
+    if sizes := _content(options, "shape_config"):
+        found["shape_config"] = sizes
+    if specs := _content(options, "input_specs"):
+        found["input_tensors"] = [_tensor(name, spec) for name, spec in specs.items()]
+    if options["batch_size"] is not None:
+        found["batch_size"] = options["batch_size"]
+    return found
+
+
+def export_options(function: F) -> F:
+    """All of them, for the command whose only work is to export."""
+    return input_options(EXPORT(function))
+
+
+def taken_export(options: dict[str, Any]) -> dict[str, JsonValue]:
+    """As :func:`taken_inputs`, of all options of :func:`export_options`."""
+    return {**taken_inputs(options), **EXPORT.taken(options)}
+
+
+def _tensor(name: str, spec: JsonValue) -> JsonValue:
+    if not isinstance(spec, Mapping):
+        raise UsageError(
+            f"--input-specs: {name!r} is no object.", advice='It has dtype and shape: {"dtype": "int32", "shape": [1]}.'
+        )
+    return {"name": name, **spec}
+
+
+def _content(options: Mapping[str, Any], name: str) -> JsonObject:
+    """The object that an option says, or has in the file that it names; empty without one."""
+    given: Path | str | None = options[name]
+    if given is None:
+        return {}
+    option = f"--{name.replace('_', '-')}"
+    try:
+        value = parse_json(given if isinstance(given, str) else given.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{option}: {given} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise InputError(f"{option}: {given} is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{option}: {given} is no JSON object.")
+    return value

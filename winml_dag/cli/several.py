@@ -1,8 +1,7 @@
-"""Several builds on the command line: how they are planned, told of, and looked at together."""
+"""Several builds on the command line: planned together, and the lines and the JSON that are printed of each."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, failure_lines, summary
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import print_object
 from winml_dag.cli.remotes import traffic_json
 from winml_dag.engine.events import Status
 from winml_dag.errors import WinmlDagError
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 def planned_each(
     asked: Sequence[tuple[str, Request]], store: LocalStore, *, download: bool, needs_folder: bool = True
 ) -> tuple[Planned, ...]:
-    """Each of the requests planned, by its label; what cannot be says why."""
-    # Looked at once for all: it is the same for each, and a third of what planning one takes.
+    """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
+    # Read once for all: it is the same for each, and takes a third of the time of planning one.
     around = surroundings(time.time_ns())
     return tuple(
         Planned(label, plan_or_refusal(request, store, around, download=download, needs_folder=needs_folder))
@@ -38,14 +37,14 @@ def planned_each(
 
 
 def refuse_if_all_the_same(planned: Sequence[Planned]) -> None:
-    """Raise what is wrong with every one of them, if that is one thing: no need to say it for each."""
+    """Raise the error of all of them where it is the same for each, so that it is printed once."""
     errors = {str(each.graph): each.graph for each in planned if isinstance(each.graph, WinmlDagError)}
     if len(errors) == 1 and not any(isinstance(each.graph, BuildGraph) for each in planned):
         raise next(iter(errors.values()))
 
 
 def note_lines(outcome: Outcome) -> Iterator[str]:
-    """What is to be known of what was built."""
+    """Notices about what was built."""
     if outcome.result is not None:
         notices = outcome.result.build.notices if outcome.changed else ()
         note = outcome.result.cache_note
@@ -53,7 +52,7 @@ def note_lines(outcome: Outcome) -> Iterator[str]:
 
 
 def problem_lines(outcome: Outcome, *, whole: bool) -> Iterator[str]:
-    """Why a build was not carried out, or each of its stages that failed, with the end of its log or the *whole*."""
+    """Why a build did not start, or each of its stages that failed, with the end of its log or the *whole*."""
     if outcome.error is not None:
         yield f"error: {outcome.label}: {outcome.error}"
     for view in () if outcome.result is None else outcome.result.stages:
@@ -63,7 +62,7 @@ def problem_lines(outcome: Outcome, *, whole: bool) -> Iterator[str]:
 
 
 def outcome_lines(outcome: Outcome, *, verbose: bool) -> Iterator[str]:
-    """What became of one build in a line, with *verbose* after one for each of its stages with its reason."""
+    """The result of one build in a line; with *verbose*, before it one for each of its stages, with its reason."""
     if outcome.result is None:
         return
     if verbose:
@@ -80,7 +79,7 @@ def print_outcomes(outcomes: Sequence[Outcome], elapsed_seconds: float, traffic:
     builds = [_outcome_json(outcome) for outcome in outcomes]
     failed = [outcome.label for outcome in outcomes if outcome.failed]
     value = {"builds": builds, "failed": failed, "elapsed_seconds": round(elapsed_seconds, 3), **traffic_json(traffic)}
-    echo(json.dumps(value, ensure_ascii=False))
+    print_object(value)
 
 
 def _outcome_json(outcome: Outcome) -> JsonObject:

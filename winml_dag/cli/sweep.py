@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.cli.cluster import CLUSTER_OPTIONS
-from winml_dag.cli.commandline import as_typed, given_words
-from winml_dag.cli.goallines import goal_lines
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.options import given_words
+from winml_dag.cli.plaintext import echo, few
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
 from winml_dag.readlog import reads_logged
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
+    from winml_dag.cli.options import Output
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
     from winml_dag.recipe.sweep import Cell
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # More names than that in one line say nothing more.
 _MOST_NAMES = 4
+_MOST_NODES = 8
 # Options that do not belong into the command for one cell: how to go about it, and which cells there are.
 _NOT_OF_A_CELL = frozenset(
     {"filters", "shard", "retry_failed", "jobs", "memory", "keep_going", "rebuild", "verbose", "quiet", "format_"}
@@ -61,10 +62,7 @@ def build_sweep(
     selection: Selection,
     cache_dir: Path,
     how: BuildOptions,
-    *,
-    verbose: bool,
-    quiet: bool,
-    format_: str,
+    output: Output,
 ) -> int:
     """Build the cells of a sweep that are *selected*, and tell of them; returns the exit code.
 
@@ -79,28 +77,27 @@ def build_sweep(
 
     started, began_ns = time.monotonic(), time.time_ns()
     around = surroundings(began_ns)
-    command = as_typed(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
+    command = shlex.join(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
     looks = FirstLooks()
     with reads_logged(looks):
         asked = SweepRun.of(recipes, request, selection, command)
     folder, cells = asked.folder, asked.cells
-    to_stderr = format_ == "json"
     try:
         store = opened(cache_dir, request.remote)
-        with sweep_progress(quiet, to_stderr, [cell.name for cell in cells]) as watcher:
+        with sweep_progress(output.quiet, output.as_json, [cell.name for cell in cells]) as watcher:
             done = run_sweep(asked, store, how, watcher)
     except KeyboardInterrupt:
         echo(f"What there is by now is in {folder}; the same command goes on from there.", err=True)
         raise
-    if format_ == "json":
+    if output.as_json:
         print_sweep(done, traffic_of(store))
-    for line in _lines(done, asked.left_out, folder, quiet=quiet, verbose=verbose):
-        echo(line.text, err=to_stderr or line.is_error)
-    for text in () if quiet else traffic_lines(traffic_of(store)):
-        echo(text, err=to_stderr)
-    echo(_total(done, len(asked.left_out), time.monotonic() - started), err=to_stderr)
-    if not quiet and done.result.cells:
-        echo(f"To compare them: winml-dag report {shlex.quote(str(folder))}", err=to_stderr)
+    for line in _lines(done, asked.left_out, folder, quiet=output.quiet, verbose=output.verbose):
+        echo(line.text, err=output.as_json or line.is_error)
+    for text in () if output.quiet else traffic_lines(traffic_of(store)):
+        output.say(text)
+    output.say(_total(done, len(asked.left_out), time.monotonic() - started))
+    if not output.quiet and done.result.cells:
+        output.say(f"To compare them: winml-dag report {shlex.quote(str(folder))}")
     code = exit_code(done)
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
@@ -154,7 +151,7 @@ def _gone(folders: Sequence[str]) -> Iterator[_Line]:
     if len(folders) == 1:
         yield _Line(f"note: {folders[0]} is of a cell that is no more.")
     elif folders:
-        yield _Line(f"note: {_first(folders)} are of cells that are no more.")
+        yield _Line(f"note: {few(folders, _MOST_NAMES)} are of cells that are no more.")
 
 
 def _problems(cells: Sequence[CellResult], *, verbose: bool) -> Iterator[_Line]:
@@ -204,13 +201,7 @@ def _goal(goal: GoalResult) -> Iterator[_Line]:
 
 
 def _names(cells: Sequence[Cell | CellResult]) -> str:
-    return _first([cell.name for cell in cells])
-
-
-def _first(names: Sequence[str]) -> str:
-    if len(names) <= _MOST_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+    return few([cell.name for cell in cells], _MOST_NAMES)
 
 
 def _total(done: SweepDone, left_out: int, seconds: float) -> str:
@@ -260,3 +251,27 @@ def _is_settled(done: SweepDone) -> bool:
 
 def _words(recipes: Sequence[Path], request: Request, selection: Selection) -> str | None:
     return words_of(recipes, replace(request, recipe=None), selection.filters, selection.shard)
+
+
+def goal_lines(goal: GoalResult) -> Iterator[str]:
+    """One line for the winner or for why there is none, and one for its search."""
+    of = ", ".join(f"{axis} {label}" for axis, label in goal.group.items())
+    which = f"smallest {goal.minimize}" if goal.minimize != "size" else "smallest"
+    whose = f"{f' of {of}' if of else ''} ({which})"
+    if goal.pending:
+        yield f"note: no winner{whose} yet: {goal.why}."
+    elif goal.winner is None:
+        yield f"error: no winner{whose}: {goal.why}."
+    elif goal.folder is None:
+        yield f"error: the winner{whose} is {goal.winner}, but {goal.why}"
+    else:
+        yield f"winner{whose}: {goal.winner}, in {goal.folder}{f'; {goal.why}' if goal.why else ''}"
+    if goal.search is not None:
+        yield from _search_lines(goal.search)
+
+
+def _search_lines(search: SearchResult) -> Iterator[str]:
+    what = f"of {search.cell}, " if search.cell else ""
+    yield f"  search: {what}{search.why}"
+    if search.nodes:
+        yield f"    {few(search.nodes, _MOST_NODES)}"

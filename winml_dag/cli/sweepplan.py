@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.commandline import as_typed
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, few, print_object
 from winml_dag.cli.several import planned_each
 from winml_dag.engine.admission import Capacity
 from winml_dag.engine.events import Status
@@ -48,7 +47,7 @@ def look_at_sweep(
     capacity = Capacity(options.jobs, memory_for_runs())
     foreseen = look_ahead(planned, store, capacity, rebuild=options.rebuild)
     if options.as_json:
-        echo(json.dumps(_json(cells, foreseen), ensure_ascii=False))
+        print_object(_json(cells, foreseen))
     else:
         for line in (*_cell_lines(cells, foreseen), *_graph_lines(foreseen), *_uncounted(sweep)):
             echo(line)
@@ -88,8 +87,7 @@ def _error_lines(foreseen: Foreseen) -> Iterator[str]:
     for label, error in foreseen.errors.items():
         cells.setdefault(str(error), []).append(label)
     for why, labels in cells.items():
-        more = f" and {len(labels) - _MOST_NAMES} more" if len(labels) > _MOST_NAMES else ""
-        yield f"error: {', '.join(labels[:_MOST_NAMES])}{more}: {why}"
+        yield f"error: {few(labels, _MOST_NAMES)}: {why}"
 
 
 def _exit_code(foreseen: Foreseen) -> int:
@@ -188,7 +186,7 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
                 {
                     "name": cell.name,
                     "values": dict(cell.values),
-                    "arguments": as_typed(("build", *words, "--filter", cell.name)),
+                    "arguments": shlex.join(("build", *words, "--filter", cell.name)),
                 }
                 for cell in built
             ]
@@ -198,7 +196,7 @@ def job_matrix(cells: Sequence[Cell], words: Sequence[str], number: int | None) 
             {
                 "shard": str(shard),
                 "cells": len(part),
-                "arguments": as_typed(("build", *words, "--shard", str(shard))),
+                "arguments": shlex.join(("build", *words, "--shard", str(shard))),
             }
             for place, part in enumerate(shards(built, number))
             if part and (shard := Shard(place + 1, number))

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from winml_dag.cli.counts import under_way
 from winml_dag.cli.plaintext import echo, plain
+from winml_dag.cli.progress import Redrawn, Ticker, under_way
 from winml_dag.engine.events import ReadProgress, StageResult, Status
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.stage import Node
@@ -188,34 +188,23 @@ class SweepLines(_SweepProgress):
     def __init__(self, *, to_stderr: bool, every_seconds: float = _SECONDS_BETWEEN_LINES) -> None:
         super().__init__()
         self._to_stderr = to_stderr
-        self._every = every_seconds
         # Held while a line is written.
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._began = False
+        self._ticker = Ticker(self.tell, lambda: every_seconds)
 
     def _begin(self) -> None:
-        if self._thread is None:
+        if not self._began:
+            self._began = True
             self._say(f"{self._state.counts()}.")
-            self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
-            self._thread.start()
+        self._ticker.start()
 
     def tell(self) -> None:
         """Write how far it all is."""
         self._say(f"{'; '.join([self._state.counts(), *self._state.more()])}.")
 
     def stop(self, *, finished: bool) -> None:  # noqa: ARG002 - what was said stays in any case
-        self._stopped.set()
-        # An interrupt may have come while it was being started; what comes to life later sees that it is to stop.
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
-
-    def _follow(self) -> None:
-        while not self._stopped.wait(self._every):
-            try:
-                self.tell()
-            except (OSError, ValueError):  # nobody reads any more: who writes the next line will say so
-                return
+        self._ticker.stop()
 
     def _failed(self, line: str | None) -> None:
         if line is not None:
@@ -227,35 +216,19 @@ class SweepLines(_SweepProgress):
 
 
 class SweepTable(_SweepProgress):
-    """A table that is redrawn while stages run, and goes when all has ended: then what became of the cells is told.
-
-    rich is imported when the first stage starts, not before. *console* takes the place of stdout or stderr.
-    """
+    """A table that is redrawn while stages run, and goes when all has ended: then what became of the cells is told."""
 
     def __init__(self, *, to_stderr: bool, console: Console | None = None) -> None:
         super().__init__()
-        self._to_stderr = to_stderr
-        self._console = console
-        self._live: object | None = None
+        self._shown = Redrawn(self._drawn, to_stderr=to_stderr, console=console)
 
     def stop(self, *, finished: bool) -> None:
         """Take the table away; of a run that has not *finished*, how far it came stays."""
-        from rich.live import Live
-
-        if isinstance(self._live, Live):
-            self._state.running.clear()
-            self._live.transient = finished
-            self._live.update(self._drawn(), refresh=True)
-            self._live.stop()
+        self._state.running.clear()
+        self._shown.stop(keep=not finished)
 
     def _begin(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        if not isinstance(self._live, Live):
-            console = self._console or Console(stderr=self._to_stderr)
-            self._live = Live(get_renderable=self._drawn, console=console, refresh_per_second=4)
-            self._live.start()
+        self._shown.show()
 
     def _drawn(self) -> RenderableType:
         from rich.console import Group

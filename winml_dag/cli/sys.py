@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, print_object
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.finished.host import Host
@@ -42,7 +41,7 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
         echo(f"warning: {found.problem}", err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
     if format_ == "json":
-        echo(json.dumps(_json(found, parts), ensure_ascii=False))
+        print_object(_json(found, parts))
         return 0
     for line in (_compact if format_ == "compact" else _text)(found, parts):
         echo(line)

@@ -10,13 +10,11 @@ import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.measuring import measured, subject_of, subject_options
-from winml_dag.cli.onestage import How, errors_as_object, how_options, print_object
+from winml_dag.cli.onestage import How, how_options
 from winml_dag.cli.parameters import FILE, TEXT
-from winml_dag.cli.plaintext import echo
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 from winml_dag.cli.settings import BOUNDS, VALIDATION, ep_option
-from winml_dag.cli.validated import outputs_table
 from winml_dag.errors import UsageError
-from winml_dag.store.location import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -48,9 +46,8 @@ def command(**options: Any) -> int:
     winml-dag validate compiled.onnx --ep qnn --no-reference
     """
     how = How.of(options)
-    cache_dir: Path = how.cache_dir or default_cache_dir()
-    with errors_as_object(how):
-        plan, done = _validate(options, how, cache_dir)
+    with errors_as_object(how.as_json, success=False):
+        plan, done = _validate(options, how)
     if how.as_json:
         print_object(_value(plan, done))
         return 0
@@ -59,13 +56,13 @@ def command(**options: Any) -> int:
     return 0
 
 
-def _validate(options: Mapping[str, Any], how: How, cache_dir: Path) -> tuple[ValidationPlan, Measurement]:
+def _validate(options: Mapping[str, Any], how: How) -> tuple[ValidationPlan, Measurement]:
     from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.finished.validationplan import plan_validation
 
     request = request_of(options)
-    subject = subject_of(options, how, cache_dir)
-    store = opened(cache_dir, how.remote)
+    subject = subject_of(options, how)
+    store = opened(how.cache_dir, how.remote)
     plan = plan_validation(subject, request, store)
     return plan, measured(plan.measurement, store, how, folder=options["output_dir"])
 
@@ -113,6 +110,8 @@ def _value(plan: ValidationPlan, done: Measurement) -> JsonObject:
 
 
 def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[str]:
+    from winml_dag.cli.stage_lines import outputs_table
+
     report: Any = done.report
     if not quiet:
         for warning in report["warnings"]:

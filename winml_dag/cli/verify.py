@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ import click
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli.options import format_option
 from winml_dag.cli.parameters import FILE
-from winml_dag.cli.plaintext import echo
-from winml_dag.errors import WinmlDagError
+from winml_dag.cli.plaintext import echo, errors_as_object, print_object
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.finished.verification import FileCheck, Verification
@@ -45,18 +43,14 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
     """
     from winml_dag.pipeline.finished.verification import verify
 
-    try:
+    with errors_as_object(format_ == "json", sound=False, folders=[]):
         if against is not None:
             return _against(path, against, format_)
         found = verify(path)
-    except WinmlDagError as error:
-        if format_ == "json":
-            echo(json.dumps({"sound": False, "folders": [], "errors": [str(error)]}, ensure_ascii=False))
-        raise
     is_sound = all(verification.is_sound for verification in found)
     if format_ == "json":
         value = {"sound": is_sound, "folders": [_json(verification) for verification in found], "errors": []}
-        echo(json.dumps(value, ensure_ascii=False))
+        print_object(value)
     else:
         for line in _lines(found):
             echo(line)
@@ -69,7 +63,7 @@ def _against(path: Path, document: Path, format_: str) -> int:
     found = check_against(path, document)
     if format_ == "json":
         value = {"sound": found.is_sound, "folders": [_against_json(found)], "errors": []}
-        echo(json.dumps(value, ensure_ascii=False))
+        print_object(value)
     else:
         for line in _against_lines(found):
             echo(line)

@@ -11,8 +11,8 @@ import pytest
 
 from winml_dag.api.sweeps import _HOW, SweepArguments, _command
 from winml_dag.cli import build
-from winml_dag.cli.commandline import as_typed, given_words
 from winml_dag.cli.main import run
+from winml_dag.cli.options import given_words
 
 LINES = (
     "-c sweep.yaml -o out --ep-option a=b --ep-option 'c=d e' --ep qnn",
@@ -25,7 +25,7 @@ LINES = (
 @pytest.mark.parametrize("line", LINES)
 def test_what_was_given_is_typed_so_that_it_means_the_same(line: str) -> None:
     context = build.command.make_context("build", shlex.split(line))
-    again = build.command.make_context("build", shlex.split(as_typed(given_words(context))))
+    again = build.command.make_context("build", shlex.split(shlex.join(given_words(context))))
     assert again.params == context.params
 
 

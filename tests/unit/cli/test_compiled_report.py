@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import print_json
-from winml_dag.cli.compiled import compiled_lines
+from winml_dag.cli.stage_lines import compiled_lines
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.build import BuildOptions, build

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from winml_dag.cli.exporting import taken_inputs
 from winml_dag.cli.main import run
+from winml_dag.cli.settings import taken_inputs
 from winml_dag.pipeline.asked import Asked, with_settings
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sections import export_config
@@ -75,6 +75,7 @@ def test_what_is_wrong_in_a_file_is_told(
     assert said in capsys.readouterr().err
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 @given(sizes=st.dictionaries(st.sampled_from(get_args(InputDimension)), st.integers(1, 4096)))
 def test_every_dimension_reaches_export_and_the_batch_is_its_own_field(sizes: dict[str, int]) -> None:
     recipe = with_settings(Recipe.model_validate({"loader": LOADER}), {"export": {"shape_config": sizes}})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from winml_dag.cli.goallines import goal_lines
+from winml_dag.cli.sweep import goal_lines
 from winml_dag.pipeline.sweep.result import GoalResult, SearchResult
 
 WON = GoalResult({"model": "bert", "target": "npu"}, "latency", {}, "bert/w8a8/npu", (), folder="best/bert/npu")

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from winml_dag.cli.counts import counted, under_way
-from winml_dag.cli.progress import Lines, LiveTable
+from winml_dag.cli.progress import Lines, LiveTable, counted, under_way
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.reason import Reason

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import print_json, print_result
+from winml_dag.cli.options import Output
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.pipeline.build import build, plan
 from winml_dag.pipeline.buildresult import BuildResult
@@ -71,7 +72,7 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
 
 def lines(result: BuildResult, capsys: pytest.CaptureFixture[str], *, quiet: bool = False) -> list[str]:
     capsys.readouterr()
-    print_result(result, to_stderr=False, quiet=quiet, verbose=False)
+    print_result(result, Output(verbose=False, quiet=quiet, as_json=False))
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")]
 
 

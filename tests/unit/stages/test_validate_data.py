@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from quantization_samples import model_of
 
-from winml_dag.cli.validated import broken_lines
+from winml_dag.cli.stage_lines import broken_lines
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import MeasuredError, StageError
 from winml_dag.onnxmodel.compare import OutputComparison

@@ -194,7 +194,7 @@ def _with_log_that_is_here(store: SharedStore, record: Record) -> Record:
 
 def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[str, Request]]:
     """By its label, each build that *recipes* ask for."""
-    from winml_dag.cli.chosencells import are_a_sweep
+    from winml_dag.cli.options import are_a_sweep
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.request import Overrides, Request
     from winml_dag.pipeline.sweep.selection import Selection, selected
