@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.pipeline.compiled import CompileResult, compile_result
-from winml_dag.stages.compiled import CONVERSIONS
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ def _left(done: CompileResult) -> str:
     """``2 Gather, 1 Cast (/embed/Gather, /pool/Gather, /Cast_1)``, the most frequent operators first. Conversions come
     last: they follow from the others.
     """
-    ranked = sorted(done.nodes_on_cpu.items(), key=lambda entry: (entry[0] in CONVERSIONS, -entry[1], entry[0]))
+    ranked = sorted(done.nodes_on_cpu.items(), key=lambda entry: (entry[0] in QDQ, -entry[1], entry[0]))
     types = [f"{count} {op_type}" for op_type, count in ranked[:_MOST_TYPES]]
     if more := sum(count for _, count in ranked[_MOST_TYPES:]):
         types.append(f"{more} more")
-    nodes = sorted(done.cpu_nodes, key=lambda node: node.get("op_type") in CONVERSIONS)
+    nodes = sorted(done.cpu_nodes, key=lambda node: node.get("op_type") in QDQ)
     names = [node.get("name", "") for node in nodes[:_MOST_NAMES]]
     if len(done.cpu_nodes) > _MOST_NAMES:
         names.append("...")

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StageError
-
-# Models write "never choose this" as -inf or as the lowest float (-3.4e38). No measured quantity is that large.
-MASK_MAGNITUDE = 1e30
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 
 
 @dataclass(frozen=True)

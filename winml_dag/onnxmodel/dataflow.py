@@ -12,25 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from winml_dag.onnxmodel.dtypes import dtype_name
+from winml_dag.onnxmodel.facts import dtype_name, struct_letter
 from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
 
 Numbers = tuple[int | float, ...]
-
-_LETTERS = {
-    "float32": "f",
-    "float16": "e",
-    "float64": "d",
-    "int8": "b",
-    "uint8": "B",
-    "bool": "?",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "uint64": "Q",
-}
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,7 @@ class Dataflow:
 def numbers_of(tensor: Tensor) -> Numbers | None:
     """The numbers of *tensor*, where they are few and lie in the file itself."""
     count = prod(tensor.dims)
-    letter = _LETTERS.get(dtype_name(tensor.data_type), "")
+    letter = struct_letter(tensor.data_type)
     if tensor.integers and len(tensor.integers) == count and letter not in ("e", ""):
         return tensor.integers
     if not letter or not count or len(tensor.plain) != count * struct.calcsize(letter):

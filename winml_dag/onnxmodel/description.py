@@ -13,7 +13,7 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel import lint
-from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, summarize

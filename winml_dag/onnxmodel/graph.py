@@ -8,9 +8,6 @@ from dataclasses import dataclass
 # Of a node's metadata: the module of the PyTorch model that it computes a part of. The key is winml-cli's.
 TAG_KEY = "winml.hierarchy.tag"
 
-# Another name of the domain that is empty as a rule.
-STANDARD_DOMAIN = "ai.onnx"
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

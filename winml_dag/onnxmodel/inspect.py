@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from winml_dag.onnxmodel.dtypes import bit_width, dtype_name
+from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, bit_width, dtype_name
 from winml_dag.onnxmodel.graph import Model, Node, Tensor, all_nodes, all_tensors
 
 _QUANTIZE_DEFAULT = 2  # QuantizeLinear makes uint8 unless told otherwise
 _BIAS = "int32"
 
-_MATRIX_OPS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv"})
+_MATRIX_OPS = frozenset({*CHANNEL_AXES, "FusedMatMul", "FusedGemm", "FusedConv"})
 # Operators on integers by what they are, with the places of their constants among their inputs.
 _DYNAMIC = {
     "MatMulInteger": (1,),
@@ -237,10 +237,7 @@ def _output(node: Node) -> str:
 def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Tensor]) -> Mapping[str, int]:
     """Elements of constants by floating-point type; without any, the types of what goes in and out."""
     scales = {
-        name
-        for node in nodes
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", *_BLOCKS, *_OPERATORS, *_DYNAMIC)
-        for name in node.inputs[1:]
+        name for node in nodes if node.op_type in (*QDQ, *_BLOCKS, *_OPERATORS, *_DYNAMIC) for name in node.inputs[1:]
     }
     names = {name for name in constants if name and name not in scales}
     counts: Counter[str] = Counter()

@@ -14,12 +14,12 @@ from winml_dag.ep.support.tables import Rules
 from winml_dag.ep.support.verdict import Level, Verdict
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.dataflow import attribute_of
+from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.graph import Graph, Model, Node
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.result import Judged
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
 
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOAT16 = "float16"
 
 
@@ -79,7 +79,7 @@ class Judge:
 
     def _graph(self, model: Model, graph: Graph) -> Iterator[Judged]:
         scope = Scope.of(model, graph)
-        judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in _CONVERSIONS}
+        judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in QDQ}
         converted = {
             name
             for each in judged.values()

@@ -21,7 +21,8 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.compare import MASK_MAGNITUDE, compare
+from winml_dag.onnxmodel.compare import compare
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec

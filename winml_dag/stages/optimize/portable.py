@@ -13,8 +13,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: 
 from winml_dag.ep.versions import unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import use_short_domain
-from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.onnxmodel.subgraphs import graphs_of
 from winml_dag.stages.float_model import open_session
 from winml_dag.stages.optimize.hard_swish import HARD_SWISH_SINCE, fuse_hard_swish

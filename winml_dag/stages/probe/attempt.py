@@ -13,7 +13,7 @@ from winml_dag.ep.session import RECORD_ASSIGNMENT, session_options
 from winml_dag.ep.support.verdict import Outcome
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.stages.compiled import CONVERSIONS
+from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.stages.probe.onenode import PROBED
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _is_taken(session: onnxruntime.InferenceSession, target: Target) -> bool:
     asks any provider, such as an Identity, is in nobody's way.
     """
     return not any(
-        node.op_type not in CONVERSIONS or node.name == PROBED
+        node.op_type not in QDQ or node.name == PROBED
         for subgraph in session.get_provider_graph_assignment_info()
         if subgraph.ep_name != target.ep.name
         for node in subgraph.get_nodes()
