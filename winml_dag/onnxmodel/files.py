@@ -18,8 +18,8 @@ from winml_dag.errors import InputError
 from winml_dag.onnxmodel.facts import STANDARD_DOMAIN, byte_size, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, subgraphs
 from winml_dag.onnxmodel.sidecar import sidecar_path
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs
 
 EXTERNAL_TENSOR_MINIMUM = 1024
 

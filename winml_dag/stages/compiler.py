@@ -124,8 +124,8 @@ def compile_with(
     import onnxruntime
 
     from winml_dag.ep.session import ASK_ANALYZE, SEE_LOG
+    from winml_dag.onnxmodel.epcontext import put_out_inner_weights
     from winml_dag.onnxmodel.graphfile import read_model
-    from winml_dag.onnxmodel.innerweights import put_out_inner_weights
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.averages import count_padding
     from winml_dag.stages.compiled import COMPATIBILITY

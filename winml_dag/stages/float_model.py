@@ -19,9 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.naming import Naming
-from winml_dag.onnxmodel.scopes import distinct_names
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs
+from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, subgraphs
 from winml_dag.stages.infinity import clamp_certain
 from winml_dag.stages.normalize.forms import normalize_forms
 

@@ -18,7 +18,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.files import tensor_chunks
-from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
+from winml_dag.onnxmodel.protos import graphs_of, read_inside
 
 # In the middle of the plateau that was measured; exp(-50) is 2e-22, so a Softmax over float32 still sees a zero.
 BOUND = 50.0

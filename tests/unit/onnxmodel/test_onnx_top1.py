@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from winml_dag.onnxmodel.top1 import Agreement, class_scores, top1, top5
+from winml_dag.onnxmodel.compare import Agreement, class_scores, top1, top5
 
 FLOATS = st.floats(width=32, allow_nan=False)
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=6).filter(lambda shape: shape[-1] > 1)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import NodeProto
 
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.applying import apply_capabilities
 from winml_dag.stages.optimize.capabilities import CATALOG

@@ -11,7 +11,7 @@ from collections import Counter
 
 from onnx import GraphProto, NodeProto, helper
 
-from winml_dag.onnxmodel.subgraphs import read_inside
+from winml_dag.onnxmodel.protos import read_inside
 
 HARD_SWISH_SINCE = 14
 _ALPHA, _BETA = 1 / 6, 0.5

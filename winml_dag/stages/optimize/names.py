@@ -14,8 +14,7 @@ from onnx import ModelProto
 
 from winml_dag.onnxmodel import graph as onnx_graph
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.naming import Naming, rename_values
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import Naming, graphs_of, rename_values
 
 PREFIX = "optimized/"
 

@@ -15,7 +15,7 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import use_short_domain
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.float_model import open_session
 from winml_dag.stages.optimize.hard_swish import HARD_SWISH_SINCE, fuse_hard_swish
 from winml_dag.stages.optimize.names import names_in, rename_generated

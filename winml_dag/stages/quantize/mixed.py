@@ -14,8 +14,7 @@ from onnxruntime.quantization import QuantType
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, channel_axis
-from winml_dag.onnxmodel.naming import Naming
-from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
+from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import DATA_INPUTS

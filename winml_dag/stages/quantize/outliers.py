@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from winml_dag.onnxmodel.constants import constant_tensors
 from winml_dag.onnxmodel.facts import channel_axis
-from winml_dag.onnxmodel.subgraphs import read_inside
+from winml_dag.onnxmodel.protos import constant_tensors, read_inside
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.normalizations import is_coarse, normalizations
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields

@@ -19,9 +19,8 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.constants import constant_tensors
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, standard_opset
-from winml_dag.onnxmodel.naming import Naming
+from winml_dag.onnxmodel.protos import Naming, constant_tensors
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
