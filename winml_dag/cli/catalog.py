@@ -17,7 +17,7 @@ from winml_dag.cli.settings import target_options
 from winml_dag.errors import UsageError, WinmlDagError
 
 if TYPE_CHECKING:
-    from winml_dag.recipe.shipped import Shipped
+    from winml_dag.recipe.load import Shipped
 
 
 @click.command(name="catalog")
@@ -75,7 +75,7 @@ def _matching(
 ) -> Iterable[Shipped]:
     from winml_dag.ep.registry import resolve_target
     from winml_dag.pipeline.precisions import precision_for
-    from winml_dag.recipe.shipped import shipped_recipes
+    from winml_dag.recipe.load import shipped_recipes
 
     target = resolve_target(ep, device)
     if precision is not None:

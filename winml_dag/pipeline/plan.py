@@ -24,7 +24,7 @@ from winml_dag.pipeline.userstages.declared import Declared, Ours
 from winml_dag.pipeline.userstages.plan import UserPlan, plan_stages
 from winml_dag.pipeline.variant import LINE, Build, CompositeBuild, Inputs, OnlyDeclared, Skip, chosen
 from winml_dag.readlog import before_reading
-from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.document import Findings
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.fingerprints import Fingerprints

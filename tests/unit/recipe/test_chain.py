@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.errors import UsageError
-from winml_dag.recipe.chain import Chain, chained
-from winml_dag.recipe.precision import PRECISIONS
+from winml_dag.recipe.precision import PRECISIONS, Chain, chained
 
 _NAMES = st.sampled_from(sorted(PRECISIONS))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import RecipeError
+from winml_dag.recipe.goal import group_axes, groups, winner_folder
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Sweep
-from winml_dag.recipe.winners import group_axes, groups, winner_folder
 
 MATRIX = """
 matrix:
