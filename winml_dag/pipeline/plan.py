@@ -15,7 +15,7 @@ from pathlib import Path
 from winml_dag.engine.config import config_json
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Source
-from winml_dag.ep.registry import environments_behind
+from winml_dag.ep.availability import environments_behind
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.epplace import configuration
 from winml_dag.pipeline.layout import RANGES, RESERVED, is_ours, prefixed

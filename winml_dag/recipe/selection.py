@@ -24,7 +24,7 @@ from winml_dag.recipe.sweep import Cell, Sweep
 
 @dataclass(frozen=True)
 class Choice:
-    """By axis, labels and patterns of which one has to match, as in ``when`` and ``exclude``; no axis takes all cells."""
+    """By axis, labels and patterns of which one has to match, as in ``when`` and ``exclude``; no axis takes all."""
 
     patterns: Mapping[str, tuple[str, ...]]
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.registry import QNN, ExecutionProvider, Target, resolve_target
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import QNN, ExecutionProvider, Target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import QDQ

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
-from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options, file_options
-from winml_dag.ep.registry import ExecutionProvider, Target, find_ep
+from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.onnxmodel.sidecar import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary

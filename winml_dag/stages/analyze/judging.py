@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 
 from winml_dag.canonical import json_hash
 from winml_dag.ep.registry import find_ep
-from winml_dag.ep.support.case import Case, Operand, case_json
-from winml_dag.ep.support.tables import Rules
-from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.ep.support.case import Case, Level, Operand, Verdict, case_json
+from winml_dag.ep.support.table import Rules
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.dataflow import attribute_of
 from winml_dag.onnxmodel.facts import QDQ

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from winml_dag.ep.support.case import AttributeValue, Case
-from winml_dag.ep.support.tables import PATTERN
-from winml_dag.ep.support.verdict import Level
+from winml_dag.ep.support.case import AttributeValue, Case, Level
+from winml_dag.ep.support.table import PATTERN
 from winml_dag.onnxmodel.dataflow import integers_of
 from winml_dag.stages.analyze.fusions import Situation
 from winml_dag.stages.analyze.judging import Judge

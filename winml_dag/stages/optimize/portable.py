@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnx import GraphProto, ModelProto
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: A004
 
-from winml_dag.ep.versions import unread_version
+from winml_dag.ep.session import unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import standard_opset

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.case import Case
-from winml_dag.ep.support.verdict import Outcome
+from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.stages.probe.attempt import attempt, run_on_cpu
 from winml_dag.stages.probe.fromcase import UnmakeableError, one_node
 

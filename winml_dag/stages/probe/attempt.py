@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import RECORD_ASSIGNMENT, session_options
-from winml_dag.ep.support.verdict import Outcome
+from winml_dag.ep.support.case import Outcome
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import QDQ

@@ -6,8 +6,7 @@ import json
 
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.session import register
-from winml_dag.ep.support.case import Case, case_of_json
-from winml_dag.ep.support.verdict import Level, Outcome
+from winml_dag.ep.support.case import Case, Level, Outcome, case_of_json
 from winml_dag.errors import StageError
 from winml_dag.stages.probe import ProbeConfig
 from winml_dag.stages.probe.attempt import attempt, run_on_cpu

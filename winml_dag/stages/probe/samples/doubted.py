@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from winml_dag.ep.support.case import Level
 from winml_dag.ep.support.table import SupportTable
-from winml_dag.ep.support.verdict import Level
 from winml_dag.stages.probe.readback import case_of_model
 from winml_dag.stages.probe.samples.every import Sample, drawn
 
