@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 
 from winml_dag.onnxmodel.facts import dtype_name, struct_letter
-from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, Value, integer_of
 from winml_dag.onnxmodel.graphfile import read_model
 
 Numbers = tuple[int | float, ...]
@@ -103,15 +103,6 @@ def numbers_of(tensor: Tensor) -> Numbers | None:
     if not letter or not count or len(tensor.plain) != count * struct.calcsize(letter):
         return None
     return struct.unpack(f"<{count}{letter}", tensor.plain)
-
-
-def attribute_of(node: Node, name: str) -> Attribute | None:
-    return next((attribute for attribute in node.attributes if attribute.name == name), None)
-
-
-def integers_of(node: Node, name: str) -> tuple[int, ...]:
-    found = attribute_of(node, name)
-    return () if found is None else found.integers
 
 
 def _read_inside(node: Node) -> Iterable[str]:
@@ -240,11 +231,11 @@ class _Flow:
         """Where the input *at* of *node* depends on the size of another one, or of its own."""
         kind, data = node.op_type, self._dims(node.inputs[0])
         if kind in ("Gather", "GatherElements", "Scatter", "ScatterElements") and at == 1:
-            return _size(data, _integer(node, "axis", 0), last=True)
+            return _size(data, integer_of(node, "axis", 0), last=True)
         if kind == "ArrayFeatureExtractor" and at == 1:
             return _size(data, -1, last=True)
         if kind in ("GatherND", "ScatterND") and at == 1:
-            indices, batch = self._dims(node.inputs[1]), _integer(node, "batch_dims", 0)
+            indices, batch = self._dims(node.inputs[1]), integer_of(node, "batch_dims", 0)
             parts = data[batch : batch + (indices[-1] or 0)] if data and indices else ()
             return Bounds(0, min((size or 1 for size in parts), default=1) - 1)
         if kind == "OneHot" and at == 0:
@@ -256,11 +247,11 @@ class _Flow:
             # 0 keeps a size, -1 takes all that is left.
             return Bounds(-1, -1) if self._dims(node.inputs[1]) == (1,) else Bounds(0, 0)
         if kind == "TopK" and at == 1:
-            return _size(data, _integer(node, "axis", -1))
+            return _size(data, integer_of(node, "axis", -1))
         if kind == "Slice" and at == 2:
             return Bounds(1, min((size or 1 for size in data or ()), default=1))
         if kind == "ReverseSequence" and at == 1:
-            return _size(data, _integer(node, "time_axis", 0))
+            return _size(data, integer_of(node, "time_axis", 0))
         return _size(data, 0) if kind in ("LSTM", "GRU", "RNN") and at == 4 else None
 
     def _dims(self, name: str) -> tuple[int | None, ...] | None:
@@ -274,11 +265,6 @@ class _Flow:
     def _numbers(self, name: str) -> tuple[int | float, ...] | None:
         tensor = self._constants.get(name)
         return None if tensor is None else numbers_of(tensor)
-
-
-def _integer(node: Node, name: str, default: int) -> int:
-    found = attribute_of(node, name)
-    return default if found is None or found.integer is None else found.integer
 
 
 def _size(dims: Sequence[int | None] | None, axis: int, *, last: bool = False) -> Bounds:

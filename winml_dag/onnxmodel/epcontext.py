@@ -8,17 +8,16 @@ own. It keeps what is an output of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.graph import Value
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.protos import distinct_names, graphs_inside, read_inside
+from winml_dag.onnxmodel.protos import constant_tensors, distinct_names, graphs_inside, read_inside
 
 _OPSET = 21
 _IR_VERSION = 10
@@ -92,7 +91,7 @@ def put_out_inner_weights(model: ModelProto) -> bool:
         _move_weights(inner, graph)
     shown = {value.name for value in (*graph.input, *graph.output)}
     read = read_inside(graph.node) - shown
-    put_out = [(name, tensor) for name, tensor in _weights(graph) if name in read]
+    put_out = [(name, tensor) for name, tensor in constant_tensors(graph).items() if name in read]
     graph.output.extend(helper.make_tensor_value_info(name, each.data_type, list(each.dims)) for name, each in put_out)
     return bool(put_out)
 
@@ -104,24 +103,12 @@ def _move_weights(inner: GraphProto, outermost: GraphProto) -> None:
         if _is_large(tensor) and tensor.name not in put_out:
             outermost.initializer.append(tensor)
             del inner.initializer[place]
+    constants = constant_tensors(inner)
     for place, node in reversed(list(enumerate(inner.node))):
-        constant = _constant(node)
-        if constant is not None and _is_large(constant) and node.output[0] not in put_out:
+        name = node.output[0] if node.op_type == "Constant" else ""
+        if name in constants and _is_large(constants[name]) and name not in put_out:
             outermost.node.insert(0, node)
             del inner.node[place]
-
-
-def _weights(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    yield from ((tensor.name, tensor) for tensor in graph.initializer)
-    for node in graph.node:
-        if (tensor := _constant(node)) is not None:
-            yield node.output[0], tensor
-
-
-def _constant(node: NodeProto) -> TensorProto | None:
-    if node.op_type != "Constant":
-        return None
-    return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
 
 
 def _is_large(tensor: TensorProto) -> bool:

@@ -12,8 +12,7 @@ from math import isfinite, prod
 from pathlib import Path
 
 from winml_dag.onnxmodel.facts import QDQ, bit_width, byte_size, dtype_name, struct_letter
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, all_tensors
-from winml_dag.onnxmodel.precision import constants_of
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, constants_of
 from winml_dag.onnxmodel.wire import File
 
 # Conversions between integers that QNN loses: those at additions of zero.
@@ -86,7 +85,7 @@ _MOST_NAMES = 3
 def findings(path: Path, model: Model) -> Iterator[str]:
     """Sentences about *model*, as read from *path*; none for a sound one."""
     nodes = all_nodes(model)
-    constants = constants_of(all_tensors(model, nodes), nodes)
+    constants = constants_of(model, nodes)
     yield from _undeclared_domains(model, nodes)
     yield from _unmade_outputs(model.graph)
     yield from _wide_types_too_early(model, nodes, constants)

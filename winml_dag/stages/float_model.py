@@ -28,7 +28,7 @@ from winml_dag.stages.normalize.forms import normalize_forms
 
 def plain_constants(model: ModelProto) -> None:
     """Write sparse constants of *model* in full, in place, and let subgraphs put out constants through an Identity.
-    Values must have names of their own in subgraphs (see :func:`~winml_dag.onnxmodel.scopes.distinct_names`).
+    Values must have names of their own in subgraphs (see :func:`~winml_dag.onnxmodel.protos.distinct_names`).
     """
     for graph in graphs_of(model.graph):
         graph.initializer.extend(_dense(sparse) for sparse in graph.sparse_initializer)

@@ -12,9 +12,8 @@ from winml_dag.ep.registry import find_ep
 from winml_dag.ep.support.case import Case, Level, Operand, Verdict, case_json
 from winml_dag.ep.support.table import Rules
 from winml_dag.errors import UsageError
-from winml_dag.onnxmodel.dataflow import attribute_of
 from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.graph import Graph, Model, Node
+from winml_dag.onnxmodel.graph import Graph, Model, Node, attribute_of
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.result import Judged
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
