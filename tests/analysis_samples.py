@@ -13,9 +13,8 @@ from typing import Any
 import onnx
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.ep.support.table import About, evidence_of, table_bytes
-from winml_dag.ep.support.verdict import Outcome
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages import discovered
 from winml_dag.stages.analyze import RESULT_FILE, AnalyzeConfig

@@ -30,7 +30,7 @@ _LOAD = """
 import sys, time
 from pathlib import Path
 from winml_dag.ep.options import complete_options
-from winml_dag.ep.registry import resolve_target
+from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.session import register, session_options
 import onnxruntime
 target = resolve_target(sys.argv[2], None)

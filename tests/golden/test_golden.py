@@ -22,7 +22,7 @@ from winml_dag.cli.main import run
 from winml_dag.engine.keys import config_hash
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.recipe.shipped import shipped_recipes
+from winml_dag.recipe.load import shipped_recipes
 from winml_dag.store.local import LocalStore
 
 HERE = Path(__file__).parent

@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.ep.support.case import Case
+from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.ep.support.table import About, evidence_of, table_bytes
-from winml_dag.ep.support.verdict import Outcome
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.probe.cases import Scope, case_of
 

@@ -21,7 +21,7 @@ from onnx_samples import perceptron, samples
 
 import winml_dag
 from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig, build_onnx_model, compile_onnx
-from winml_dag.ep.registry import resolve_target
+from winml_dag.ep.availability import resolve_target
 from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.pipeline.precisions import with_types

@@ -10,7 +10,7 @@ import pytest
 from winml_dag.cli.main import run
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.recipe.shipped import Shipped, shipped_path, shipped_recipes
+from winml_dag.recipe.load import Shipped, shipped_path, shipped_recipes
 from winml_dag.stages.export.components import composite_of
 from winml_dag.store.local import LocalStore
 

@@ -31,9 +31,9 @@ from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.rounds import WithoutRounds
-from winml_dag.recipe.chain import chained
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
+from winml_dag.recipe.precision import chained
 from winml_dag.recipe.schema import Compile as WinMLCompileConfig
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 

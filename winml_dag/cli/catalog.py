@@ -16,7 +16,7 @@ from winml_dag.cli.settings import target_options
 from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
-    from winml_dag.recipe.shipped import Shipped
+    from winml_dag.recipe.load import Shipped
 
 
 @click.command(name="catalog")
@@ -68,9 +68,9 @@ def command(
 def _matching(
     model_type: str | None, task: str | None, ep: str | None, device: str | None, precision: str | None
 ) -> Iterable[Shipped]:
-    from winml_dag.ep.registry import resolve_target
+    from winml_dag.ep.availability import resolve_target
     from winml_dag.pipeline.precisions import precision_for
-    from winml_dag.recipe.shipped import shipped_recipes
+    from winml_dag.recipe.load import shipped_recipes
 
     target = resolve_target(ep, device)
     if precision is not None:

@@ -74,7 +74,7 @@ def _foreseen(
     from winml_dag.recipe.reading import module_items
 
     if are_a_sweep(recipes) or (recipes and module_items(recipes[0]) is not None):
-        from winml_dag.recipe.sweepfiles import sweep_of_files
+        from winml_dag.recipe.sweep import sweep_of_files
 
         sweep = sweep_of_files(recipes)
         refuse_overruled(sweep, request.overrides)

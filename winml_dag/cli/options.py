@@ -252,7 +252,7 @@ def _recipe_word(path: Path) -> str:
     if not path.is_absolute():
         return str(path)
     # Imported here: it needs the schema of a recipe.
-    from winml_dag.recipe.shipped import shipped_name
+    from winml_dag.recipe.load import shipped_name
 
     name = shipped_name(path)
     return str(path) if name is None else f"{CATALOG}{name}"

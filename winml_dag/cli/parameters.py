@@ -38,7 +38,7 @@ class Recipe(_Path):
         if isinstance(value, str) and value.startswith(CATALOG):
             # Imported here: reading recipes costs more than all else that a build with nothing to do needs.
             from winml_dag.errors import UsageError
-            from winml_dag.recipe.shipped import shipped_path
+            from winml_dag.recipe.load import shipped_path
 
             try:
                 value = str(shipped_path(value.removeprefix(CATALOG)))

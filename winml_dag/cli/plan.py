@@ -127,7 +127,7 @@ def _print_matrix(
     ci: str, recipes: tuple[Path, ...], selection: Selection, number: int | None, words: Sequence[str]
 ) -> int:
     from winml_dag.cli.sweepplan import azure_matrix, job_matrix
-    from winml_dag.recipe.sweepfiles import sweep_of_files
+    from winml_dag.recipe.sweep import sweep_of_files
 
     matrix = job_matrix(selected(sweep_of_files(recipes), selection), words, number)
     if (jobs := len(matrix["include"])) > _MOST_JOBS:
@@ -141,7 +141,7 @@ def _look_at_cells(
 ) -> int:
     from winml_dag.cli.remotes import opened
     from winml_dag.cli.sweepplan import look_at_sweep
-    from winml_dag.recipe.sweepfiles import sweep_of_files
+    from winml_dag.recipe.sweep import sweep_of_files
 
     sweep = sweep_of_files(recipes)
     refuse_overruled(sweep, request.overrides)

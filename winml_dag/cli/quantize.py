@@ -23,7 +23,7 @@ from winml_dag.cli.settings import (
     target_options,
 )
 from winml_dag.pipeline.request import Overrides, Request, beside
-from winml_dag.recipe.chain import chained
+from winml_dag.recipe.precision import chained
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:

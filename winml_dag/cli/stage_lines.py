@@ -7,11 +7,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.ep.registry import CPU
+from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.pipeline.compiled import CompileResult, compile_result
 from winml_dag.pipeline.layout import is_ours
 from winml_dag.pipeline.quantized import CalibrationStep, QuantizeStep
 from winml_dag.pipeline.search import Searched, searches
-from winml_dag.stages.compiled import CONVERSIONS
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text
 
@@ -161,8 +161,8 @@ def _short(version: str) -> str:
 
 def _kept_on_cpu(done: CompileResult) -> str:
     """``2 Gather, 1 Cast (/embed/Gather, /pool/Gather, /Cast_1)``; conversions last, as they follow from others."""
-    types = _operators(done.nodes_on_cpu, last=CONVERSIONS)
-    nodes = sorted(done.cpu_nodes, key=lambda node: node.get("op_type") in CONVERSIONS)
+    types = _operators(done.nodes_on_cpu, last=QDQ)
+    nodes = sorted(done.cpu_nodes, key=lambda node: node.get("op_type") in QDQ)
     names = [node.get("name", "") for node in nodes[:_MOST_NAMES]]
     if len(done.cpu_nodes) > _MOST_NAMES:
         names.append("...")

@@ -17,7 +17,7 @@ from winml_dag.engine.machine import memory_for_runs
 from winml_dag.errors import StageError
 from winml_dag.pipeline.sweep.cells import request_of
 from winml_dag.pipeline.sweep.foreseen import Foreseen, look_ahead
-from winml_dag.recipe.sharding import Shard, shards
+from winml_dag.recipe.selection import Shard, shards
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request

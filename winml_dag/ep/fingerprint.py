@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from winml_dag.ep.availability import package_folder, package_of, search_path
 from winml_dag.ep.environments import Environment
-from winml_dag.ep.registry import ExecutionProvider, package_folder, package_of, search_path
+from winml_dag.ep.registry import ExecutionProvider
 from winml_dag.ep.windowsml import library_in_catalog
 from winml_dag.errors import UsageError
 from winml_dag.readlog import before_reading

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider, Target, environment_of, nearest, package_of
+from winml_dag.ep.availability import environment_of, package_of
+from winml_dag.ep.registry import OPENVINO, QNN, ExecutionProvider, Target, nearest
 from winml_dag.errors import UsageError
 
 _SWITCH = ("0", "1")

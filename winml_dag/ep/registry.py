@@ -1,24 +1,56 @@
-"""The execution providers that a recipe may name, the devices each drives, and which environment has them.
+"""The execution providers that a recipe may name: packages, devices and what else sets one apart from the others.
 
-Tables and file lookups only: onnxruntime is never imported here, because a plan needs these answers and must not wait
-for it.
+Which of them can be used, :mod:`winml_dag.ep.availability` finds out. onnxruntime is never imported here, because a
+plan needs these answers and must not wait for it.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from winml_dag.ep.elsewhere import is_elsewhere
-from winml_dag.ep.environments import Environment, Named, look, named_environments
-from winml_dag.ep.systemlibraries import NVIDIA_DRIVER, ROCM, TENSORRT_SDK, SystemLibrary
-from winml_dag.ep.windowsml import is_windows, library_in_catalog
 from winml_dag.errors import UsageError
+
+# What ldconfig has found in the system's folders, those of SDKs and drivers included.
+_LOADER_CACHE = Path("/etc/ld.so.cache")
+
+
+@dataclass(frozen=True)
+class SystemLibrary:
+    """One that no Python package brings: how its file's name begins on Linux, and on Windows."""
+
+    linux: str
+    windows: str
+
+    def is_there(self) -> bool:
+        if sys.platform == "win32":
+            system = Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32"
+            return _is_in([*_folders("PATH"), system], f"{self.windows}*.dll")
+        return _is_in(_folders("LD_LIBRARY_PATH"), f"{self.linux}*") or self._is_cached()
+
+    def _is_cached(self) -> bool:
+        try:
+            return f"{self.linux}.".encode() in _LOADER_CACHE.read_bytes()
+        except OSError:
+            return False
+
+
+def _folders(variable: str) -> list[Path]:
+    return [Path(text) for text in os.environ.get(variable, "").split(os.pathsep) if text]
+
+
+def _is_in(folders: list[Path], pattern: str) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for folder in folders if folder.is_dir())
+
+
+NVIDIA_DRIVER = SystemLibrary("libcuda.so", "nvcuda")
+TENSORRT_SDK = SystemLibrary("libnvinfer.so", "nvinfer")
+ROCM = SystemLibrary("libamdhip64.so", "amdhip64")
+
 
 AUTO = "auto"
 
@@ -227,7 +259,7 @@ RUNTIME_BUILDS = tuple(
 
 # Who is asked first when a recipe names a device only. onnxruntime-gpu brings TensorRT and CUDA: the faster one counts
 # where the SDK that it needs is there.
-_BY_DEVICE = {
+DEVICES = {
     "npu": (QNN, OPENVINO, VITISAI),
     "gpu": (OPENVINO, MIGRAPHX, TENSORRT, NV_TENSORRT_RTX, CUDA, QNN, DML),
     "cpu": (CPU,),
@@ -260,146 +292,13 @@ def find_ep(text: str) -> ExecutionProvider:
     raise UsageError(f"There is no execution provider {text!r}.", advice=nearest(text, spellings))
 
 
-def resolve_target(ep: str | None, device: str | None) -> Target:
-    """The target that a recipe or command line means; neither given means the CPU.
+def is_arm() -> bool:
+    """Whether this is a machine of the kind that has Qualcomm's NPU; elsewhere QNN emulates it."""
+    import platform  # slow to import, and of use here alone
 
-    *device* is a device, ``auto`` or None, or an execution provider in place of one (``--device qnn``). A device
-    without a provider goes to the first provider of the customary order that is installed and has the libraries that it
-    needs, else to one that is installed and lacks fewest; of those in the catalog of Windows ML, only what it has for
-    this machine counts. If there is none, it is the first, and :func:`require_installed` tells of all.
-
-    Raises:
-        UsageError: for an unknown name, or a device that the provider cannot drive.
-    """
-    ep = None if ep is None or ep.lower() == AUTO else ep
-    device = None if device is None or device.lower() == AUTO else device.lower()
-    if device is not None and device not in _BY_DEVICE:
-        named = _ep_named_as_device(device)
-        if ep is not None and find_ep(ep) != named:
-            raise UsageError(f"Device {device!r} and execution provider {ep!r} contradict each other.")
-        ep, device = named.name, None
-    if ep is not None:
-        return _target(find_ep(ep), device)
-    if device is None:
-        return Target(CPU, "cpu")
-    candidates = _BY_DEVICE[device]
-    found = min(filter(_drives, candidates), key=lambda ep: _lacking(ep, device), default=None)
-    return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
+    return platform.machine().lower() in ("arm64", "aarch64")
 
 
-def drivers_of(device: str) -> tuple[ExecutionProvider, ...]:
-    """All that drive *device*, the one that is asked first at the front."""
-    return _BY_DEVICE[device]
-
-
-def _lacking(ep: ExecutionProvider, device: str) -> int:
-    """How much of what *ep* needs for *device* is missing; another machine is not ours to judge."""
-    if is_elsewhere(ep.alias):
-        return 0
-    if ep == QNN and device == "gpu":
-        import platform  # of use here alone, and slow to import
-
-        return int(platform.machine().lower() not in ("arm64", "aarch64"))  # the GPU of a Snapdragon
-    return sum(not library.is_there() for library in ep.needs)
-
-
-def _drives(ep: ExecutionProvider) -> bool:
-    if not ep.packages or is_elsewhere(ep.alias):
-        return True
-    environment = environment_of(ep)
-    package = package_of(ep, environment)
-    if package is None or not package.catalog:
-        return package is not None
-    # One package brings the whole catalog. That of another environment cannot be asked.
-    return environment is not None or library_in_catalog(ep.name) is not None
-
-
-def _ep_named_as_device(device: str) -> ExecutionProvider:
-    if found := _by_spelling().get(device):
-        return found
-    advice = nearest(device, [AUTO, *_BY_DEVICE, *(ep.alias for ep in EXECUTION_PROVIDERS)])
-    raise UsageError(f"There is no device {device!r}.", advice=advice)
-
-
-def _target(ep: ExecutionProvider, device: str | None) -> Target:
-    if device is None:
-        return Target(ep, ep.devices[0])
-    if device not in ep.devices:
-        raise UsageError(
-            f"{ep.name} cannot drive device {device!r}.", advice=f"It drives: {', '.join(ep.devices)} (or {AUTO})."
-        )
-    return Target(ep, device)
-
-
-def environment_of(ep: ExecutionProvider) -> Environment | None:
-    """The Python environment that the user names for *ep*; None where it is this one.
-
-    Raises:
-        UsageError: for a configuration that names an unknown provider, or for *ep* what is no environment.
-    """
-    named = {each: _named_ep(each) for each in named_environments()}
-    chosen = [each for each, known in named.items() if known == ep]
-    if len(chosen) > 1 and chosen[0].source == chosen[1].source:
-        raise UsageError(f"{chosen[0].where} and {chosen[1].where} are both for {ep.name}.", advice="Keep one of them.")
-    return look(chosen[0]) if chosen else None
-
-
-def _named_ep(named: Named) -> ExecutionProvider:
-    try:
-        ep = find_ep(named.ep)
-    except UsageError as error:
-        raise UsageError(f"{named.where}: {error.message}", advice=error.advice) from error
-    if ep == CPU:
-        raise UsageError(
-            f"{named.where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Leave it out."
-        )
-    return ep
-
-
-def search_path(environment: Environment | None) -> tuple[Path, ...]:
-    """Where packages are looked for in *environment*, or here."""
-    if environment is None:
-        return tuple(Path(entry or ".") for entry in sys.path)
-    return environment.site_packages
-
-
-def package_of(ep: ExecutionProvider, environment: Environment | None) -> Package | None:
-    """The package by which *environment*, or this one, has *ep*; None when it does not, or needs none."""
-    path = search_path(environment)
-    return next((package for package in ep.packages if _is_there(package, path)), None)
-
-
-def installed(ep: ExecutionProvider) -> bool:
-    """Whether its environment has *ep*, going by files alone; whether its device is there, only a session tells.
-
-    Raises:
-        UsageError: as :func:`environment_of` does.
-    """
-    return not ep.packages or package_of(ep, environment_of(ep)) is not None
-
-
-def environments_behind(target: Target) -> Iterator[Environment]:
-    """Those that may have decided that it is *target*, or whether it is installed: what comes or goes there counts.
-
-    Where a device alone is named, all that drive it are asked.
-    """
-    for ep in dict.fromkeys((target.ep, *_BY_DEVICE[target.device])):
-        # One that cannot be used has decided nothing: where its provider is asked for, that is an error.
-        with suppress(UsageError):
-            if ep != CPU and (environment := environment_of(ep)) is not None:
-                yield environment
-
-
-def _is_there(package: Package, path: Iterable[Path]) -> bool:
-    if package.catalog and not is_windows():
-        return False
-    if package.plugin:
-        return package_folder(package.plugin, path) is not None
-    # importlib.metadata would answer this too, but takes longer to import than a whole plan may take.
-    stem = re.sub(r"[-_.]+", "_", package.distribution)
-    return any(next(folder.glob(f"{stem}-*.dist-info"), None) is not None for folder in path if folder.is_dir())
-
-
-def package_folder(module: str, path: Iterable[Path]) -> Path | None:
-    """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
-    return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
+def is_emulated(target: Target) -> bool:
+    """Whether it is QNN's NPU on a processor that no machine with that NPU has: its results count, its times do not."""
+    return target.ep == QNN and target.device == "npu" and not is_arm()

@@ -1,8 +1,8 @@
-"""Sessions of onnxruntime that really use the execution provider that was asked for.
+"""Sessions of onnxruntime that use the execution provider that was asked for, or say why they cannot.
 
 onnxruntime prefers running on the CPU to failing: a provider that cannot be created or take a single node leaves a line
-in the log, and even ``get_providers()`` goes on to name it. So the fallback is switched off here, and the assignment of
-nodes is looked at.
+in the log, and even ``get_providers()`` still names it. So the fallback is switched off here, and the assignment of
+nodes is checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target, package_of
+from winml_dag.ep.availability import package_of
+from winml_dag.ep.registry import CPU, QNN, ExecutionProvider, Target
 from winml_dag.ep.windowsml import ready_library
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
@@ -188,3 +189,35 @@ def _backend(target: Target) -> dict[str, str]:
     module = _module(package.plugin)
     path = module.get_qnn_htp_path() if target.device == "npu" else module.get_qnn_gpu_path()
     return {"backend_path": path}
+
+
+_NEWER_IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
+_NEWER_OPSET = re.compile(
+    r"Opset (\d+) is under development.*?official support for domain (\S+) is till opset (\d+)", re.DOTALL
+)
+_NO_OPSET = "Missing opset in the model"
+
+
+def unread_version(error: Exception) -> StageError | None:
+    """The refusal of a model that no session of this onnxruntime loads, because of its version of ONNX; None when
+    *error*, of loading it, is about something else.
+    """
+    import onnxruntime
+
+    text, reader = str(error), f"onnxruntime {onnxruntime.__version__}"
+    if found := _NEWER_IR.search(text):
+        return StageError(
+            f"The model is of ONNX IR version {found[1]}; {reader} reads up to {found[2]}.",
+            advice="Install a newer onnxruntime, or save the model with an older version of the onnx package.",
+        )
+    if found := _NEWER_OPSET.search(text):
+        return StageError(
+            f"The model uses opset {found[1]} of {found[2]}; {reader} knows it up to {found[3]}.",
+            advice="Install a newer onnxruntime, or export the model with that opset.",
+        )
+    if _NO_OPSET in text:
+        return StageError(
+            "The model does not say which opset it uses, as models before ONNX IR version 3 do not.",
+            advice="Export it again with opset 7 or newer.",
+        )
+    return None

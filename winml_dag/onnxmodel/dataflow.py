@@ -1,36 +1,26 @@
 """How values flow through a graph: who makes and who reads each of them, what is constant, and of what type it is.
 
-Of the graph alone, without tensor data, so that it takes no time however large the model is. Graphs inside of nodes
-(of If and Loop) are not looked into; what they read of the graph around them counts as read.
+No tensor data is read, so it takes no time however large the model is. :class:`Dataflow` does not look into graphs
+inside of nodes (of If and Loop); what they read of the graph around them counts as read. :func:`index_bounds` does, and
+tells which integers a model's inputs can take: random ones make a sound model fail, as an index beyond its table or a
+shape that does not fit.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from pathlib import Path
 
-from winml_dag.onnxmodel.dtypes import dtype_name
-from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.facts import dtype_name, struct_letter
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, Value, integer_of
+from winml_dag.onnxmodel.graphfile import read_model
 
 Numbers = tuple[int | float, ...]
-
-_LETTERS = {
-    "float32": "f",
-    "float16": "e",
-    "float64": "d",
-    "int8": "b",
-    "uint8": "B",
-    "bool": "?",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "uint64": "Q",
-}
 
 
 @dataclass(frozen=True)
@@ -107,21 +97,12 @@ class Dataflow:
 def numbers_of(tensor: Tensor) -> Numbers | None:
     """The numbers of *tensor*, where they are few and lie in the file itself."""
     count = prod(tensor.dims)
-    letter = _LETTERS.get(dtype_name(tensor.data_type), "")
+    letter = struct_letter(tensor.data_type)
     if tensor.integers and len(tensor.integers) == count and letter not in ("e", ""):
         return tensor.integers
     if not letter or not count or len(tensor.plain) != count * struct.calcsize(letter):
         return None
     return struct.unpack(f"<{count}{letter}", tensor.plain)
-
-
-def attribute_of(node: Node, name: str) -> Attribute | None:
-    return next((attribute for attribute in node.attributes if attribute.name == name), None)
-
-
-def integers_of(node: Node, name: str) -> tuple[int, ...]:
-    found = attribute_of(node, name)
-    return () if found is None else found.integers
 
 
 def _read_inside(node: Node) -> Iterable[str]:
@@ -134,3 +115,170 @@ def _read_by(graph: Graph) -> Iterable[str]:
         yield from node.inputs
         yield from _read_inside(node)
     yield from (value.name for value in graph.outputs)
+
+
+# Operators that pass on the integers of their first input unchanged.
+_PASSING = frozenset(
+    {"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose", "Expand", "Tile", "Slice", "Split"}
+    | {"Gather", "GatherElements", "GatherND", "Pad"}
+)
+_CUTTING = frozenset({"Clip", "Min", "Max", "Mod"})
+# By operator and input, integers that are valid whatever the other inputs are, and keep the result small.
+_FIXED = {
+    **{(kind, 1): (1, 1) for kind in ("Expand", "Tile")},
+    **{(kind, 1): (0, 0) for kind in ("Squeeze", "Unsqueeze", "CumSum", "Trilu", "Pad")},
+    **{(f"Reduce{kind}", 1): (0, 0) for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare")},
+    ("Range", 0): (0, 0),
+    ("Range", 1): (1, 8),
+    ("Range", 2): (1, 1),
+    ("Slice", 1): (0, 0),
+    ("Slice", 3): (0, 0),
+    ("Slice", 4): (1, 1),
+    ("ConstantOfShape", 0): (1, 8),
+    ("Loop", 0): (1, 8),
+    ("Resize", 3): (1, 8),
+}
+# EmbedLayerNormalization: for each input of ids (words, segments, positions) the input with the table they index.
+_TABLES = {0: 2, 1: 4, 8: 3}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Integers from ``low`` to ``high``, both included."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def both(self, other: Bounds) -> Bounds:
+        return Bounds(max(self.low, other.low), min(self.high, other.high))
+
+
+def index_bounds(path: Path, names: Iterable[str]) -> Mapping[str, Bounds]:
+    """Of those of the inputs *names* of the model *path* that its graph bounds.
+
+    Sizes that the file leaves open count as 1, which is what random inputs give them.
+
+    Raises:
+        InputError: as :func:`~winml_dag.onnxmodel.graphfile.read_model`.
+    """
+    flow = _Flow(read_model(path, values=True).graph)
+    found = {name: flow.bounds(name) for name in names}
+    return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
+
+
+class _Flow:
+    """Who reads what, in *graph* and in those inside it; names of values are distinct in all of them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._readers: dict[str, list[tuple[Node, int]]] = {}
+        self._constants: dict[str, Tensor] = {}
+        self._values: dict[str, Value] = {}
+        self._known: dict[str, Bounds] = {}
+        self._add(graph)
+
+    def _add(self, graph: Graph) -> None:
+        self._constants.update((tensor.name, tensor) for tensor in graph.initializers)
+        self._values.update((value.name, value) for value in (*graph.inputs, *graph.outputs, *graph.values))
+        for node in graph.nodes:
+            for at, name in enumerate(node.inputs):
+                self._readers.setdefault(name, []).append((node, at))
+            for attribute in node.attributes:
+                if node.op_type == "Constant":
+                    self._constants.update((node.outputs[0], tensor) for tensor in attribute.tensors)
+                for inner in attribute.graphs:
+                    self._add(inner)
+
+    def bounds(self, name: str) -> Bounds:
+        """Of the value *name*, as all who read it, and what they make of it, need it."""
+        if name not in self._known:
+            self._known[name] = found = Bounds()  # for itself, in a graph that goes in circles
+            for node, at in self._readers.get(name, ()):
+                found = found.both(self._needed(node, at))
+            self._known[name] = found
+        return self._known[name]
+
+    def _needed(self, node: Node, at: int) -> Bounds:
+        needed = self._looked_up(node, at)
+        if needed is not None:
+            return needed
+        if fixed := _FIXED.get((node.op_type, at)):
+            return Bounds(*fixed)
+        if (at == 0 and node.op_type in _PASSING) or node.op_type == "Concat":
+            found = Bounds()
+            for made in node.outputs:
+                found = found.both(self.bounds(made))
+            return found
+        if node.op_type in ("Add", "Sub", "Mul") and (constant := self._numbers(node.inputs[1 - at])):
+            return _moved(node.op_type, at, self.bounds(node.outputs[0]), constant)
+        if node.op_type in _CUTTING and at == 0:
+            after, (low, high) = self.bounds(node.outputs[0]), self._cut(node)
+            # Beyond a cut everything becomes the cut, so that has to be right.
+            return Bounds(
+                -math.inf if after.low <= low <= after.high else after.low,
+                math.inf if after.low <= high <= after.high else after.high,
+            )
+        return Bounds()
+
+    def _cut(self, node: Node) -> tuple[float, float]:
+        numbers = [self._numbers(name) or () for name in node.inputs[1:]]
+        first, second = (numbers[at][0] if at < len(numbers) and numbers[at] else None for at in (0, 1))
+        if node.op_type == "Mod":
+            return (0, abs(first) - 1) if first else (-math.inf, math.inf)
+        low, high = {"Clip": (first, second), "Max": (first, None), "Min": (None, first)}[node.op_type]
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+    def _looked_up(self, node: Node, at: int) -> Bounds | None:
+        """Where the input *at* of *node* depends on the size of another one, or of its own."""
+        kind, data = node.op_type, self._dims(node.inputs[0])
+        if kind in ("Gather", "GatherElements", "Scatter", "ScatterElements") and at == 1:
+            return _size(data, integer_of(node, "axis", 0), last=True)
+        if kind == "ArrayFeatureExtractor" and at == 1:
+            return _size(data, -1, last=True)
+        if kind in ("GatherND", "ScatterND") and at == 1:
+            indices, batch = self._dims(node.inputs[1]), integer_of(node, "batch_dims", 0)
+            parts = data[batch : batch + (indices[-1] or 0)] if data and indices else ()
+            return Bounds(0, min((size or 1 for size in parts), default=1) - 1)
+        if kind == "OneHot" and at == 0:
+            depth = self._numbers(node.inputs[1])
+            return Bounds(0, depth[0] - 1 if depth else 0)
+        if kind == "EmbedLayerNormalization" and at in _TABLES:
+            return _size(self._dims(node.inputs[_TABLES[at]]), 0, last=True)
+        if kind == "Reshape" and at == 1:
+            # 0 keeps a size, -1 takes all that is left.
+            return Bounds(-1, -1) if self._dims(node.inputs[1]) == (1,) else Bounds(0, 0)
+        if kind == "TopK" and at == 1:
+            return _size(data, integer_of(node, "axis", -1))
+        if kind == "Slice" and at == 2:
+            return Bounds(1, min((size or 1 for size in data or ()), default=1))
+        if kind == "ReverseSequence" and at == 1:
+            return _size(data, integer_of(node, "time_axis", 0))
+        return _size(data, 0) if kind in ("LSTM", "GRU", "RNN") and at == 4 else None
+
+    def _dims(self, name: str) -> tuple[int | None, ...] | None:
+        if (tensor := self._constants.get(name)) is not None:
+            return tensor.dims
+        value = self._values.get(name)
+        if value is None or value.dims is None:
+            return None
+        return tuple(dim if isinstance(dim, int) else None for dim in value.dims)
+
+    def _numbers(self, name: str) -> tuple[int | float, ...] | None:
+        tensor = self._constants.get(name)
+        return None if tensor is None else numbers_of(tensor)
+
+
+def _size(dims: Sequence[int | None] | None, axis: int, *, last: bool = False) -> Bounds:
+    """From 1 to the size of *axis*, or its indices up to the *last*."""
+    known = dims is not None and -len(dims) <= axis < len(dims)
+    size = (dims[axis] if dims is not None and known else None) or 1
+    return Bounds(0, size - 1) if last else Bounds(1, size)
+
+
+def _moved(op_type: str, at: int, after: Bounds, constant: Sequence[float]) -> Bounds:
+    """What the input *at* has to be, when *op_type* with *constant* makes it what is to be in *after*."""
+    low, high = min(constant), max(constant)
+    if op_type == "Add":
+        return Bounds(after.low - low, after.high - high)
+    if op_type == "Sub":
+        return Bounds(after.low + high, after.high + low) if at == 0 else Bounds(high - after.high, low - after.low)
+    return Bounds(after.low / low, after.high / high) if low > 0 else Bounds()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel import lint
-from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors
+from winml_dag.onnxmodel.facts import byte_size, dtype_name
+from winml_dag.onnxmodel.graph import Model, Tensor, all_nodes, all_tensors, constants_of
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, summarize
-from winml_dag.onnxmodel.precision import FoundPrecision, constants_of, precision_of
+from winml_dag.onnxmodel.precision import FoundPrecision, precision_of
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
 _COMPATIBILITY = "ep_compatibility_info."
@@ -119,7 +119,7 @@ def describe_model(path: Path, *, for_npu: bool = False) -> Description:
 
 def _tensors(path: Path, model: Model) -> Sequence[TensorSize]:
     nodes = all_nodes(model)
-    constants = constants_of(all_tensors(model, nodes), nodes)
+    constants = constants_of(model, nodes)
     # A Constant's tensor may have two names, its own and that of the output under which nodes read it.
     last = {id(tensor): name for name, tensor in constants.items()}
     found = [_tensor(path, name, constants[name]) for name in last.values()]

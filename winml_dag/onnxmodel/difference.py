@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
+from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.files import load_model, tensor_chunks
 
 # Longer texts would bury the sentence that they are in.

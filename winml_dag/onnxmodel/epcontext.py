@@ -1,20 +1,28 @@
-"""An EPContext model made around a binary that another tool has compiled, so that onnxruntime can load that."""
+"""What onnxruntime needs of models that are compiled ahead of time: EPContext nodes, and weights that it can write.
+
+:func:`wrap_context` makes an EPContext model around a binary that another tool has compiled.
+:func:`put_out_inner_weights` prepares a model with branches or loops: onnxruntime drops weights of the outermost graph
+from a compiled model when only a branch reads them, and refuses to write inner weights that it keeps in memory of its
+own. It keeps what is an output of the model.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.graph import Value
 from winml_dag.onnxmodel.graphfile import read_model
-
-if TYPE_CHECKING:
-    from onnx import ValueInfoProto
+from winml_dag.onnxmodel.protos import constant_tensors, distinct_names, graphs_inside, read_inside
 
 _OPSET = 21
 _IR_VERSION = 10
+# onnxruntime keeps larger tensors in memory of its own. Smaller ones stay where shape inference sees them.
+_MOST_INLINE_BYTES = 127
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,6 @@ def wrap_context(context: Context, model: Path, output: Path, *, embed: bool) ->
     Raises:
         InputError: when *model* has an input or output that is no tensor of a fixed shape.
     """
-    from onnx import helper
-
     graph = read_model(model).graph
     constants = {tensor.name for tensor in graph.initializers}
     inputs = [_value(model, value) for value in graph.inputs if value.name not in constants]
@@ -68,8 +74,44 @@ def wrap_context(context: Context, model: Path, output: Path, *, embed: bool) ->
 
 
 def _value(model: Path, value: Value) -> ValueInfoProto:
-    from onnx import helper
-
     if not value.data_type or value.dims is None or not all(isinstance(dim, int) for dim in value.dims):
         raise InputError(f"{model}: {value.name!r} is no tensor of a fixed shape, as a compiled model needs it.")
     return helper.make_tensor_value_info(value.name, value.data_type, value.dims)
+
+
+def put_out_inner_weights(model: ModelProto) -> bool:
+    """Move the weights inside If, Loop and Scan to the outermost graph of *model*, in place, and make outputs of all
+    that are read inside. Returns whether there are any; external data stays where it is.
+    """
+    if not any(graphs_inside(model.graph.node)):
+        return False
+    distinct_names(model)
+    graph = model.graph
+    for inner in list(graphs_inside(graph.node)):
+        _move_weights(inner, graph)
+    shown = {value.name for value in (*graph.input, *graph.output)}
+    read = read_inside(graph.node) - shown
+    put_out = [(name, tensor) for name, tensor in constant_tensors(graph).items() if name in read]
+    graph.output.extend(helper.make_tensor_value_info(name, each.data_type, list(each.dims)) for name, each in put_out)
+    return bool(put_out)
+
+
+def _move_weights(inner: GraphProto, outermost: GraphProto) -> None:
+    # What a branch puts out must be made in it.
+    put_out = {value.name for value in inner.output}
+    for place, tensor in reversed(list(enumerate(inner.initializer))):
+        if _is_large(tensor) and tensor.name not in put_out:
+            outermost.initializer.append(tensor)
+            del inner.initializer[place]
+    constants = constant_tensors(inner)
+    for place, node in reversed(list(enumerate(inner.node))):
+        name = node.output[0] if node.op_type == "Constant" else ""
+        if name in constants and _is_large(constants[name]) and name not in put_out:
+            outermost.node.insert(0, node)
+            del inner.node[place]
+
+
+def _is_large(tensor: TensorProto) -> bool:
+    # Of a type with fewer than 8 bits, one too many is moved.
+    size = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return bool(prod(tensor.dims) * size > _MOST_INLINE_BYTES)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.indices import Bounds, index_bounds
+from winml_dag.onnxmodel.dataflow import Bounds, index_bounds
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec, inspect_model
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from google.protobuf.message import DecodeError, EncodeError, Message  # type: i
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import STANDARD_DOMAIN
+from winml_dag.onnxmodel.facts import STANDARD_DOMAIN, byte_size, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, subgraphs
 from winml_dag.onnxmodel.sidecar import sidecar_path
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs
 
 EXTERNAL_TENSOR_MINIMUM = 1024
 

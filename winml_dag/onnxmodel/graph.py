@@ -8,9 +8,6 @@ from dataclasses import dataclass
 # Of a node's metadata: the module of the PyTorch model that it computes a part of. The key is winml-cli's.
 TAG_KEY = "winml.hierarchy.tag"
 
-# Another name of the domain that is empty as a rule.
-STANDARD_DOMAIN = "ai.onnx"
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -129,6 +126,29 @@ def all_tensors(model: Model, nodes: Iterable[Node]) -> list[Tensor]:
     tensors = [tensor for graph in _graphs(model) for tensor in graph.initializers]
     tensors.extend(tensor for node in nodes for attribute in node.attributes for tensor in attribute.tensors)
     return tensors
+
+
+def constants_of(model: Model, nodes: Iterable[Node]) -> dict[str, Tensor]:
+    """All constants by the name under which *nodes*, all of the model's, read them: a Constant by its output."""
+    found = {tensor.name: tensor for tensor in all_tensors(model, nodes)}
+    for node in nodes:
+        if node.op_type == "Constant" and node.outputs:
+            found.update((node.outputs[0], tensor) for attribute in node.attributes for tensor in attribute.tensors)
+    return found
+
+
+def attribute_of(node: Node, name: str) -> Attribute | None:
+    return next((attribute for attribute in node.attributes if attribute.name == name), None)
+
+
+def integer_of(node: Node, name: str, default: int = 0) -> int:
+    found = attribute_of(node, name)
+    return default if found is None or found.integer is None else found.integer
+
+
+def integers_of(node: Node, name: str) -> tuple[int, ...]:
+    found = attribute_of(node, name)
+    return () if found is None else found.integers
 
 
 def _graphs(model: Model) -> Iterator[Graph]:

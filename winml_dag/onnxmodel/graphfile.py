@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.graph import STANDARD_DOMAIN, TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.facts import STANDARD_DOMAIN
+from winml_dag.onnxmodel.graph import TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
 from winml_dag.onnxmodel.wire import BYTES, FIXED32, VARINT, File, MalformedError, expect, fields, signed, varint
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.dtypes import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors
+from winml_dag.onnxmodel.facts import byte_size, dtype_name
+from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors, attribute_of, integer_of
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
@@ -178,19 +178,13 @@ def _distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _ep_context(path: Path, node: Node) -> EpContext:
-    attributes = {attribute.name: attribute for attribute in node.attributes}
-
     def text(name: str) -> str:
-        attribute = attributes.get(name)
+        attribute = attribute_of(node, name)
         return "" if attribute is None else (attribute.content or b"").decode("utf-8", "replace")
 
-    def integer(name: str) -> int:
-        attribute = attributes.get(name)
-        return 1 if attribute is None or attribute.integer is None else attribute.integer  # the operator's defaults
-
-    context = attributes.get("ep_cache_context")
+    context = attribute_of(node, "ep_cache_context")
     size = 0 if context is None else context.content_bytes
-    embed_mode = integer("embed_mode")
+    embed_mode = integer_of(node, "embed_mode", 1)  # the operator's default, as that of main_context
     sidecar = None
     if embed_mode == 0 and context is not None and size:
         if context.content is None:
@@ -201,7 +195,7 @@ def _ep_context(path: Path, node: Node) -> EpContext:
         embed_mode=embed_mode,
         sidecar=sidecar,
         embedded_bytes=size if embed_mode else 0,
-        is_main=bool(integer("main_context")),
+        is_main=bool(integer_of(node, "main_context", 1)),
         partition=text("partition_name"),
         sdk_version=text("ep_sdk_version"),
     )

@@ -11,9 +11,8 @@ from contextlib import suppress
 from math import isfinite, prod
 from pathlib import Path
 
-from winml_dag.onnxmodel.dtypes import bit_width, byte_size, dtype_name
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, all_tensors
-from winml_dag.onnxmodel.precision import constants_of
+from winml_dag.onnxmodel.facts import QDQ, bit_width, byte_size, dtype_name, struct_letter
+from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, constants_of
 from winml_dag.onnxmodel.wire import File
 
 # Conversions between integers that QNN loses: those at additions of zero.
@@ -80,15 +79,13 @@ def _bytes(file: File, tensor: Tensor) -> bytes | None:
 
 _LARGEST_PROTOBUF = 2**31 - 1
 _WIDE_TYPES_OPSET = 21  # before it, Q and DQ of the standard are for 8 bits only
-_QDQ = ("QuantizeLinear", "DequantizeLinear")
-_LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
 _MOST_NAMES = 3
 
 
 def findings(path: Path, model: Model) -> Iterator[str]:
     """Sentences about *model*, as read from *path*; none for a sound one."""
     nodes = all_nodes(model)
-    constants = constants_of(all_tensors(model, nodes), nodes)
+    constants = constants_of(model, nodes)
     yield from _undeclared_domains(model, nodes)
     yield from _unmade_outputs(model.graph)
     yield from _wide_types_too_early(model, nodes, constants)
@@ -139,19 +136,19 @@ def _wide_types_too_early(model: Model, nodes: Sequence[Node], constants: Mappin
         return
     types = set()
     for node in nodes:
-        if node.op_type in _QDQ and not node.domain and len(node.inputs) > 2:
+        if node.op_type in QDQ and not node.domain and len(node.inputs) > 2:
             zero_point = constants.get(node.inputs[2])
             if zero_point is not None and dtype_name(zero_point.data_type) != "int32":
                 types.add(dtype_name(zero_point.data_type))
     if wide := sorted(name for name in types if bit_width(name) != 8):
         yield (
-            f"{' and '.join(_QDQ)} have no {' or '.join(wide)} in opset {opset}: export with opset {_WIDE_TYPES_OPSET} "
+            f"{' and '.join(QDQ)} have no {' or '.join(wide)} in opset {opset}: export with opset {_WIDE_TYPES_OPSET} "
             "or later."
         )
 
 
 def _bad_scales(path: Path, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:
-    names = {node.inputs[1] for node in nodes if node.op_type in _QDQ and len(node.inputs) > 1}
+    names = {node.inputs[1] for node in nodes if node.op_type in QDQ and len(node.inputs) > 1}
     scales = [constants[name] for name in sorted(names) if name in constants]
     with path.open("rb") as handle:
         file = File(handle, handle.seek(0, 2))
@@ -166,9 +163,9 @@ def _is_scale(value: float) -> bool:
 
 def _values(file: File, tensor: Tensor) -> tuple[float, ...]:
     """The numbers of a small tensor; none when they lie elsewhere or are of another type."""
-    letter = _LETTERS.get(dtype_name(tensor.data_type), "")
+    letter = struct_letter(tensor.data_type)
     size = byte_size(tensor.data_type, tensor.dims)
-    if not letter or tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
+    if letter not in ("f", "e", "d") or tensor.values_at is None or tensor.values_at[1] - tensor.values_at[0] != size:
         return ()
     return struct.unpack(f"<{size // struct.calcsize(letter)}{letter}", file.read(*tensor.values_at))
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
-from winml_dag.onnxmodel.subgraphs import subgraphs
+from winml_dag.onnxmodel.protos import subgraphs
 
 _OWN_PREFIX = "winml."
 _Described: TypeAlias = ModelProto | GraphProto | ValueInfoProto

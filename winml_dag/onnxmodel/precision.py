@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from winml_dag.onnxmodel.dtypes import bit_width, dtype_name
-from winml_dag.onnxmodel.graph import Model, Node, Tensor, all_nodes, all_tensors
+from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, bit_width, dtype_name
+from winml_dag.onnxmodel.graph import Model, Node, Tensor, all_nodes, constants_of, integer_of
 
 _QUANTIZE_DEFAULT = 2  # QuantizeLinear makes uint8 unless told otherwise
 _BIAS = "int32"
 
-_MATRIX_OPS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "FusedGemm", "FusedConv"})
+_MATRIX_OPS = frozenset({*CHANNEL_AXES, "FusedMatMul", "FusedGemm", "FusedConv"})
 # Operators on integers by what they are, with the places of their constants among their inputs.
 _DYNAMIC = {
     "MatMulInteger": (1,),
@@ -109,7 +109,7 @@ def _share(counts: Mapping[str, int], noun: str) -> str:
 def precision_of(model: Model) -> FoundPrecision:
     """Look at all numbers of *model*."""
     nodes = all_nodes(model)
-    constants = constants_of(all_tensors(model, nodes), nodes)
+    constants = constants_of(model, nodes)
     op_types = {node.op_type for node in nodes}
     counts = _Counts()
     counts.add_all(model, nodes, constants)
@@ -124,17 +124,8 @@ def precision_of(model: Model) -> FoundPrecision:
         activations,
         floats,
         _matrix_nodes(nodes),
-        max((_integer(node, "accuracy_level") for node in nodes if node.op_type in _BLOCKS), default=0),
+        max((integer_of(node, "accuracy_level") for node in nodes if node.op_type in _BLOCKS), default=0),
     )
-
-
-def constants_of(tensors: Iterable[Tensor], nodes: Iterable[Node]) -> dict[str, Tensor]:
-    """All constants by the name under which nodes read them: that of a Constant node is that of its output."""
-    found = {tensor.name: tensor for tensor in tensors}
-    for node in nodes:
-        if node.op_type == "Constant" and node.outputs:
-            found.update((node.outputs[0], tensor) for attribute in node.attributes for tensor in attribute.tensors)
-    return found
 
 
 def _scheme(op_types: set[str], activations: Mapping[str, int]) -> str:
@@ -214,16 +205,18 @@ class _Counts:
 
     def _add_blocks(self, node: Node, constants: Mapping[str, Tensor]) -> None:
         if node.op_type == "MatMulNBits":
-            self.weights[f"uint{_integer(node, 'bits') or 4}"] += max(0, _integer(node, "K") * _integer(node, "N"))
+            self.weights[f"uint{integer_of(node, 'bits') or 4}"] += max(
+                0, integer_of(node, "K") * integer_of(node, "N")
+            )
         elif (source := constants.get(_input(node, 0))) is not None:
             stored = bit_width(dtype_name(source.data_type))
-            bits = max(0, _integer(node, "bits")) or stored or 8
+            bits = max(0, integer_of(node, "bits")) or stored or 8
             self.others[f"uint{bits}"] += prod(source.dims) * stored // bits
 
 
 def _zero_point_type(node: Node, constants: Mapping[str, Tensor]) -> str:
     zero_point = constants.get(_input(node, 2))
-    return dtype_name(zero_point.data_type if zero_point else _integer(node, "output_dtype") or _QUANTIZE_DEFAULT)
+    return dtype_name(zero_point.data_type if zero_point else integer_of(node, "output_dtype") or _QUANTIZE_DEFAULT)
 
 
 def _input(node: Node, place: int) -> str:
@@ -237,10 +230,7 @@ def _output(node: Node) -> str:
 def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Tensor]) -> Mapping[str, int]:
     """Elements of constants by floating-point type; without any, the types of what goes in and out."""
     scales = {
-        name
-        for node in nodes
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", *_BLOCKS, *_OPERATORS, *_DYNAMIC)
-        for name in node.inputs[1:]
+        name for node in nodes if node.op_type in (*QDQ, *_BLOCKS, *_OPERATORS, *_DYNAMIC) for name in node.inputs[1:]
     }
     names = {name for name in constants if name and name not in scales}
     counts: Counter[str] = Counter()
@@ -257,10 +247,6 @@ def _matrix_nodes(nodes: Sequence[Node]) -> tuple[int, int]:
     matrix = [node for node in nodes if node.op_type in _MATRIX_OPS]
     quantized = sum(bool(node.inputs) and dequantized.issuperset(node.inputs[:2]) for node in matrix)
     return on_integers + quantized, on_integers + len(matrix)
-
-
-def _integer(node: Node, name: str) -> int:
-    return next((attribute.integer or 0 for attribute in node.attributes if attribute.name == name), 0)
 
 
 def _most_first(counts: Mapping[str, int]) -> dict[str, int]:

@@ -6,10 +6,21 @@ anything is opened.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
+
+if TYPE_CHECKING:
+    from winml_dag.onnxmodel.inspect import ModelSummary
+
+# Part of the name of every binary that several models share, so that no other binary has to be read.
+SHARED = "_shared"
+
+_CHUNK = 1 << 22
+_LONGEST_NAME = 256
 
 
 def sidecar_name(model: Path, location: str) -> str:
@@ -47,3 +58,30 @@ def sidecar_path(model: Path, location: str) -> Path:
             advice="Copy the model together with its data files.",
         )
     return path
+
+
+def shares_binary(model: Path, summary: ModelSummary) -> bool:
+    """Whether the binary of *model* has graphs that are none of *summary*'s, going by the names of its own.
+
+    QNN's emulator crashes when it loads such a model.
+    """
+    own = {context.partition for context in summary.ep_context}
+    binaries = {context.sidecar for context in summary.ep_context if context.sidecar and SHARED in context.sidecar}
+    # Names of graphs differ in their numbers only.
+    pattern = re.compile(
+        b"|".join(re.sub(rb"\d+", rb"\\d+", re.escape(name.encode())) for name in own if name) or b"$^"
+    )
+    return any(name.decode() not in own for binary in binaries for name in _found(model.parent / binary, pattern))
+
+
+def _found(path: Path, pattern: re.Pattern[bytes]) -> set[bytes]:
+    found: set[bytes] = set()
+    with path.open("rb") as handle:
+        rest = b""
+        while chunk := handle.read(_CHUNK):
+            # A name may lie on the border of two chunks; cut short there it would look like another one.
+            text = rest + chunk
+            whole = len(text) - _LONGEST_NAME if len(chunk) == _CHUNK else len(text)
+            found.update(match[0] for match in pattern.finditer(text) if match.start() < whole)
+            rest = text[-_LONGEST_NAME:]
+    return found

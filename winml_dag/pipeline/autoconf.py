@@ -14,7 +14,7 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.tables import table_places
+from winml_dag.ep.support.table import table_places
 from winml_dag.ep.support.winmlcli import rule_folder
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.asked import Asked

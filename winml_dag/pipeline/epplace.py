@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.engine.toolchain import installed_distributions, normalised, versions_in
+from winml_dag.ep.availability import environment_of, installed, package_of
 from winml_dag.ep.configuration import config_file
 from winml_dag.ep.elsewhere import environment_elsewhere, environment_name
-from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.fingerprint import libraries_of
-from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, environment_of, installed, package_of
+from winml_dag.ep.registry import CPU, RUNTIME_BUILDS, Target, is_emulated
 from winml_dag.pipeline.finished.host import this_host
 from winml_dag.store.fingerprints import Fingerprints
 

@@ -13,7 +13,7 @@ from winml_dag.engine.placed import KEPT
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.relocated import relocated
+from winml_dag.recipe.paths import relocated
 
 # In the cache folder, for those who want results kept there (--use-cache) instead of in a folder of their own.
 OUTPUTS = "outputs"

@@ -90,7 +90,7 @@ class OutputFile:
         """The weights or binaries of the model of ours that is there now, as far as they are ours too."""
         # Imported here: only a model that takes the place of another needs it.
         from winml_dag.onnxmodel.inspect import inspect_model
-        from winml_dag.onnxmodel.shared import SHARED
+        from winml_dag.onnxmodel.sidecar import SHARED
 
         path = self._folder / self._name
         if path.suffix != ".onnx" or not path.exists() or not self._known.may_replace(path):

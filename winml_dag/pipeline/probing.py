@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.config import config_json
 from winml_dag.engine.events import Observer, Status
-from winml_dag.ep.athand import require_installed
+from winml_dag.ep.availability import require_installed
 from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.case import Case, case_json
-from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.ep.support.case import Case, Level, Verdict, case_json
 from winml_dag.pipeline.finished.measurement import carry_out, measuring_node, plan_measurement
 from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
 from winml_dag.stages.target import RunTarget

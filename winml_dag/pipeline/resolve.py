@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distribution_version
-from winml_dag.ep.athand import is_at_hand, require_at_hand, what_is_missing
-from winml_dag.ep.registry import CPU, Target, resolve_target
+from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_target, what_is_missing
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
 from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.registry import AUTO, CPU, Target, find_ep, resolve_target
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline import hub
 from winml_dag.pipeline.layout import COMPILED, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED

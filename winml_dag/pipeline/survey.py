@@ -16,16 +16,9 @@ from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import installed_distributions, normalised
 from winml_dag.engine.worker import RESULT_FILE
+from winml_dag.ep.availability import environment_of, package_of
 from winml_dag.ep.environments import Environment
-from winml_dag.ep.registry import (
-    CPU,
-    EXECUTION_PROVIDERS,
-    QNN,
-    RUNTIME_BUILDS,
-    ExecutionProvider,
-    environment_of,
-    package_of,
-)
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, RUNTIME_BUILDS, ExecutionProvider
 from winml_dag.errors import UsageError
 from winml_dag.stages.devices import DEVICES
 

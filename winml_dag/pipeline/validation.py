@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.stage import Source
-from winml_dag.ep.athand import is_at_hand
+from winml_dag.ep.availability import is_at_hand
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.pipeline.asked import Asked, Model
 from winml_dag.pipeline.calibration import Calibration, columns_of, processor_of, require_packages

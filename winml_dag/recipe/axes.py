@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from winml_dag.names import is_safe_part
-from winml_dag.recipe.bases import Bases
-from winml_dag.recipe.document import Location
-from winml_dag.recipe.findings import Findings
-from winml_dag.recipe.pieces import Piece, TextFile, at_field
+from winml_dag.recipe.document import Findings, Location
+from winml_dag.recipe.pieces import Bases, Piece, TextFile, at_field
 from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.spelling import did_you_mean
 

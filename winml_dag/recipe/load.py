@@ -1,18 +1,23 @@
-"""From a recipe's file to a :class:`Recipe`, or to one error that says all that is wrong with it, line by line."""
+"""From a recipe's file to a :class:`Recipe`, or to one error that says all that is wrong with it, line by line.
+
+Also the recipes that come with winml_dag, one for each task that an architecture is used for: the files of
+``recipes/`` in the repository, of which an installed package has a copy beside its code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from winml_dag.errors import RecipeError
+from winml_dag.errors import RecipeError, UsageError
 from winml_dag.recipe.document import Document, Positions
 from winml_dag.recipe.paths import resolve_path
-from winml_dag.recipe.reading import MATRIX, RecipeFormat, read_recipe, read_text
+from winml_dag.recipe.reading import MATRIX, RecipeFormat, is_sweep, read_recipe, read_text
 from winml_dag.recipe.schema import Recipe
+from winml_dag.recipe.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -78,3 +83,68 @@ def _recipe(document: Document, name: str) -> Recipe:
         found = problems(error, Recipe, document.positions(), name)
         count = "one problem" if len(found) == 1 else f"{len(found)} problems"
         raise RecipeError(f"The recipe {name} has {count}:", problems=found) from None
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDERS = (_PACKAGE / "shipped_recipes", _PACKAGE.parent / "recipes")
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One recipe; ``name`` is what it is asked for by, ``summary`` the first line of its file."""
+
+    name: str
+    path: Path
+    summary: str
+    recipe: Recipe
+
+    @property
+    def model_type(self) -> str:
+        return self.recipe.loader.model_type or ""
+
+    @property
+    def task(self) -> str:
+        return self.recipe.loader.task or ""
+
+
+def shipped_recipes() -> tuple[Shipped, ...]:
+    """All that name an architecture and a task, by name.
+
+    Raises:
+        RecipeError: for one that cannot be read.
+    """
+    # Sweeps are recipes for many builds; each is asked for by its name, and none is for one architecture.
+    found = (_shipped(name, path) for name, path in _files() if not is_sweep(path))
+    return tuple(each for each in found if each.model_type and each.task)
+
+
+def shipped_path(name: str) -> Path:
+    """The file of the recipe called *name*.
+
+    Raises:
+        UsageError: when there is none, with the nearest name.
+    """
+    files = dict(_files())
+    if name not in files:
+        raise UsageError(
+            f"There is no recipe {name!r} in the catalog{did_you_mean(name, files)}",
+            advice="`winml-dag catalog` lists all.",
+        )
+    return files[name]
+
+
+def shipped_name(path: Path) -> str | None:
+    """What the recipe at *path* is called in the catalog; None for any other file."""
+    return next((name for name, file in _files() if file == path), None)
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0])
+    for path in sorted(folder.rglob("*.yaml")):
+        yield path.relative_to(folder).with_suffix("").as_posix(), path
+
+
+def _shipped(name: str, path: Path) -> Shipped:
+    with path.open(encoding="utf-8") as file:
+        summary = file.readline().removeprefix("#").strip()
+    return Shipped(name, path, summary, load_recipe(path).recipe)

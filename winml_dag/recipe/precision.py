@@ -1,12 +1,12 @@
-"""The names of precisions, and what each asks of the quantize stage.
+"""The names of precisions, what each asks of the quantize stage, and which may follow each other.
 
 Two names for the same work (``int8`` and ``w8a8``) are one :class:`Precision`, so that a sweep over both is one build.
-A name tells widths. Which integers have them is of the execution provider: :mod:`winml_dag.ep.quantization`.
+A name tells widths; the execution provider decides which integers have them (:mod:`winml_dag.ep.quantization`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -108,3 +108,37 @@ def precision_name(quant: QuantFields | None) -> str:
 def type_bits(integer_type: str) -> int:
     """The width of ``uint8`` and its like."""
     return int(integer_type.removeprefix("u").removeprefix("int"))
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The first of the precisions, None when there is none, and the fields of ``quant`` that say what follows it."""
+
+    precision: str | None
+    fields: dict[str, str]
+
+
+def chained(names: Sequence[str]) -> Chain:
+    """What the precisions *names*, applied in this order, come to, as in ``quantize -p int4 -p fp16``.
+
+    Only float16 can follow, for what 4-bit or 8-bit weights leave in float32: every other quantization leaves nothing
+    in float32.
+
+    Raises:
+        UsageError: for a name that is not known, and for precisions that cannot follow each other.
+    """
+    parsed = [parse_precision(name) for name in names]
+    if len(names) < 2:
+        return Chain(names[0] if names else None, {})
+    first = parsed[0]
+    if [one.mode for one in parsed] == ["rtn", "fp16"] and first.activation_bits == 32:
+        return Chain(names[0], {"rtn_float_type": "float16"})
+    if first.mode is None:
+        why = f"{names[0]} is no quantization that another could follow"
+    elif first.mode == "fp16":
+        why = "what is in float16 has no float32 left to quantize"
+    elif first.mode == "rtn" and first.activation_bits == 32:
+        why = f"after {names[0]} only fp16 can follow, once"
+    else:
+        why = f"a model in {names[0]} is quantized already, so nothing can follow"
+    raise UsageError(f"-p {' -p '.join(names)}: {why}.", advice="The chain there is: -p int4 -p fp16, which is w4a16.")

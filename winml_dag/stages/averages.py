@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, shape_inference
 
-from winml_dag.onnxmodel.naming import Naming
+from winml_dag.onnxmodel.protos import Naming
 
 _Value = TypeVar("_Value", int, Sequence[int])
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import ExecutionProvider
 from winml_dag.errors import InputError, StageError
+from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 
 COMPATIBILITY = "ep_compatibility_info."
-CONVERSIONS = ("DequantizeLinear", "QuantizeLinear")
 # As many as a sentence can hold; the metrics of compile have all of them.
 _MOST_NAMED = 3
 
@@ -125,7 +125,7 @@ def counted_types(nodes: Iterable[CpuNode]) -> dict[str, int]:
 def first_names(nodes: tuple[CpuNode, ...]) -> str:
     """``/a (Gather), /b (Cast), /c (Cast) and 4 more``; conversions last, since they follow from the others."""
     more = len(nodes) - _MOST_NAMED
-    ranked = sorted(nodes, key=lambda node: node.op_type in CONVERSIONS)
+    ranked = sorted(nodes, key=lambda node: node.op_type in QDQ)
     return ", ".join(map(str, ranked[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 

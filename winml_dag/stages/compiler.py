@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.registry import QNN, ExecutionProvider, Target, resolve_target
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import QNN, ExecutionProvider, Target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.facts import QDQ
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +43,6 @@ _TOOK_NOTHING = "Unable to compile any nodes"
 # And its sentence for one in which it replaced an operator that is defined by others, such as Softsign in opset 18.
 _REPLACED = "Encountered an invalid node while compiling"
 
-_CONVERSIONS = {"QuantizeLinear", "DequantizeLinear"}
 
 _used = False
 
@@ -124,8 +125,8 @@ def compile_with(
     import onnxruntime
 
     from winml_dag.ep.session import ASK_ANALYZE, SEE_LOG
+    from winml_dag.onnxmodel.epcontext import put_out_inner_weights
     from winml_dag.onnxmodel.graphfile import read_model
-    from winml_dag.onnxmodel.innerweights import put_out_inner_weights
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.averages import count_padding
     from winml_dag.stages.compiled import COMPATIBILITY
@@ -216,5 +217,5 @@ def _set_outputs(model: ModelProto, names: list[str]) -> bool:
 def _operators(model: Path, most: int = 5) -> str:
     from winml_dag.onnxmodel.graphfile import read_model
 
-    names = sorted({node.op_type for node in read_model(model).graph.nodes} - _CONVERSIONS)
+    names = sorted({node.op_type for node in read_model(model).graph.nodes} - {*QDQ})
     return ", ".join([*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])])

@@ -111,8 +111,8 @@ def _tried(ep: ExecutionProvider) -> Iterator[tuple[str, str]]:
 
 def sdk_version(ep: ExecutionProvider) -> str:
     """That of the hardware vendor's SDK in the package; empty when nothing tells."""
+    from winml_dag.ep.availability import package_of
     from winml_dag.ep.fingerprint import libraries_of
-    from winml_dag.ep.registry import package_of
 
     package = package_of(ep, None)
     if package is not None and package.plugin:

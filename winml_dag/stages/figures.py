@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel.compare import OutputComparison, Sums, sums_of
-from winml_dag.onnxmodel.top1 import Agreement, top1, top5
+from winml_dag.onnxmodel.compare import Agreement, OutputComparison, Sums, sums_of, top1, top5
 from winml_dag.stages.quality import Quality
 
 Array = NDArray[np.generic]

@@ -19,9 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.naming import Naming
-from winml_dag.onnxmodel.scopes import distinct_names
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, subgraphs
+from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, subgraphs
 from winml_dag.stages.infinity import clamp_certain
 from winml_dag.stages.normalize.forms import normalize_forms
 
@@ -30,7 +28,7 @@ from winml_dag.stages.normalize.forms import normalize_forms
 
 def plain_constants(model: ModelProto) -> None:
     """Write sparse constants of *model* in full, in place, and let subgraphs put out constants through an Identity.
-    Values must have names of their own in subgraphs (see :func:`~winml_dag.onnxmodel.scopes.distinct_names`).
+    Values must have names of their own in subgraphs (see :func:`~winml_dag.onnxmodel.protos.distinct_names`).
     """
     for graph in graphs_of(model.graph):
         graph.initializer.extend(_dense(sparse) for sparse in graph.sparse_initializer)

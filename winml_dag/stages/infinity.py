@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.files import tensor_chunks
-from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
+from winml_dag.onnxmodel.protos import graphs_of, read_inside
 
 # In the middle of the plateau that was measured; exp(-50) is 2e-22, so a Softmax over float32 still sees a zero.
 BOUND = 50.0
-
-# No measured quantity is that large: what reaches it stands for infinity in any model.
-EXTREME = 1e30
 
 # As they lie in a file.
 _DTYPES: Mapping[int, str] = {TensorProto.FLOAT: "<f4", TensorProto.DOUBLE: "<f8"}
@@ -56,7 +54,7 @@ class Infinity:
         return result.astype(values.dtype)
 
 
-CERTAIN = Infinity(-EXTREME, EXTREME)
+CERTAIN = Infinity(-MASK_MAGNITUDE, MASK_MAGNITUDE)
 
 
 def clamp_certain(model: ModelProto, path: Path) -> int:

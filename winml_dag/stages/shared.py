@@ -14,7 +14,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.shared import SHARED
+from winml_dag.onnxmodel.sidecar import SHARED
 from winml_dag.stages import kinds
 from winml_dag.stages.compile import COMPILE, OPTION_FILES, SINGLE_MODEL, CompileConfig
 from winml_dag.stages.finalize import OffloadFields, final_names, require_full_offload, write_final

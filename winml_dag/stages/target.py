@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from winml_dag.ep.registry import Target, resolve_target
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import Target
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _leave_out_random(pair: Pair, reference: Path, given: Given) -> list[str]:
 
 def _compared(fields: ValidateFields, pair: Pair, given: Given, workspace: Workspace) -> tuple[JsonObject, list[str]]:
     """What the report says of a model that was held against its reference, and warnings."""
-    from winml_dag.onnxmodel.top1 import class_scores
+    from winml_dag.onnxmodel.compare import class_scores
     from winml_dag.stages.figures import quality
     from winml_dag.stages.pair import ones
 

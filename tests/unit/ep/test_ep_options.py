@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.options import SOCS, compile_options, complete_options, file_options, option_table
-from winml_dag.ep.registry import QNN, find_ep, resolve_target
+from winml_dag.ep.registry import QNN, find_ep
 from winml_dag.errors import UsageError
 
 NPU = resolve_target("qnn", "npu")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.ep import systemlibraries
-from winml_dag.ep.athand import require_installed
+from winml_dag.ep import registry
+from winml_dag.ep.availability import installed, require_installed, resolve_target
 from winml_dag.ep.fingerprint import Libraries, libraries_of
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, Target, find_ep, installed, resolve_target
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN, Target, find_ep
 from winml_dag.errors import UsageError
 
 SPELLINGS = [(spelling, ep) for ep in EXECUTION_PROVIDERS for spelling in (ep.name, ep.alias, *ep.aliases)]
@@ -89,7 +89,7 @@ def packages(monkeypatch, tmp_path):
     site.mkdir()
     system.mkdir()
     monkeypatch.setattr(sys, "path", [str(site)])
-    monkeypatch.setattr(systemlibraries, "_LOADER_CACHE", tmp_path / "ld.so.cache")
+    monkeypatch.setattr(registry, "_LOADER_CACHE", tmp_path / "ld.so.cache")
     for variable in ("LD_LIBRARY_PATH", "PATH"):
         monkeypatch.setenv(variable, str(system))
     monkeypatch.setenv("SYSTEMROOT", str(tmp_path))
@@ -140,8 +140,8 @@ def test_a_device_alone_goes_to_what_is_installed_and_has_its_libraries(packages
 @pytest.mark.usefixtures("packages")
 def test_a_library_that_ldconfig_knows_is_there(tmp_path):
     (tmp_path / "ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0")
-    assert systemlibraries.NVIDIA_DRIVER.is_there()
-    assert not systemlibraries.TENSORRT_SDK.is_there()
+    assert registry.NVIDIA_DRIVER.is_there()
+    assert not registry.TENSORRT_SDK.is_there()
 
 
 @pytest.mark.usefixtures("packages")
@@ -180,11 +180,12 @@ def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monk
 def test_asking_for_targets_imports_no_runtime():
     code = (
         "import sys\n"
-        "from winml_dag.ep import fingerprint, options, registry\n"
+        "from winml_dag.ep import availability, fingerprint, options\n"
         "import winml_dag.stages.compile, winml_dag.stages.validate\n"
-        "target = registry.resolve_target('qnn', None)\n"
+        "target = availability.resolve_target('qnn', None)\n"
         "options.complete_options(target, {})\n"
-        "registry.installed(target.ep), fingerprint.libraries_of(target.ep, registry.environment_of(target.ep))\n"
+        "availability.installed(target.ep)\n"
+        "fingerprint.libraries_of(target.ep, availability.environment_of(target.ep))\n"
         "heavy = {'onnxruntime', 'onnxruntime_qnn', 'onnx', 'numpy', 'importlib.metadata', 'tomllib', 'platformdirs'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -12,9 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from winml_dag.ep.registry import QNN, Target
-from winml_dag.ep.support.case import Case, Operand, Quantized
-from winml_dag.ep.support.tables import read_support, table_files
-from winml_dag.ep.support.verdict import Level
+from winml_dag.ep.support.case import Case, Level, Operand, Quantized
+from winml_dag.ep.support.table import read_support, table_files
 from winml_dag.ep.support.winmlcli import WinmlCliRules
 from winml_dag.errors import StageError, UsageError
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.ep import registry, windowsml
-from winml_dag.ep.registry import DML, MIGRAPHX, OPENVINO, QNN, installed, package_of, resolve_target
+from winml_dag.ep import availability, windowsml
+from winml_dag.ep.availability import installed, package_of, resolve_target
+from winml_dag.ep.registry import DML, MIGRAPHX, OPENVINO, QNN
 from winml_dag.errors import StageError
 
 # Names and values as the package windowsml 2.5 has them.
@@ -54,7 +55,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine with Windows ML, and QNN in its catalog. Returns the folder that the package is in."""
     (tmp_path / "windowsml").mkdir()
     (tmp_path / "windowsml" / "__init__.py").write_text(CATALOG)
-    for module in (windowsml, registry):
+    for module in (windowsml, availability):
         monkeypatch.setattr(module, "is_windows", lambda: True)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setenv("STATE", "Ready")
@@ -125,8 +126,8 @@ _USE = """
 import dataclasses, os
 import onnxruntime_qnn
 os.environ["LIBRARY"] = str(onnxruntime_qnn.get_library_path())
-from winml_dag.ep import registry, session, windowsml
-windowsml.is_windows = registry.is_windows = lambda: True
+from winml_dag.ep import availability, registry, session, windowsml
+windowsml.is_windows = availability.is_windows = lambda: True
 catalog = next(package for package in registry.QNN.packages if package.catalog)
 qnn = registry.QNN = session.QNN = dataclasses.replace(registry.QNN, packages=(catalog,))
 session.session_options(registry.Target(qnn, "npu"), {})

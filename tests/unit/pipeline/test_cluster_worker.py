@@ -22,8 +22,9 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import cache_key, ingredients_of
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import versions
+from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import environment_elsewhere, knowing
-from winml_dag.ep.registry import QNN, Target, installed
+from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import require_shared
 from winml_dag.pipeline.cluster.order import Answer, Order

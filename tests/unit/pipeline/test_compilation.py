@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.options import SOCS, complete_options
-from winml_dag.ep.registry import resolve_target
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.asked import Asked
 from winml_dag.pipeline.compilation import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper, save
 
-from winml_dag.ep.registry import QNN, installed
+from winml_dag.ep.availability import installed
+from winml_dag.ep.registry import QNN
 from winml_dag.errors import InputError
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.request import Overrides, Request

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.ep.registry import VITISAI, installed
+from winml_dag.ep.availability import installed
+from winml_dag.ep.registry import VITISAI
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request

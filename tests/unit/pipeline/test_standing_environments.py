@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper, save
 
+from winml_dag.ep.availability import installed
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
-from winml_dag.ep.registry import QNN, installed
+from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.standing.check import check

@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from winml_dag.ep.registry import QNN, Target, installed
+from winml_dag.ep.availability import installed
+from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides

@@ -11,7 +11,7 @@ import pytest
 from winml_dag.errors import InputError, RecipeError
 from winml_dag.recipe.load import load_recipe
 from winml_dag.recipe.reading import is_sweep
-from winml_dag.recipe.sweepfiles import sweep_of_files
+from winml_dag.recipe.sweep import sweep_of_files
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -98,7 +98,7 @@ def test_many_recipes_are_found_without_the_schema(tmp_path: Path) -> None:
     write(tmp_path, "one.json", '{"model": "a.onnx"}')
     write(tmp_path, "two.yaml", "model: b.onnx")
     code = (
-        "import sys; from pathlib import Path; from winml_dag.recipe.sweepfiles import sweep_of_files\n"
+        "import sys; from pathlib import Path; from winml_dag.recipe.sweep import sweep_of_files\n"
         "sweep_of_files([Path(sys.argv[1])])\n"
         "print([name for name in ('pydantic', 'yaml', 'torch', 'onnx') if name in sys.modules])"
     )

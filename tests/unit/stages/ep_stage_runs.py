@@ -16,8 +16,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.options import complete_options
-from winml_dag.ep.registry import QNN, installed, resolve_target
+from winml_dag.ep.registry import QNN
 
 requires_qnn = pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
 

@@ -14,8 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from optimize_samples import graph, optimize, outputs
 
 from winml_dag.canonical import canonical_json
-from winml_dag.ep.support.case import Case
-from winml_dag.ep.support.verdict import Outcome
+from winml_dag.ep.support.case import Case, Outcome
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
 from winml_dag.stages.analyze.fusions import FUSIONS
 from winml_dag.stages.analyze.judging import case_key

@@ -9,8 +9,8 @@ import pytest
 from ep_stage_runs import compile_config, quantized, requires_qnn, run_stage, small_network
 from onnx import helper
 
-from winml_dag.ep.emulator import is_arm
-from winml_dag.ep.registry import resolve_target
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import is_arm
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.renamed import write_renamed

@@ -10,7 +10,7 @@ import pytest
 from export_models import Bench, Exported, random_model
 from optimize_samples import optimize
 
-from winml_dag.onnxmodel.tags import tag_of
+from winml_dag.onnxmodel.hierarchy import tag_of
 from winml_dag.stages.export import ExportFields
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.onnxmodel.top1 import Agreement
+from winml_dag.onnxmodel.compare import Agreement
 from winml_dag.stages.figures import OutputFigures, measure, quality
 
 

@@ -13,7 +13,7 @@ from optimize_samples import optimize, outputs
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 
 # What has been wrong or refused, and what is rare: these are always among the cases that run.
 SPECIAL = {

@@ -15,8 +15,7 @@ from quantization_samples import Result, calibrate, outlier_model, quantize, row
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.scopes import distinct_names, sort_nodes
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import distinct_names, graphs_of, sort_nodes
 from winml_dag.stages.float_model import write_typed
 from winml_dag.stages.quantize.mixed import own_constants
 

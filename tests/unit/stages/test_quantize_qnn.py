@@ -12,7 +12,8 @@ import onnx
 import pytest
 from quantization_samples import calibrate, image_model, outlier_model, pixels, quantize, rows
 
-from winml_dag.ep.registry import QNN, installed
+from winml_dag.ep.availability import installed
+from winml_dag.ep.registry import QNN
 from winml_dag.stages.quantize import NodeTypes
 
 pytestmark = [pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed"), pytest.mark.slow]

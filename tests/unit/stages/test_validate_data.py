@@ -15,8 +15,7 @@ from quantization_samples import model_of
 from winml_dag.cli.stage_lines import broken_lines
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import MeasuredError, StageError
-from winml_dag.onnxmodel.compare import OutputComparison
-from winml_dag.onnxmodel.top1 import Agreement
+from winml_dag.onnxmodel.compare import Agreement, OutputComparison
 from winml_dag.stages.bounds import AS_IT_IS, MINIMUM_COSINE, Bounds, minimum_cosine
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.target import RunTarget

@@ -1,11 +1,13 @@
-"""One use of an operator as a table of support sees it: with all that decides whether a provider takes it, and without
-the names, the weights and the graph around it.
+"""One use of an operator as a table of support sees it, and what is said of it: whether the provider takes it.
+
+A case has all that decides that, and neither names nor weights nor the graph around it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from winml_dag.canonical import JsonObject, JsonValue
 
@@ -128,3 +130,47 @@ def _operand(value: JsonValue) -> Operand | None:
 
 def _attribute(value: JsonValue) -> AttributeValue:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value  # type: ignore[return-value]
+
+
+class Level(StrEnum):
+    """``PARTIAL``: it runs, but not, or not rightly, where it was meant to: on the CPU, or with other numbers."""
+
+    SUPPORTED = "supported"
+    PARTIAL = "partial"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one attempt.
+
+    Attributes:
+        compiled: whether the provider took the operator.
+        ran: whether the model gave a result, wherever it was computed.
+        agrees: whether that is the result it should be.
+        words: what the provider said about what did not go; empty otherwise.
+    """
+
+    compiled: bool
+    ran: bool
+    agrees: bool = True
+    words: str = ""
+
+    @property
+    def level(self) -> Level:
+        if not self.ran:
+            return Level.UNSUPPORTED
+        return Level.SUPPORTED if self.compiled and self.agrees else Level.PARTIAL
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``reason``: one sentence on how it is known. ``compiled`` and ``ran`` are None where nothing was measured; a
+    level is UNKNOWN also where too little was.
+    """
+
+    level: Level
+    reason: str
+    compiled: bool | None = None
+    ran: bool | None = None

@@ -16,8 +16,7 @@ from typing import Any
 
 from winml_dag.ep.configuration import RULES_VARIABLE, expanded
 from winml_dag.ep.registry import Target
-from winml_dag.ep.support.case import AttributeValue, Case, Operand
-from winml_dag.ep.support.verdict import Level, Outcome, Verdict
+from winml_dag.ep.support.case import AttributeValue, Case, Level, Operand, Outcome, Verdict
 from winml_dag.errors import StageError, UsageError
 
 SUFFIX = ".parquet"

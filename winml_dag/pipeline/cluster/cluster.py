@@ -25,8 +25,9 @@ from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.process import ProcessGroup
 from winml_dag.engine.run import Runner
+from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import knowing
-from winml_dag.ep.registry import find_ep, installed
+from winml_dag.ep.registry import find_ep
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity

@@ -22,8 +22,9 @@ from winml_dag import __version__
 from winml_dag.engine.machine import memory_for_runs
 from winml_dag.engine.stage import Node
 from winml_dag.engine.toolchain import forget_installed
+from winml_dag.ep.availability import installed
 from winml_dag.ep.elsewhere import Environment
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, RUNTIME_BUILDS, Target, find_ep, installed
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, RUNTIME_BUILDS, Target, find_ep
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.cluster.order import Text
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place

@@ -16,10 +16,10 @@ from winml_dag.engine.config import config_json
 from winml_dag.engine.events import Observer, StageResult
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.toolchain import versions
-from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep, resolve_target
-from winml_dag.ep.support.case import case_of_json
-from winml_dag.ep.support.tables import table_files
-from winml_dag.ep.support.verdict import Level
+from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep
+from winml_dag.ep.support.case import Level, case_of_json
+from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.autoconf import support_of
 from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, plan_measurement

@@ -9,9 +9,8 @@ from pathlib import Path
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source
-from winml_dag.ep.athand import require_installed
-from winml_dag.ep.emulator import is_emulated
-from winml_dag.ep.registry import Target
+from winml_dag.ep.availability import require_installed
+from winml_dag.ep.registry import Target, is_emulated
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.calibration import packages_of, require_packages
 from winml_dag.pipeline.datasets import Asker, find_dataset, tells_splits

@@ -10,7 +10,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.stages.evaluate import METRICS
 
 if TYPE_CHECKING:
-    from winml_dag.onnxmodel.top1 import Agreement
+    from winml_dag.onnxmodel.compare import Agreement
     from winml_dag.pipeline.finished.evaluation import EvaluationPlan
     from winml_dag.pipeline.finished.measurement import Measurement
     from winml_dag.stages.evaluate.certainty import Difference, Estimate
@@ -176,7 +176,7 @@ def _difference(found: Any) -> Difference:
 
 
 def _output(found: Any) -> OutputResult:
-    from winml_dag.onnxmodel.top1 import Agreement
+    from winml_dag.onnxmodel.compare import Agreement
 
     same = {name: None if found[name] is None else Agreement(**found[name]) for name in _AGREEMENTS}
     return OutputResult(**{**found, **same})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.onnxmodel.constants import constant_tensors
+from winml_dag.onnxmodel.protos import constant_tensors
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
-from winml_dag.ep.emulator import is_emulated
 from winml_dag.ep.options import complete_options, file_options
-from winml_dag.ep.registry import ExecutionProvider, Target, find_ep
+from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.onnxmodel.shared import shares_binary
+from winml_dag.onnxmodel.sidecar import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.finished.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, prefixed

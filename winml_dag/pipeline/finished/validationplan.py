@@ -11,7 +11,7 @@ from pathlib import Path
 
 from winml_dag.engine.config import config_json
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.ep.athand import require_installed
+from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.graphfile import read_model

@@ -17,8 +17,7 @@ from winml_dag.pipeline.sweep.facts import Facts, facts_of
 from winml_dag.pipeline.sweep.measuring import Running
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.search import Hunt, hunt_together, rank_cells
-from winml_dag.recipe.goal import Goal
-from winml_dag.recipe.winners import group_axes, groups, winner_folder
+from winml_dag.recipe.goal import Goal, group_axes, groups, winner_folder
 from winml_dag.smallfiles import read_json
 
 if TYPE_CHECKING:

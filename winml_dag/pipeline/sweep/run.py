@@ -30,7 +30,7 @@ from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
 from winml_dag.pipeline.sweep.watching import Timed, Watcher
-from winml_dag.recipe.sweepfiles import sweep_of_files
+from winml_dag.recipe.sweep import sweep_of_files
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor

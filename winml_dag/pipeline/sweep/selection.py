@@ -48,8 +48,7 @@ def selected(sweep: Sweep, selection: Selection, folder: Path | None = None) -> 
         UsageError: for a filter or shard that means nothing, and when nothing was run that could have failed.
     """
     # Imported here: most runs are for all cells.
-    from winml_dag.recipe.filters import filtered
-    from winml_dag.recipe.sharding import in_shard, parse_shard
+    from winml_dag.recipe.selection import filtered, in_shard, parse_shard
 
     cells = filtered(sweep, selection.filters)
     if selection.shard is not None:

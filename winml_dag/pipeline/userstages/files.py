@@ -12,8 +12,7 @@ from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.userstages.declared import Declared
 from winml_dag.pipeline.userstages.paths import OutputPaths, inside
-from winml_dag.recipe.document import Location
-from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.document import Findings, Location
 from winml_dag.recipe.spelling import did_you_mean
 
 KIND = "file"

@@ -10,8 +10,7 @@ from winml_dag.engine.stage import Stage
 from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, is_ours
 from winml_dag.pipeline.userstages.files import UserFiles
 from winml_dag.pipeline.userstages.paths import OutputPaths
-from winml_dag.recipe.document import Location
-from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.document import Findings, Location
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.stages import kinds

@@ -10,8 +10,7 @@ from pathlib import Path
 from winml_dag.engine.placed import KEPT
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.userstages.declared import NAME, Declared, is_ours
-from winml_dag.recipe.document import Location
-from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.document import Findings, Location
 
 
 def parents(path: str) -> Iterator[str]:

@@ -22,8 +22,7 @@ from winml_dag.pipeline.userstages.links import Links, taken_files
 from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs
-from winml_dag.recipe.document import Location
-from winml_dag.recipe.findings import Findings
+from winml_dag.recipe.document import Findings, Location
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.recipe.spelling import did_you_mean, known_instead
 from winml_dag.store.fingerprints import Fingerprints

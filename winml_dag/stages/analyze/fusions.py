@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Operand
-from winml_dag.onnxmodel.dataflow import Dataflow, integers_of
+from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.graph import integers_of
 from winml_dag.stages.analyze.patterns import Match
 from winml_dag.stages.analyze.result import opset
 from winml_dag.stages.optimize.merged_axes import merged

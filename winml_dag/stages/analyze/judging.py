@@ -9,17 +9,15 @@ from fnmatch import fnmatchcase
 
 from winml_dag.canonical import json_hash
 from winml_dag.ep.registry import find_ep
-from winml_dag.ep.support.case import Case, Operand, case_json
-from winml_dag.ep.support.tables import Rules
-from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.ep.support.case import Case, Level, Operand, Verdict, case_json
+from winml_dag.ep.support.table import Rules
 from winml_dag.errors import UsageError
-from winml_dag.onnxmodel.dataflow import attribute_of
-from winml_dag.onnxmodel.graph import Graph, Model, Node
+from winml_dag.onnxmodel.facts import QDQ
+from winml_dag.onnxmodel.graph import Graph, Model, Node, attribute_of
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.result import Judged
 from winml_dag.stages.probe.cases import Scope, as_quantized, case_of
 
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOAT16 = "float16"
 
 
@@ -79,7 +77,7 @@ class Judge:
 
     def _graph(self, model: Model, graph: Graph) -> Iterator[Judged]:
         scope = Scope.of(model, graph)
-        judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in _CONVERSIONS}
+        judged = {id(node): self._node(node, scope) for node in graph.nodes if node.op_type not in QDQ}
         converted = {
             name
             for each in judged.values()

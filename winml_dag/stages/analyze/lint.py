@@ -15,16 +15,15 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel import lint as sound
 from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, QDQ
 from winml_dag.onnxmodel.graph import Node
 from winml_dag.stages.analyze import AnalyzeConfig
 from winml_dag.stages.analyze.result import opset
 from winml_dag.stages.analyze.types import untold
 
 _MOST_NODES = 10  # in a finding; it says how many there are
-_INFINITE = 1e30  # no measured quantity is that large
 # Clip: a huge bound says "no bound".
 _NO_MASK = frozenset({"Clip", "MatMul", "Gemm", "Conv"})
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 RANDOM_OPERATORS = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _CHANNELS_OPSET = 13  # Q and DQ with a scale for each channel
 _OLD_OPSET = 11
@@ -121,7 +120,7 @@ def _constant_folding(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> It
     constant = set(flow.constants)
     left: list[str] = []
     for node in flow.nodes:
-        if node.op_type == "Constant" or node.op_type in _CONVERSIONS or node.op_type.startswith(RANDOM_OPERATORS):
+        if node.op_type == "Constant" or node.op_type in QDQ or node.op_type.startswith(RANDOM_OPERATORS):
             continue
         if node.inputs and all(not name or name in constant for name in node.inputs):
             constant.update(node.outputs)
@@ -183,7 +182,7 @@ def _infinities(_path: Path, flow: Dataflow, config: AnalyzeConfig) -> Iterator[
 def _is_infinite(flow: Dataflow, name: str) -> bool:
     if flow.dtype(name) not in ("float32", "float64"):
         return False
-    return any(abs(number) >= _INFINITE for number in flow.numbers(name) or ())
+    return any(abs(number) >= MASK_MAGNITUDE for number in flow.numbers(name) or ())
 
 
 def _duplicate_names(_path: Path, flow: Dataflow, _config: AnalyzeConfig) -> Iterator[Finding]:

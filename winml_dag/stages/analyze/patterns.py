@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
 
-from winml_dag.onnxmodel.dataflow import Dataflow, integers_of
-from winml_dag.onnxmodel.graph import Node
+from winml_dag.onnxmodel.dataflow import Dataflow
+from winml_dag.onnxmodel.graph import Node, integers_of
 from winml_dag.stages.analyze.matching import (
     Bound,
     Term,

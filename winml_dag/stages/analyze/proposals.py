@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from winml_dag.canonical import JsonObject
-from winml_dag.ep.support.case import Case
-from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.ep.support.case import Case, Level, Verdict
 from winml_dag.onnxmodel.graph import Node
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.analyze.fusions import FUSIONS, Fusion, Situation

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from winml_dag.canonical import JsonObject, json_hash
 from winml_dag.ep.registry import find_ep
-from winml_dag.ep.support.case import Case
-from winml_dag.ep.support.verdict import Level
+from winml_dag.ep.support.case import Case, Level
 from winml_dag.onnxmodel.graph import Model, Node
 from winml_dag.stages.analyze import AnalyzeTarget
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from winml_dag.ep.support.case import AttributeValue, Case
-from winml_dag.ep.support.tables import PATTERN
-from winml_dag.ep.support.verdict import Level
-from winml_dag.onnxmodel.dataflow import integers_of
+from winml_dag.ep.support.case import AttributeValue, Case, Level
+from winml_dag.ep.support.table import PATTERN
+from winml_dag.onnxmodel.graph import integers_of
 from winml_dag.stages.analyze.fusions import Situation
 from winml_dag.stages.analyze.judging import Judge
 from winml_dag.stages.analyze.patterns import Match

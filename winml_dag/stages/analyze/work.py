@@ -10,9 +10,8 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.support.case import Case, case_json
-from winml_dag.ep.support.tables import Support, read_support
-from winml_dag.ep.support.verdict import Level, Verdict
+from winml_dag.ep.support.case import Case, Level, Verdict, case_json
+from winml_dag.ep.support.table import Support, read_support
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import Model
 from winml_dag.onnxmodel.graphfile import read_model

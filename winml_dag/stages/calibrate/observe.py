@@ -20,9 +20,8 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, HistogramColle
 from winml_dag.engine.progress import Tell, tell_nobody
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.opsets import standard_opset
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, standard_opset
 from winml_dag.stages.float_model import float_tensors, open_session
-from winml_dag.stages.infinity import EXTREME
 from winml_dag.stages.normalizations import is_coarse, normalizations
 from winml_dag.stages.samples.samples import Feed, Samples, failures_explained
 
@@ -337,10 +336,10 @@ def _require_finite(bounds: Mapping[str, tuple[float, float]]) -> None:
 
 
 def _require_moderate(bounds: Mapping[str, tuple[float, float]], method: str) -> None:
-    extreme = sorted(name for name, pair in bounds.items() if np.abs(pair).max() > EXTREME)
+    extreme = sorted(name for name, pair in bounds.items() if np.abs(pair).max() > MASK_MAGNITUDE)
     if extreme:
         raise StageError(
-            f"{len(extreme)} tensors reach {EXTREME:g} and beyond, such as {extreme[0]!r}, of which {method} can tell"
-            " nothing.",
+            f"{len(extreme)} tensors reach {MASK_MAGNITUDE:g} and beyond, such as {extreme[0]!r}, of which {method} "
+            "can tell nothing.",
             advice="It is computed, or comes with the data: check them, or use calibration_method minmax.",
         )

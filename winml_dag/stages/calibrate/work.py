@@ -8,11 +8,11 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.calibrate import RANGES_FILE, CalibrateConfig
 from winml_dag.stages.calibrate.observe import METHODS, observe
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
-from winml_dag.stages.infinity import EXTREME
 from winml_dag.stages.ranges import Provenance, Ranges, model_digest
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_of
@@ -61,7 +61,7 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         "data": samples.kind,
         "samples": samples.count,
         "tensors": len(bounds),
-        "extreme_tensors": sum(max(abs(low), abs(high)) > EXTREME for low, high in bounds.values()),
+        "extreme_tensors": sum(max(abs(low), abs(high)) > MASK_MAGNITUDE for low, high in bounds.values()),
         "clamped_constants": clamped,
         "calibration_time_seconds": seconds,
         "data_time_seconds": fed.seconds,

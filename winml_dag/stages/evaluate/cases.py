@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.onnxmodel.inspect import TensorSpec
-from winml_dag.onnxmodel.top1 import class_scores
 from winml_dag.stages.evaluate.labels import Labels
 from winml_dag.stages.evaluate.metrics import Metric
 from winml_dag.stages.samples.processor import Processor

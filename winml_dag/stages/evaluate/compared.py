@@ -10,8 +10,8 @@ import numpy as np
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.compare import Agreement, class_scores
 from winml_dag.onnxmodel.feeds import InputSpec
-from winml_dag.onnxmodel.top1 import Agreement, class_scores
 from winml_dag.stages.evaluate import EvaluateFields
 from winml_dag.stages.evaluate.model import Model
 from winml_dag.stages.evaluate.rows import chosen_numbers

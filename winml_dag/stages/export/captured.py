@@ -20,6 +20,7 @@ from torch.nn import Module
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
 from winml_dag.stages.capture import MODEL, SCRIPT, CaptureConfig
 from winml_dag.stages.export.axes import shape_at, sizes_by_run
@@ -30,8 +31,6 @@ from winml_dag.stages.export.module import assembled, named_outputs
 from winml_dag.stages.export.outputs import call_model
 from winml_dag.stages.export.subject import Subject, component_subject, whole_subject
 
-# What masks add to what is not to be seen. Random numbers up to there would hide all but one value.
-_HIDDEN = 1e30
 _MOST_NAMED = 8
 
 
@@ -227,7 +226,8 @@ def _range(tensor: Tensor) -> tuple[float, float]:
     low, high = (float(each) for each in (tensor.min(), tensor.max())) if tensor.numel() else (0.0, 0.0)
     if not tensor.is_floating_point():
         return low, high + 1
-    if not (abs(low) < _HIDDEN and abs(high) < _HIDDEN):
+    # Random numbers up to what masks add would hide all but one value.
+    if not (abs(low) < MASK_MAGNITUDE and abs(high) < MASK_MAGNITUDE):
         return 0.0, 0.0
     return _short(low), _short(high)
 

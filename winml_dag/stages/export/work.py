@@ -21,12 +21,13 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.compare import MASK_MAGNITUDE, compare
+from winml_dag.onnxmodel.compare import compare
+from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.onnxmodel.hierarchy import set_tags
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.metadata import canonicalise
-from winml_dag.onnxmodel.tags import set_tags
 from winml_dag.stages.export import ExportConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.architectures import DYNAMO, TORCHSCRIPT, exporter_for
 from winml_dag.stages.export.axes import RUNS, Sizes, check_tensors, output_shape, set_shape, shape_at, sizes_by_run

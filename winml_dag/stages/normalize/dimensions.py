@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TensorShapeProto, ValueInfoProto
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.float_model import open_session
 
 Shape = tuple[int | str, ...]

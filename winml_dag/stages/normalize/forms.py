@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import tensor_chunks
-from winml_dag.onnxmodel.naming import Naming
-from winml_dag.onnxmodel.opsets import standard_opset
-from winml_dag.onnxmodel.subgraphs import read_inside
+from winml_dag.onnxmodel.protos import Naming, read_inside
 
 _Shape = tuple[int | None, ...]
 _Rewrite = Callable[["_Graph", NodeProto], Sequence[NodeProto] | None]

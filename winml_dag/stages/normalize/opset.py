@@ -16,10 +16,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from winml_dag.errors import InputError, StageError
 from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, save_model
-from winml_dag.onnxmodel.opsets import standard_opset
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.float_model import open_session
 
 # 21 is what exports have; some models convert to one of the others only.

@@ -10,10 +10,10 @@ from onnx import ModelProto, ValueInfoProto
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
+from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.opsets import standard_opset
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 from winml_dag.stages.normalize.dimensions import fix_dimensions
 from winml_dag.stages.normalize.opset import Raised, ir_version_for, raise_opset

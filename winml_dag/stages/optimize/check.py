@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import NodeProto
 
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.apply import apply_capabilities, refuse_unfit

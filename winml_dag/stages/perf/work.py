@@ -19,8 +19,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.progress import Tell
 from winml_dag.engine.resident import resident
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.emulator import is_emulated
-from winml_dag.ep.registry import CPU, Target
+from winml_dag.ep.registry import CPU, Target, is_emulated
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs, random_feeds

@@ -16,11 +16,10 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import RECORD_ASSIGNMENT, register, session_options
-from winml_dag.ep.support.case import Case, case_of_json
-from winml_dag.ep.support.verdict import Level, Outcome
+from winml_dag.ep.support.case import Case, Level, Outcome, case_of_json
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.stages.compiled import CONVERSIONS
+from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.stages.probe import RESULT_FILE, ProbeConfig
 from winml_dag.stages.probe.onenode import PROBED, OneNode, UnmakeableError, one_node
 
@@ -169,7 +168,7 @@ def _is_taken(session: onnxruntime.InferenceSession, target: Target) -> bool:
     asks any provider, such as an Identity, is in nobody's way.
     """
     return not any(
-        node.op_type not in CONVERSIONS or node.name == PROBED
+        node.op_type not in QDQ or node.name == PROBED
         for subgraph in session.get_provider_graph_assignment_info()
         if subgraph.ep_name != target.ep.name
         for node in subgraph.get_nodes()

@@ -10,10 +10,9 @@ from math import prod
 
 from winml_dag.ep.support.case import AttributeValue, Case, Number, Operand, Quantized
 from winml_dag.onnxmodel.dataflow import numbers_of
-from winml_dag.onnxmodel.dtypes import dtype_name
+from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, dtype_name
 from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, Tensor, Value
 
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 _FLOATS = frozenset({"float32", "float16", "float64", "bfloat16"})
 _MOST_VALUES = 8
 # Constants that stay floats when what they belong to is quantized: sizes, bounds and factors.
@@ -35,8 +34,6 @@ _WEIGHTS = {
     "PRelu": (1,),
 }
 _WITH_BIAS = frozenset({"Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization"})
-# Whose weights have a scale for each channel, where a model is quantized so.
-_PER_CHANNEL = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Scope:
             elif node.op_type == "QuantizeLinear":
                 for name in node.inputs[:1]:
                     quantizers[name] = (*quantizers.get(name, ()), node)
-            if node.op_type in _CONVERSIONS and node.inputs and node.outputs:
+            if node.op_type in QDQ and node.inputs and node.outputs:
                 sources[node.outputs[0]] = node.inputs[0]
         known = {value.name: value for value in (*values, *graph.values, *graph.inputs, *graph.outputs)}
         return cls(model.opsets, known, constants, dequantized, quantizers, sources)
@@ -102,7 +99,7 @@ def as_quantized(case: Case, activations: str, weights: str, *, per_channel: boo
         return case
     if not has_weights(case):
         return replace(case, quantized=Quantized(activations, ""))
-    return replace(case, quantized=Quantized(activations, weights, per_channel and case.op_type in _PER_CHANNEL))
+    return replace(case, quantized=Quantized(activations, weights, per_channel and case.op_type in CHANNEL_AXES))
 
 
 def has_weights(case: Case) -> bool:
@@ -123,7 +120,7 @@ def bias_of(op_type: str) -> int | None:
 
 def takes_channels(op_type: str) -> bool:
     """Whether its weights have a scale for each channel, where a model is quantized so."""
-    return op_type in _PER_CHANNEL
+    return op_type in CHANNEL_AXES
 
 
 def stays_float(op_type: str, number: int) -> bool:
@@ -213,7 +210,7 @@ def _quantized(node: Node, scope: Scope) -> Quantized | None:
     """The integer types around *node*: None unless all floats that go in come from integers, and what comes out goes
     to integers, if it is float.
     """
-    if node.op_type in _CONVERSIONS:
+    if node.op_type in QDQ:
         return None
     activations = weights = ""
     per_channel = False

@@ -19,9 +19,8 @@ from typing import IO, TYPE_CHECKING
 from winml_dag.canonical import canonical_json
 from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import Target, find_ep
-from winml_dag.ep.support.case import Case, case_json, case_of_json
+from winml_dag.ep.support.case import Case, Outcome, case_json, case_of_json
 from winml_dag.ep.support.table import read_table
-from winml_dag.ep.support.verdict import Outcome
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:

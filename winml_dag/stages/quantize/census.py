@@ -10,15 +10,13 @@ from math import prod
 from onnx import GraphProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel.dtypes import dtype_name
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of
+from winml_dag.onnxmodel.facts import QDQ, dtype_name
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity
 
 # Why a node stays in float in static quantization; in braces the operator that runs its graph.
 INSIDE = "inside of {}, which static quantization does not reach"
-
-QDQ = ("QuantizeLinear", "DequantizeLinear")
 
 # Operators that work on integer weights, as onnxruntime's tools put them in.
 _INTEGER_OPS = frozenset(

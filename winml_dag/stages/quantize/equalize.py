@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from winml_dag.onnxmodel.subgraphs import read_inside
+from winml_dag.onnxmodel.protos import read_inside
 from winml_dag.stages.normalizations import Normalization, is_coarse, normalizations
 from winml_dag.stages.ranges import Ranges
 

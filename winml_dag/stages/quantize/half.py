@@ -8,7 +8,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of, read_inside
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, read_inside
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_half
 from winml_dag.stages.quantize.selection import NOT_CHOSEN, identity, matching_op_types, nothing_left, select

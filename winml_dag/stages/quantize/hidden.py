@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from onnx import GraphProto, TensorProto, ValueInfoProto
 
-from winml_dag.onnxmodel.naming import Naming, rename_values
+from winml_dag.onnxmodel.protos import Naming, rename_values
 
 _Message = TypeVar("_Message", ValueInfoProto, TensorProto)
 

@@ -13,8 +13,8 @@ from onnx import GraphProto, NodeProto, TensorProto
 from onnxruntime.quantization import QuantType
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.naming import Naming
-from winml_dag.onnxmodel.subgraphs import graphs_of, read_inside
+from winml_dag.onnxmodel.facts import CHANNEL_AXES, channel_axis
+from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import DATA_INPUTS
@@ -33,11 +33,9 @@ INTEGER_TYPES = {
 WEIGHT_TYPES = {**INTEGER_TYPES, "int4": QuantType.QInt4, "uint4": QuantType.QUInt4}
 SIGNED = (QuantType.QInt4, QuantType.QInt8, QuantType.QInt16)
 
-# Where an operator's constant is a weight, and the axis of its channels. None: a vector.
-_WEIGHTS = {"Conv": (1, 0), "ConvTranspose": (1, 1), "MatMul": (1, 1), "Gemm": (1, 1)}
 _SCALED = frozenset({"LayerNormalization", "InstanceNormalization", "BatchNormalization"})
 # Constants that become int32 beside data and weight, or stay as they are.
-_BIASED = frozenset({*_WEIGHTS, *_SCALED}) - {"MatMul"}
+_BIASED = frozenset({*CHANNEL_AXES, *_SCALED}) - {"MatMul"}
 
 
 def name_nodes(graph: GraphProto) -> None:
@@ -88,7 +86,7 @@ def use_of(node: NodeProto, position: int) -> Hashable:
         return "bias", node.name
     if position >= DATA_INPUTS.get(node.op_type, position + 1):
         return None
-    if position == 1 and node.op_type in _BIASED | _WEIGHTS.keys():
+    if position == 1 and node.op_type in _BIASED | CHANNEL_AXES.keys():
         ((_, axis),) = weights_of(node)
         return "weight", axis
     return "left" if node.op_type == "MatMul" else "data"
@@ -133,7 +131,7 @@ def _constants_beside(graph: GraphProto, types: Mapping[str, QuantType]) -> Tens
     return {
         name: [{"quant_type": types[node.name]}]
         for node in graph.node
-        if node.name in types and node.op_type not in _BIASED | _WEIGHTS.keys()
+        if node.name in types and node.op_type not in _BIASED | CHANNEL_AXES.keys()
         for name in node.input
         if name in constants
     }
@@ -181,15 +179,11 @@ def weight_overrides(
 
 
 def weights_of(node: NodeProto) -> Sequence[tuple[str, int | None]]:
-    """Names of the weights of *node*, each with the axis of its channels."""
+    """Names of the weights of *node*, each with the axis of its channels; None for a vector."""
     if node.op_type in _SCALED:
         return [(node.input[1], None)]
-    if node.op_type not in _WEIGHTS:
-        return []
-    position, axis = _WEIGHTS[node.op_type]
-    if node.op_type == "Gemm" and any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
-        axis = 0
-    return [(node.input[position], axis)]
+    axis = channel_axis(node)
+    return [] if axis is None else [(node.input[1], axis)]
 
 
 def node_overrides(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from winml_dag.onnxmodel.constants import constant_tensors
-from winml_dag.onnxmodel.subgraphs import read_inside
+from winml_dag.onnxmodel.facts import channel_axis
+from winml_dag.onnxmodel.protos import constant_tensors, read_inside
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.normalizations import is_coarse, normalizations
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
@@ -129,8 +129,6 @@ _ADDING = frozenset({"Add", "Sub"})
 # Their results are as fine as their data, which is constant: the rows of a table.
 _LOOKING_UP = frozenset({"Gather"})
 
-_CHANNEL_AXIS = {"Gemm": 1, "Conv": 0, "ConvTranspose": 1}
-
 
 def wide_nodes(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> tuple[str, ...]:
     """Names of the nodes to compute with 16-bit activations, in the graph's order; of those that are *taken*.
@@ -181,11 +179,9 @@ def with_large_bias(graph: GraphProto, activation_steps: Mapping[str, int], rang
 
 
 def _overflows(node: NodeProto, activation_steps: int, constants: Mapping[str, TensorProto], ranges: Ranges) -> bool:
-    axis = _CHANNEL_AXIS.get(node.op_type)
+    axis = channel_axis(node)
     if axis is None or len(node.input) < 3 or not set(node.input[1:3]) <= constants.keys():
         return False
-    if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
-        axis = 0
     weight, bias = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[1:3])
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
     low, high = ranges.bounds[node.input[0]]

@@ -18,7 +18,7 @@ from onnxruntime.quantization.operators.qdq_base_operator import QDQOperatorBase
 from onnxruntime.quantization.registry import QDQRegistry
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 

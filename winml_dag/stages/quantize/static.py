@@ -19,9 +19,8 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
 from onnxruntime.quantization.quant_utils import add_infer_metadata
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.constants import constant_tensors
-from winml_dag.onnxmodel.naming import Naming
-from winml_dag.onnxmodel.opsets import standard_opset
+from winml_dag.onnxmodel.facts import CHANNEL_AXES, standard_opset
+from winml_dag.onnxmodel.protos import Naming, constant_tensors
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
@@ -65,8 +64,6 @@ def divide_in_place_of_reciprocals(graphs: Sequence[GraphProto], fields: Quantiz
             node.CopyFrom(division)
 
 
-# Their second inputs are what tools take for weights.
-_OF_MATRICES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # The opset from which on the standard has Q and DQ.
 _INTEGERS_FROM = 10
 
@@ -165,7 +162,7 @@ def _fine_biases(graph: GraphProto, ranges: Ranges) -> Ranges:
     tensor times that of the weight: it is rounded to a few steps. Only there: QNN loses an operand of a Sub whose scale
     is 1000 times that of the result.
     """
-    summed = {node.input[0] for node in graph.node if node.op_type in _OF_MATRICES and len(node.input) > 2}
+    summed = {node.input[0] for node in graph.node if node.op_type in CHANNEL_AXES and len(node.input) > 2}
     zeros = [name for name in summed & ranges.bounds.keys() if ranges.bounds[name] == (0.0, 0.0)]
     return replace(ranges, bounds={**ranges.bounds, **dict.fromkeys(zeros, (0.0, 1.0))})
 
@@ -281,7 +278,7 @@ def _check(census: Census, fields: QuantizeFields, graph: GraphProto) -> None:
 def _has_matrices(graph: GraphProto) -> bool:
     """Whether it has what tools take for weights: constants of elementwise operators get the activations' type."""
     constants = {tensor.name for tensor in graph.initializer}
-    return any(node.op_type in _OF_MATRICES and constants & set(node.input[1:2]) for node in graph.node)
+    return any(node.op_type in CHANNEL_AXES and constants & set(node.input[1:2]) for node in graph.node)
 
 
 def _refuse_nothing(fields: QuantizeFields) -> NoReturn:

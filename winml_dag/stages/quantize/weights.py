@@ -13,7 +13,7 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.subgraphs import graphs_inside, graphs_of
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.census import Census, count_replaced
 from winml_dag.stages.quantize.mixed import own_constants

@@ -15,8 +15,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.metadata import carry_metadata
-from winml_dag.onnxmodel.scopes import sort_nodes
-from winml_dag.onnxmodel.subgraphs import graphs_of
+from winml_dag.onnxmodel.protos import graphs_of, sort_nodes
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.census import Census

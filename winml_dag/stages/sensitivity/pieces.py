@@ -18,7 +18,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.subgraphs import subgraphs
+from winml_dag.onnxmodel.protos import subgraphs
 from winml_dag.stages.sensitivity.replacement import Replacement
 
 Array: TypeAlias = NDArray[np.generic]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from winml_dag.stages.quantize.census import QDQ
+from winml_dag.onnxmodel.facts import QDQ
 
 # Nothing of the float model is called so.
 _OWN = "quantized alone/"

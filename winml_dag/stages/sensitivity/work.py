@@ -14,8 +14,8 @@ from onnx import GraphProto
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
-from winml_dag.onnxmodel.top1 import class_scores
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.float_model import NOT_COMPUTING, refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from winml_dag.ep.support.case import Quantized
+from winml_dag.ep.support.case import Level, Quantized
 from winml_dag.ep.support.table import SupportTable
-from winml_dag.ep.support.verdict import Level
 from winml_dag.stages.probe.onenode import Array, OneNode, case_of_model
 from winml_dag.stages.probe.samples import elementwise, layers, shaping
 from winml_dag.stages.probe.samples.draft import (

@@ -1,0 +1,217 @@
+"""Which execution providers can be used: resolves targets, finds packages, and says how to get what is missing.
+
+It goes by files alone: onnxruntime is never imported here, because a plan needs these answers and must not wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from winml_dag.ep.configuration import ENVIRONMENTS_VARIABLE
+from winml_dag.ep.elsewhere import is_elsewhere
+from winml_dag.ep.environments import Environment, Named, look, named_environments
+from winml_dag.ep.registry import (
+    AUTO,
+    CPU,
+    DEVICES,
+    EXECUTION_PROVIDERS,
+    QNN,
+    ExecutionProvider,
+    Package,
+    Target,
+    find_ep,
+    is_arm,
+    nearest,
+)
+from winml_dag.ep.windowsml import is_windows, library_in_catalog
+from winml_dag.errors import UsageError
+
+
+def resolve_target(ep: str | None, device: str | None) -> Target:
+    """The target that a recipe or command line means; neither given means the CPU.
+
+    *device* is a device, ``auto`` or None, or an execution provider in place of one (``--device qnn``). A device
+    without a provider goes to the first provider of the customary order that is installed and has the libraries that it
+    needs, else to one that is installed and lacks fewest; of those in the catalog of Windows ML, only what it has for
+    this machine counts. If there is none, it is the first, and :func:`require_installed` tells of all.
+
+    Raises:
+        UsageError: for an unknown name, or a device that the provider cannot drive.
+    """
+    ep = None if ep is None or ep.lower() == AUTO else ep
+    device = None if device is None or device.lower() == AUTO else device.lower()
+    if device is not None and device not in DEVICES:
+        named = _ep_named_as_device(device)
+        if ep is not None and find_ep(ep) != named:
+            raise UsageError(f"Device {device!r} and execution provider {ep!r} contradict each other.")
+        ep, device = named.name, None
+    if ep is not None:
+        return _target(find_ep(ep), device)
+    if device is None:
+        return Target(CPU, "cpu")
+    candidates = DEVICES[device]
+    found = min(filter(_drives, candidates), key=lambda ep: _lacking(ep, device), default=None)
+    return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
+
+
+def _lacking(ep: ExecutionProvider, device: str) -> int:
+    """How much of what *ep* needs for *device* is missing; another machine is not ours to judge."""
+    if is_elsewhere(ep.alias):
+        return 0
+    if ep == QNN and device == "gpu":
+        return int(not is_arm())  # the GPU of a Snapdragon
+    return sum(not library.is_there() for library in ep.needs)
+
+
+def _drives(ep: ExecutionProvider) -> bool:
+    if not ep.packages or is_elsewhere(ep.alias):
+        return True
+    environment = environment_of(ep)
+    package = package_of(ep, environment)
+    if package is None or not package.catalog:
+        return package is not None
+    # One package brings the whole catalog. That of another environment cannot be asked.
+    return environment is not None or library_in_catalog(ep.name) is not None
+
+
+def _ep_named_as_device(device: str) -> ExecutionProvider:
+    with suppress(UsageError):
+        return find_ep(device)
+    advice = nearest(device, [AUTO, *DEVICES, *(ep.alias for ep in EXECUTION_PROVIDERS)])
+    raise UsageError(f"There is no device {device!r}.", advice=advice)
+
+
+def _target(ep: ExecutionProvider, device: str | None) -> Target:
+    if device is None:
+        return Target(ep, ep.devices[0])
+    if device not in ep.devices:
+        raise UsageError(
+            f"{ep.name} cannot drive device {device!r}.", advice=f"It drives: {', '.join(ep.devices)} (or {AUTO})."
+        )
+    return Target(ep, device)
+
+
+def environment_of(ep: ExecutionProvider) -> Environment | None:
+    """The Python environment that the user names for *ep*; None where it is this one.
+
+    Raises:
+        UsageError: for a configuration that names an unknown provider, or for *ep* what is no environment.
+    """
+    named = {each: _named_ep(each) for each in named_environments()}
+    chosen = [each for each, known in named.items() if known == ep]
+    if len(chosen) > 1 and chosen[0].source == chosen[1].source:
+        raise UsageError(f"{chosen[0].where} and {chosen[1].where} are both for {ep.name}.", advice="Keep one of them.")
+    return look(chosen[0]) if chosen else None
+
+
+def _named_ep(named: Named) -> ExecutionProvider:
+    try:
+        ep = find_ep(named.ep)
+    except UsageError as error:
+        raise UsageError(f"{named.where}: {error.message}", advice=error.advice) from error
+    if ep == CPU:
+        raise UsageError(
+            f"{named.where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Leave it out."
+        )
+    return ep
+
+
+def search_path(environment: Environment | None) -> tuple[Path, ...]:
+    """Where packages are looked for in *environment*, or here."""
+    if environment is None:
+        return tuple(Path(entry or ".") for entry in sys.path)
+    return environment.site_packages
+
+
+def package_of(ep: ExecutionProvider, environment: Environment | None) -> Package | None:
+    """The package by which *environment*, or this one, has *ep*; None when it does not, or needs none."""
+    path = search_path(environment)
+    return next((package for package in ep.packages if _is_there(package, path)), None)
+
+
+def installed(ep: ExecutionProvider) -> bool:
+    """Whether its environment has *ep*, going by files alone; whether its device is there, only a session tells.
+
+    Raises:
+        UsageError: as :func:`environment_of` does.
+    """
+    return not ep.packages or package_of(ep, environment_of(ep)) is not None
+
+
+def environments_behind(target: Target) -> Iterator[Environment]:
+    """Those that may have decided that it is *target*, or whether it is installed: what comes or goes there counts.
+
+    Where a device alone is named, all that drive it are asked.
+    """
+    for ep in dict.fromkeys((target.ep, *DEVICES[target.device])):
+        # One that cannot be used has decided nothing: where its provider is asked for, that is an error.
+        with suppress(UsageError):
+            if ep != CPU and (environment := environment_of(ep)) is not None:
+                yield environment
+
+
+def _is_there(package: Package, path: Iterable[Path]) -> bool:
+    if package.catalog and not is_windows():
+        return False
+    if package.plugin:
+        return package_folder(package.plugin, path) is not None
+    # importlib.metadata would answer this too, but takes longer to import than a whole plan may take.
+    stem = re.sub(r"[-_.]+", "_", package.distribution)
+    return any(next(folder.glob(f"{stem}-*.dist-info"), None) is not None for folder in path if folder.is_dir())
+
+
+def package_folder(module: str, path: Iterable[Path]) -> Path | None:
+    """The folder of the top-level package *module*, without importing it (its import may load native libraries)."""
+    return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
+
+
+def is_at_hand(ep: ExecutionProvider) -> bool:
+    """Whether work for *ep* can be done: it is installed here, or on a machine that works for us. Raises as
+    :func:`installed` does.
+    """
+    return installed(ep) or is_elsewhere(ep.alias)
+
+
+def require_at_hand(target: Target, *, otherwise: str = "") -> None:
+    """As :func:`require_installed`, for work that another machine may do. Raises as that does."""
+    if not is_elsewhere(target.ep.alias):
+        require_installed(target, otherwise=otherwise)
+
+
+def require_installed(target: Target, *, otherwise: str = "") -> None:
+    """Refuse a target that can be served neither here nor in the environment that is named for its provider.
+
+    Raises:
+        UsageError: with one sentence on how to get the provider, or all that drive the device where that alone was
+            named, and with what to do *otherwise*; and as :func:`environment_of` does.
+    """
+    ep = target.ep
+    if installed(ep):
+        return
+    environment = environment_of(ep)
+    if environment is not None:
+        wanted = " or ".join(package.distribution for package in ep.packages)
+        raise UsageError(
+            f"{environment.where} names {environment.folder} for {ep.name}, and no package in it brings that provider.",
+            advice=f"Install {wanted} there. {otherwise}".rstrip(),
+        )
+    if target.is_open:
+        raise UsageError(what_is_missing(target), advice=f"{_ways(target.device)} {otherwise}".rstrip())
+    elsewhere = f"An environment that has it is named with {ENVIRONMENTS_VARIABLE}={ep.alias}=FOLDER."
+    raise UsageError(f"{ep.name} is not installed here.", advice=f"{ep.how_to_get} {elsewhere} {otherwise}".rstrip())
+
+
+def what_is_missing(target: Target) -> str:
+    """The sentence for a *target* that nothing here serves."""
+    if target.is_open:
+        return f"No execution provider that drives the {target.device} is installed here."
+    return f"{target.ep.name} is not installed here."
+
+
+def _ways(device: str) -> str:
+    ways = "; ".join(f"{ep.alias}: {ep.how_to_get.rstrip('.')}" for ep in DEVICES[device])
+    return f"Install one of these, or name another target with --ep. {ways}."

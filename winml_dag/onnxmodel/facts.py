@@ -1,0 +1,87 @@
+"""Facts of the ONNX standard in one table: element types, quantizing operators, weights and their channels, masks.
+
+Light: plans read this, so nothing here imports onnx or numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+# The standard's domain is written as "" or, less often, by this name.
+STANDARD_DOMAIN = "ai.onnx"
+QDQ = ("QuantizeLinear", "DequantizeLinear")
+# Operators that multiply with a matrix of weights, their input 1, by the axis of the weights' output channels. For Gemm
+# it is that of an untransposed matrix (see :func:`channel_axis`).
+CHANNEL_AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
+# Attention masks hold -inf or the lowest float (-3.4e38) for "never choose this". No measured quantity is this large:
+# a constant of at least this magnitude stands for infinity.
+MASK_MAGNITUDE = 1e30
+
+# By the number in the file: the name of an element type, which is numpy's or ml_dtypes' (``np.dtype(name)`` works for
+# those that numpy knows), the bits of one element, and the letter that ``struct`` has for it.
+_TYPES: dict[int, tuple[str, int, str]] = {
+    1: ("float32", 32, "f"),
+    2: ("uint8", 8, "B"),
+    3: ("int8", 8, "b"),
+    4: ("uint16", 16, "H"),
+    5: ("int16", 16, "h"),
+    6: ("int32", 32, "i"),
+    7: ("int64", 64, "q"),
+    8: ("string", 0, ""),
+    9: ("bool", 8, "?"),
+    10: ("float16", 16, "e"),
+    11: ("float64", 64, "d"),
+    12: ("uint32", 32, "I"),
+    13: ("uint64", 64, "Q"),
+    14: ("complex64", 64, ""),
+    15: ("complex128", 128, ""),
+    16: ("bfloat16", 16, ""),
+    17: ("float8_e4m3fn", 8, ""),
+    18: ("float8_e4m3fnuz", 8, ""),
+    19: ("float8_e5m2", 8, ""),
+    20: ("float8_e5m2fnuz", 8, ""),
+    21: ("uint4", 4, ""),
+    22: ("int4", 4, ""),
+    23: ("float4_e2m1fn", 4, ""),
+    24: ("float8_e8m0fnu", 8, ""),
+    25: ("uint2", 2, ""),
+    26: ("int2", 2, ""),
+}
+
+
+def dtype_name(data_type: int) -> str:
+    """``"float32"`` for 1; ``"type 99"`` for a number that this version does not know."""
+    return _TYPES[data_type][0] if data_type in _TYPES else f"type {data_type}"
+
+
+def bit_width(name: str) -> int:
+    """Bits of one element of the type *name*; 0 for texts and for names that are no type."""
+    return next((bits for known, bits, _ in _TYPES.values() if known == name), 0)
+
+
+def byte_size(data_type: int, dims: Iterable[int]) -> int:
+    """Bytes of a tensor's data, sub-byte types packed; 0 for texts and for types whose size is not known."""
+    bits = _TYPES[data_type][1] if data_type in _TYPES else 0
+    return (prod(dims) * bits + 7) // 8
+
+
+def struct_letter(data_type: int) -> str:
+    """The letter by which ``struct`` reads one element; empty for a type that it cannot read."""
+    return _TYPES[data_type][2] if data_type in _TYPES else ""
+
+
+def channel_axis(node: NodeProto) -> int | None:
+    """The axis of the output channels in the weights (input 1) of *node*; None for an operator without such weights."""
+    if node.op_type == "Gemm" and any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+        return 0
+    return CHANNEL_AXES.get(node.op_type)
+
+
+def standard_opset(model: ModelProto) -> int:
+    """The version of the ONNX standard that *model* imports; 0 when it imports none."""
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", STANDARD_DOMAIN)), 0)

@@ -1,0 +1,158 @@
+"""Graphs in onnx's own classes: the graphs inside them, their constants, the names of values, the order of nodes.
+
+A branch of If or a body of Loop may give its values names that the graphs around it or beside it use as well, and it
+reads values of the graphs around it that no node lists among its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+
+def subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
+    """The graphs that *attribute* holds itself."""
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def graphs_inside(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    """All graphs inside the nodes, and inside those graphs' nodes."""
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in subgraphs(attribute):
+                yield from graphs_of(graph)
+
+
+def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
+    """*graph*, and all graphs inside it."""
+    yield graph
+    yield from graphs_inside(graph.node)
+
+
+def read_inside(nodes: Iterable[NodeProto]) -> set[str]:
+    """Names that the graphs inside *nodes* read; names of values of their own are among them."""
+    inner = list(graphs_inside(nodes))
+    read = {name for graph in inner for node in graph.node for name in node.input}
+    return read | {value.name for graph in inner for value in graph.output}
+
+
+def constant_tensors(graph: GraphProto) -> dict[str, TensorProto]:
+    """Initializers, and what Constant nodes have in full, by the name that nodes read."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+    return found
+
+
+class Naming:
+    """Hands out names that are not *taken*, each once; the same requests get the same names."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+
+    @classmethod
+    def of(cls, graph: GraphProto) -> Naming:
+        """Avoids the names of all values and nodes of *graph* and its subgraphs."""
+        return cls(name for inner in graphs_of(graph) for name in _names(inner))
+
+    def new(self, wanted: str) -> str:
+        """*wanted*, with a number behind it where that is taken."""
+        name, count = wanted, 1
+        while name in self._taken:
+            name, count = f"{wanted}.{count}", count + 1
+        self._taken.add(name)
+        return name
+
+
+def _names(graph: GraphProto) -> Iterator[str]:
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for node in graph.node:
+        yield node.name
+        yield from node.input
+        yield from node.output
+
+
+def rename_values(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values of *graph* wherever it or its subgraphs make, read or describe them, in place."""
+    for inner in graphs_of(graph):
+        for group in (inner.input, inner.initializer, inner.value_info, inner.output):
+            for element in group:
+                if element.name in names:
+                    element.name = names[element.name]
+        for node in inner.node:
+            for values in (node.input, node.output):
+                if not names.keys().isdisjoint(values):
+                    values[:] = [names.get(name, name) for name in values]
+
+
+def distinct_names(model: ModelProto) -> None:
+    """Rename, in place, the values of inner graphs whose names another graph of *model* uses for values of its own.
+
+    The names of the outermost graph stay, and so do all that are unique.
+    """
+    _distinguish(model.graph, {}, set(), Naming.of(model.graph))
+
+
+def _distinguish(graph: GraphProto, around: Mapping[str, str], used: set[str], naming: Naming) -> None:
+    """*around*: new names of values of the graphs around; *used*: names that graphs before this one define."""
+    renamed = dict(around)
+    own = dict.fromkeys(_defined(graph))
+    for name in own:
+        renamed.pop(name, None)
+        if name in used:
+            renamed[name] = naming.new(name)
+    used.update(own)
+    for group in (graph.input, graph.output, graph.value_info, graph.initializer):
+        for element in group:
+            element.name = renamed.get(element.name, element.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = renamed.get(sparse.values.name, sparse.values.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+        for attribute in node.attribute:
+            for inner in subgraphs(attribute):
+                _distinguish(inner, renamed, used, naming)
+
+
+def _defined(graph: GraphProto) -> Iterator[str]:
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def sort_nodes(graph: GraphProto) -> None:
+    """Put each node of *graph* behind those whose values it, or a graph inside of it, reads; what can stay, stays."""
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    needs = [
+        sorted({makers[name] for name in (*node.input, *read_inside([node])) if name in makers} - {place})
+        for place, node in enumerate(graph.node)
+    ]
+    order: dict[int, None] = {}
+    begun: set[int] = set()
+    for first in range(len(needs)):
+        waiting = [first]
+        while waiting:
+            place = waiting[-1]
+            begun.add(place)
+            missing = next((need for need in needs[place] if need not in begun), None)
+            if missing is None:
+                order.setdefault(place)
+                waiting.pop()
+            else:
+                waiting.append(missing)
+    if list(order) == sorted(order):
+        return
+    # Copies: what is deleted from a message is gone, whoever holds it.
+    copies = [type(node).FromString(node.SerializeToString()) for node in map(graph.node.__getitem__, order)]
+    del graph.node[:]
+    graph.node.extend(copies)

@@ -1,0 +1,160 @@
+"""Some cells of a sweep: by label or name (``--filter``), or one machine's part of them (``--shard``).
+
+``--filter model=bert,res*`` takes those labels and patterns of an axis, ``precision!=fp32`` all others, and anything
+else is the name of a cell, or a pattern of names. All filters have to hold.
+
+``--shard 3/8`` is the same part on every machine: it depends on the recipes alone, not on the cache, on what is
+installed, or on the order in which a system lists files. Cells with one export stay together unless a part would get
+much more than its share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate, pairwise
+
+from winml_dag.canonical import canonical_json
+from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.recipe.spelling import did_you_mean, known_instead
+from winml_dag.recipe.sweep import Cell, Sweep
+
+
+@dataclass(frozen=True)
+class Choice:
+    """By axis, labels and patterns of which one has to match, as in ``when`` and ``exclude``; no axis takes all."""
+
+    patterns: Mapping[str, tuple[str, ...]]
+
+    def takes(self, values: Mapping[str, str]) -> bool:
+        return all(matches(values.get(axis, ""), patterns) for axis, patterns in self.patterns.items())
+
+
+def matches(label: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(label, pattern) for pattern in patterns)
+
+
+def filtered(sweep: Sweep, filters: Sequence[str]) -> tuple[Cell, ...]:
+    """The cells of *sweep* that all *filters* take, in its order, those that it leaves out among them.
+
+    Raises:
+        UsageError: for an axis, label or name that there is not, and when nothing is taken.
+    """
+    taken = sweep.cells
+    for text in filters:
+        holds = _filter(text, sweep)
+        taken = tuple(cell for cell in taken if holds(cell))
+    if filters and not taken:
+        raise UsageError(
+            f"--filter {' --filter '.join(filters)} leaves none of the {len(sweep.cells)} cells.",
+            advice="All filters have to hold; labels of one axis are joined with commas: model=bert,resnet.",
+        )
+    return taken
+
+
+def _filter(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
+    axis, equals, labels = text.partition("=")
+    refuses = axis.endswith("!")
+    axis = axis.removesuffix("!")
+    if not equals or (axis not in sweep.axes and not sweep.axes):
+        return _by_name(text, sweep)
+    if axis not in sweep.axes:
+        raise UsageError(f"--filter {text}: there is no axis {axis!r}{known_instead(axis, sweep.axes)}")
+    patterns = _each(labels)
+    for pattern in patterns:
+        if not any(matches(label, (pattern,)) for label in sweep.axes[axis]):
+            hint = known_instead(pattern, sweep.axes[axis])
+            raise UsageError(f"--filter {text}: {pattern!r} is no value of {axis}{hint}")
+    return lambda cell: (axis in cell.values and matches(cell.values[axis], patterns)) is not refuses
+
+
+def _by_name(text: str, sweep: Sweep) -> Callable[[Cell], bool]:
+    names = [cell.name for cell in sweep.cells]
+    # A comma is no part of any label, but may well be of the name of a file.
+    patterns = (text,) if text in names else _each(text)
+    for pattern in patterns:
+        if pattern not in names and not any(matches(name, (pattern,)) for name in names):
+            raise UsageError(
+                f"--filter {text}: there is no cell {pattern!r}{did_you_mean(pattern, names)}",
+                advice="`plan` lists all.",
+            )
+    return lambda cell: cell.name in patterns or matches(cell.name, patterns)
+
+
+def _each(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+# What an export is made from.
+_OF_EXPORT = ("model", "loader", "export")
+_MOST = 10_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part *number* of *count*, counted from 1."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def parse_shard(text: str) -> Shard:
+    """The shard that *text* names as in ``3/8``. Raises UsageError when there is no such one."""
+    match = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no shard.", advice="Write the third of eight as 3/8.")
+    number, count = int(match[1]), int(match[2])
+    if not 1 <= number <= count <= _MOST:
+        what = f"there are {count}, counted from 1" if count <= _MOST else f"{_MOST:,} is the most"
+        raise UsageError(f"There is no shard {text}: {what}.")
+    return Shard(number, count)
+
+
+def in_shard(cells: Sequence[Cell], shard: Shard) -> tuple[Cell, ...]:
+    """Those of *cells* that are in *shard*, in their order. What the sweep leaves out, the first shard tells of."""
+    names = {cell.name for cell in shards(cells, shard.count)[shard.number - 1]}
+    return tuple(cell for cell in cells if cell.name in names or (cell.left_out and shard.number == 1))
+
+
+def shards(cells: Sequence[Cell], count: int) -> tuple[tuple[Cell, ...], ...]:
+    """All that is to be built of *cells*, in *count* parts: each in exactly one; some are empty when cells are few."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in sorted((cell for cell in cells if not cell.left_out), key=lambda cell: cell.name):
+        groups.setdefault(_export_of(cell), []).append(cell)
+    line = [cell for group in groups.values() for cell in group]
+    ends = list(accumulate(len(group) for group in groups.values()))
+    cuts = [0, *(_cut(place * len(line) / count, len(line) / count, ends) for place in range(1, count)), len(line)]
+    return tuple(tuple(line[begin:end]) for begin, end in pairwise(cuts))
+
+
+def _cut(even: float, share: float, ends: Sequence[int]) -> int:
+    """Where one part ends: where it is *even*, or where a group does, if that is not far. So no part has more than one
+    and a half of its share.
+    """
+    nearest = min(ends, key=lambda end: abs(end - even), default=0)
+    return nearest if abs(nearest - even) <= share / 4 else round(even)
+
+
+def _export_of(cell: Cell) -> str:
+    """What the export of *cell* is made from, as text. Of a recipe that cannot be read, its name: it is refused
+    wherever it goes.
+    """
+    written: object
+    if cell.recipe is not None:
+        written = cell.recipe.recipe.model_dump(mode="json", include={*_OF_EXPORT}, exclude_unset=True)
+    else:
+        from winml_dag.recipe.reading import read_recipe
+
+        try:
+            document, _ = read_recipe(cell.file)
+        except WinmlDagError:
+            return cell.name
+        written = (document if cell.item is None else document.item(cell.item)).value
+    if not isinstance(written, Mapping):
+        return cell.name
+    return canonical_json({name: written[name] for name in _OF_EXPORT if name in written})
