@@ -18,7 +18,7 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.store.quantities import counted
 
-# What a build asks of its last analysis; see winml_dag/engine/check.py.
+# What a build asks of its last analysis; see `refusal` in engine/decide.py.
 CHECK = "winml_dag.pipeline.search:refuse_unsupported"
 
 # Operators that a sentence names.
