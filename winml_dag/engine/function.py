@@ -22,10 +22,13 @@ def call(config: JsonObject, workspace: Workspace) -> JsonObject:
     """Import and call what ``config["run"]`` names; its folder, the current one, is searched first.
 
     Raises:
-        StageError: when there is no such function, it lies in another file than the key says, or it returns something
-            else than metrics.
+        StageError: when there is no such function, it lies in another file than the key says, it returns something else
+            than metrics, or its folder is gone.
     """
-    folder = Path.cwd()
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        raise StageError("The folder that it runs in is gone.", advice="Build again when it is back.") from None
     sys.path.insert(0, str(folder))
     reference = str(config["run"])
     module, _, name = reference.partition(":")
@@ -50,7 +53,11 @@ def _check_files(expected: Mapping[str, Path]) -> None:
     """
     for module, path in expected.items():
         imported = getattr(sys.modules.get(module), "__file__", None)
-        if imported is None or not path.samefile(imported):
+        try:
+            is_same = imported is not None and path.samefile(imported)
+        except FileNotFoundError:  # removed since
+            is_same = False
+        if not is_same:
             raise StageError(
                 f"{module} was imported from {imported}, and not from {path}, which the key has.",
                 advice="Remove one of the two, or give the module another name.",

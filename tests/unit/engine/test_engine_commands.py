@@ -15,6 +15,9 @@ from projects import Project
 from winml_dag.engine.command import fill
 from winml_dag.engine.events import Status
 from winml_dag.engine.fileaccess import FileAccess
+from winml_dag.engine.function import call
+from winml_dag.engine.stage import Workspace
+from winml_dag.errors import StageError
 from winml_dag.store.local import LocalStore
 from winml_dag.store.upkeep import verify
 
@@ -313,6 +316,15 @@ def test_a_large_output_is_stored_while_a_stage_that_began_later_runs(project: P
     project.command("large", "sh", "-c", "head -c 5000000 /dev/zero > {outputs.o}", outputs={"o": "large.bin"})
     project.function("later", "wait:make", outputs={"o": "o.txt"})
     assert project.build(jobs=1).ran == ["large", "later"]
+
+
+def test_a_function_whose_folder_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(StageError, match="The folder that it runs in is gone"):
+        call({"run": "steps:make"}, Workspace({}, {}))
 
 
 def test_a_function_gets_its_paths_and_its_config_and_gives_metrics(project: Project) -> None:
