@@ -140,6 +140,9 @@ SCHEDULES = st.lists(
 )
 
 
+_LOSE = {"manifest": {"start_anew", "lose_bookkeeping"}, "blob": {"truncate_blob"}}
+
+
 @dataclass
 class Siege:
     """A project under attack, and all that was done to it so far. *settles_soon*: see ``attack_commands``."""
@@ -147,6 +150,7 @@ class Siege:
     site: Site
     settles_soon: bool = True
     is_blocked: bool = field(default=False, init=False)
+    _vouchers_lost: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self.site.make()
@@ -155,7 +159,7 @@ class Siege:
         for step in schedule:
             match step:
                 case Do():
-                    self.is_blocked |= step.may_block
+                    self._expect(step)
                     step(self.site)
                 case Build(is_disturbed=True):
                     self.disturb(step)
@@ -188,8 +192,17 @@ class Siege:
         """With inputs that have been built before, and nothing in the way."""
         self.site.make()
         self.is_blocked = False
+        self._vouchers_lost = set()
         for recipe in (RECIPE, TWIN):
             self.build(recipe, "project")
+
+    def _expect(self, move: Do) -> None:
+        """Note whether the next build may refuse, now that *move* is made.
+
+        An output is known as a build's by its manifest or by its blob; when both are gone, it may be anybody's.
+        """
+        self._vouchers_lost |= {voucher for voucher, moves in _LOSE.items() if move.what in moves}
+        self.is_blocked |= move.may_block or len(self._vouchers_lost) == len(_LOSE)
 
     def _compare(self, recipe: str, folder: Path, said: str) -> None:
         try:
@@ -204,7 +217,7 @@ class Siege:
     def disturb(self, build: Build) -> None:
         happens: dict[tuple[str, int], list[Callable[[], None]]] = {}
         for at in build.during:
-            self.is_blocked |= at.do.may_block
+            self._expect(at.do)
             happens.setdefault((at.point, at.time), []).append(partial(at.do, self.site))
         self._folder(build.by)
         with self._untouched():
