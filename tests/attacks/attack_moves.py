@@ -11,7 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from attacked_project import RECIPE, TEXTS, TWIN, VERSIONS, Site, module, recipe_text, relink, tool, twin
+from attacked_project import (
+    RECIPE,
+    TEXTS,
+    TWIN,
+    VERSIONS,
+    Site,
+    module,
+    read,
+    recipe_text,
+    relink,
+    tool,
+    twin,
+    write,
+)
 
 from winml_dag.store.digest import digest_file
 
@@ -42,19 +55,19 @@ _YEAR_2001_NS = 10**18
 
 def edit(site: Site, number: int) -> None:
     path, text = _file_and_text(site, number)
-    path.write_text(text)
+    write(path, text)
 
 
 def edit_keeping_times(site: Site, number: int) -> None:
     path, text = _file_and_text(site, number)
     before = path.stat()
-    path.write_text(text)
+    write(path, text)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def edit_in_the_past(site: Site, number: int) -> None:
     path, text = _file_and_text(site, number)
-    path.write_text(text)
+    write(path, text)
     os.utime(path, ns=(_YEAR_2001_NS, _YEAR_2001_NS))
 
 
@@ -63,13 +76,13 @@ def change(site: Site, number: int) -> None:
     path, text = _file_and_text(site, number)
     if not (saved := _saved(site, path)).exists():
         shutil.copy2(path, saved)
-    path.write_text(text)
+    write(path, text)
 
 
 def change_back(site: Site, number: int) -> None:
     path, _ = _file_and_text(site, number)
     saved = _saved(site, path)
-    path.write_bytes(saved.read_bytes())
+    write(path, saved.read_text())
     shutil.copystat(saved, path)
     saved.unlink()
 
@@ -77,7 +90,7 @@ def change_back(site: Site, number: int) -> None:
 def rename_over(site: Site, number: int) -> None:
     path, text = _file_and_text(site, number)
     moving = site.root / "moving"
-    moving.write_text(text)
+    write(moving, text)
     moving.replace(path)
 
 
@@ -141,7 +154,7 @@ def replace_folder(site: Site, number: int) -> None:
     moving = site.root / "moving"
     shutil.copytree(folder, moving, symlinks=True)
     file = next(path for path in sorted(moving.rglob("*.txt")) if not path.is_symlink())
-    file.write_text(_one(TEXTS, number // 3))
+    write(file, _one(TEXTS, number // 3))
     _swap(site, folder, moving)
     shutil.rmtree(moving)
 
@@ -232,7 +245,7 @@ def lose_bookkeeping(site: Site, number: int) -> None:
 def edit_output(site: Site, number: int) -> None:
     path = _of_project(site, _one(_OUTPUTS, number))
     path.chmod(0o644)
-    path.write_text(_one(TEXTS, number // 5))
+    write(path, _one(TEXTS, number // 5))
 
 
 def output_becomes_link(site: Site, number: int) -> None:
@@ -259,7 +272,7 @@ def case_twin(site: Site, number: int) -> None:
 
 def foreign_file(site: Site, number: int) -> None:
     name = _one(("foreign.txt", "A.txt", "z.partial", "sub/c.txt"), number)
-    _of_project(site, f"build/parts/{name}").write_text("foreign\n")
+    write(_of_project(site, f"build/parts/{name}"), "foreign\n")
 
 
 def foreign_link(site: Site, number: int) -> None:  # noqa: ARG001
@@ -271,28 +284,28 @@ def journal(site: Site, number: int) -> None:
     folder = _of_project(site, _one((".winml-dag/recipe.yaml", ".", "build"), number))
     hidden = folder / ".winml-dag-new"
     (hidden / "new/assets").mkdir(parents=True)
-    (hidden / "new/assets/.bashrc").write_text("hostile\n")
+    write(hidden / "new/assets/.bashrc", "hostile\n")
     relink(folder / "assets", str(site.outside / "assets"))
     up = os.path.relpath(site.outside, folder.resolve())
     names = ["assets/.bashrc", f"{up}/precious.txt", str(site.outside / "precious.txt")]
-    (hidden / "journal.json").write_text(json.dumps({"put": names[:1], "remove": names, "token": "new"}))
+    write(hidden / "journal.json", json.dumps({"put": names[:1], "remove": names, "token": "new"}))
 
 
 def manifest(site: Site, number: int) -> None:
     """One that says that files outside are its own."""
     path = _of_project(site, f".winml-dag/{_one((RECIPE, TWIN), number)}/build_manifest.json")
-    told = json.loads(path.read_text())
+    told = json.loads(read(path))
     up = os.path.relpath(site.outside, site.project)
     names = {f"{up}/precious.txt": "precious.txt", str(site.outside / "precious.txt"): "precious.txt"}
     names["out/.bashrc"] = "assets/.bashrc"
     files = [_entry(name, site.outside / file) for name, file in names.items()]
     relink(site.project / "out", str(site.outside / "assets"))
-    path.write_text(json.dumps(_with(told, str(site.outside) if number % 4 < 2 else "../../..", files)))
+    write(path, json.dumps(_with(told, str(site.outside) if number % 4 < 2 else "../../..", files)))
 
 
 def nested_json(site: Site, number: int) -> None:
     name = _one((f".winml-dag/{RECIPE}/build_manifest.json", TWIN, RECIPE), number)
-    _of_project(site, name).write_text("[" * 100_000)
+    write(_of_project(site, name), "[" * 100_000)
 
 
 def fifo(site: Site, number: int) -> None:
@@ -391,7 +404,7 @@ def _toggle(path: Path, text: str, mode: int = 0o644) -> None:
         path.unlink()
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    write(path, text)
     path.chmod(mode)
 
 

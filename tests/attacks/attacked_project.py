@@ -53,7 +53,7 @@ class Site:
     def write(self, name: str, text: str, *, executable: bool = False) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write(path, text)
         if executable:
             path.chmod(0o755)
 
@@ -183,7 +183,7 @@ def expected(site: Site, folder: Path, name: str) -> dict[str, bytes]:
     Raises:
         OSError: when something that it needs is not there.
     """
-    stages: dict[str, Any] = yaml.safe_load(_bytes(folder / name))["stages"]
+    stages: dict[str, Any] = yaml.safe_load(read(folder / name))["stages"]
     found: dict[str, dict[str, bytes]] = {}
     put: dict[str, bytes] = {}
     for stage, entry in stages.items():
@@ -194,16 +194,22 @@ def expected(site: Site, folder: Path, name: str) -> dict[str, bytes]:
     return put
 
 
-def _bytes(path: Path) -> bytes:
+def read(path: Path) -> bytes:
     if not path.is_file():  # opening a named pipe would wait
         raise FileNotFoundError(str(path))
     return path.read_bytes()
 
 
+def write(path: Path, text: str) -> None:
+    """Raises OSError for a named pipe, where an ordinary write would wait for a reader."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666), "w") as file:
+        file.write(text)
+
+
 def _read(folder: Path, text: str) -> dict[str, bytes]:
     """The files of an input by their path below it, which is empty for a single file."""
     if not text.endswith("/"):
-        return {"": _bytes(folder / text)}
+        return {"": read(folder / text)}
     return {
         str(Path(at, name))[len(str(folder / text)) :]: Path(at, name).read_bytes()
         for at, _, names in os.walk(folder / text, followlinks=True)
@@ -232,7 +238,7 @@ def _versioned(program: Path, text: bytes) -> bytes:
 
 
 def _version(file: Path) -> str:
-    found = re.search(r"V\d+", _bytes(file).decode())
+    found = re.search(r"V\d+", read(file).decode())
     assert found is not None
     return found[0]
 

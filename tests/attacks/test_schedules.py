@@ -31,7 +31,16 @@ def siege(tmp_path: Path) -> Siege:
 
 
 def test_a_schedule_without_faults_passes(siege: Siege) -> None:
-    siege.play([Build(twice=True), Do("edit", 7), Build(during=there_and_back(2, 8)), Ask("clean"), Do("fifo", 1)])
+    siege.play(
+        [
+            Build(twice=True),
+            Do("edit", 7),
+            Build(during=there_and_back(2, 8)),
+            Ask("clean"),
+            Do("fifo", 1),
+            Do("edit_recipe"),
+        ]
+    )
 
 
 def test_a_result_of_other_inputs_under_a_key_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
