@@ -234,11 +234,11 @@ def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
     what went between here and remotes.
     """
     from winml_dag.cli.remotes import traffic_json
-    from winml_dag.pipeline.sweep.plainform import plain
+    from winml_dag.pipeline.sweep.codec import encode
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
     asked = [cell.name for cell in done.cells]
-    echo(json.dumps({**plain(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
+    echo(json.dumps({**encode(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
 
 
 def _is_settled(done: SweepDone) -> bool:
