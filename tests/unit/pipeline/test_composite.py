@@ -21,10 +21,10 @@ from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.documents import BuildManifest
 from winml_dag.pipeline.finished.modelfile import component_file, model_file
+from winml_dag.pipeline.layout import published_files
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
-from winml_dag.pipeline.visible import visible_files
 from winml_dag.stages import kinds
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.store.artifact import Artifact
@@ -163,7 +163,7 @@ def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: Lo
         notices=(),
         components={name: {"task": "t", "precision": "fp32"} for name in made},
     )
-    visible = visible_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
+    visible = published_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
     folder = tmp_path / "out"
     folder.mkdir()
     store.fetch(Artifact.of(visible.results), folder)

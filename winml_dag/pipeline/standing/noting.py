@@ -16,16 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.placed import placed_files
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.pipeline.publish import build_settings
 from winml_dag.pipeline.standing.check import ABSENT, Standing, content_of, places_of, program_content
 from winml_dag.pipeline.standing.evidence import PER_PATH, FirstLooks, changed_after, changed_ns, differing, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of
-from winml_dag.pipeline.standing.recall import Made, StandingPlan, plan_text, text_of
+from winml_dag.pipeline.standing.recall import Made, StandingPlan, placed_text, plan_text, text_of
 from winml_dag.readlog import Signature
 from winml_dag.store import changetime
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_file
 from winml_dag.store.files import write_whole
 
 if TYPE_CHECKING:
+    from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.store.local import LocalStore
 
 # Kinds of sources that say nothing about what is to be built: another content changes keys, and no plan.
@@ -171,6 +178,38 @@ def note_again(planned: BuildGraph, store: LocalStore, finished: Finished) -> No
         text = plan_text(planned, {path: place for place, path in enumerate(paths)}, finished.made)
         keys = [one.cache_key for one in finished.made.values()]
     _keep(Note.of(header, paths, seen, hashed.values(), text), store, keys)
+
+
+def note_finished(
+    planned: BuildGraph,
+    own: UserFolder | None,
+    results: Mapping[str, StageResult],
+    files: Iterable[FileEntry],
+    store: LocalStore,
+    checked_ns: int,
+) -> None:
+    """Remember a finished build, of which *files* lie in its output folder, so that the next one sees at a glance that
+    there is nothing to do. Nothing that it has put was found right before *checked_ns*.
+    """
+    if planned.standing is None:
+        return
+    folder = planned.summary.output_dir.absolute()
+    outputs = {str(folder / entry.name): entry.digest for entry in files}
+    if planned.summary.output_file is None:
+        outputs |= {str(folder / name): digest_file(folder / name) for name in (MANIFEST, *build_settings(planned))}
+    made: dict[str, Made] = {}
+    seconds: dict[str, float] = {}
+    for name, result in results.items():
+        record = result.record
+        assert record is not None
+        made[name] = Made(record.cache_key, record.outputs)
+        seconds[record.cache_key] = record.elapsed_seconds
+        if result.node.folder is not None:
+            put = placed_files(result.node, record.outputs)
+            outputs.update((placed_text(result.node.folder, entry.name), entry.digest) for entry in put)
+    seen = {} if own is None else own.in_place.seen_right(outputs)
+    finished = Finished(made, outputs, seen, checked_ns, planned.summary.up_to_date, sum(seconds.values()))
+    note_again(planned, store, finished)
 
 
 def _records(finished: Finished) -> int:

@@ -63,6 +63,13 @@ def recall(standing: Standing, store: LocalStore, *, part: bool = False) -> Buil
     return replace(plan.whole(), standing=standing)
 
 
+def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
+    """The graph that *planned* is a part of; itself when it is no part."""
+    if not planned.others or planned.standing is None:
+        return planned
+    return recall(planned.standing, store)
+
+
 def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[str, Made]) -> bytes:
     """*planned* for a note. *place_of*: the place of each path in the note; *made*: by node id, as far as known."""
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())

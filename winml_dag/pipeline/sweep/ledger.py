@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.eta import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.commit import folder_key
-from winml_dag.pipeline.outputs import refuse_file
+from winml_dag.pipeline.publish import refuse_file
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, Measured, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep, write_sweep

@@ -16,12 +16,13 @@ from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_files
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.knownfiles import KnownFiles
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.outputs import Materialised
+from winml_dag.pipeline.manifest import read_manifest
+from winml_dag.pipeline.publish import KnownFiles, Materialised
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
 from winml_dag.store.store import RunStore
 
 
@@ -142,3 +143,19 @@ def _files(result: StageResult) -> Iterator[FileEntry]:
     """Those of *result*, which has a record, that lie in the recipe's folder."""
     assert result.record is not None
     return placed_files(result.node, result.record.outputs)
+
+
+def user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:
+    """The recipe's folder, if stages of its own put files there."""
+    folder = planned.folder
+    if folder is None:
+        return None
+    return UserFolder(folder, planned, _placed(planned, folder), store, store.fingerprints)
+
+
+def _placed(planned: BuildGraph, folder: Path) -> Mapping[str, Sequence[FileEntry]]:
+    """What the last build has put into the recipe's *folder*, by stage."""
+    if planned.others:
+        return planned.placed
+    previous = read_manifest(planned.summary.output_dir)
+    return {} if previous is None else previous.placed_in(folder, planned.summary.output_dir)

@@ -17,7 +17,7 @@ from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.documents import BuildManifest, Origin
 from winml_dag.pipeline.finished.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.hub import cached_snapshot
-from winml_dag.pipeline.jsonfile import put_text
+from winml_dag.pipeline.jsonfile import has_mark, put_text
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
 from winml_dag.pipeline.manifest import Manifest
 from winml_dag.report.folders import KEPT, find
@@ -100,17 +100,9 @@ def write_documents(output: Path, format_: str, documents: Sequence[Document], *
             )
         files = {output / f"{document.build}{_ENDINGS[format_]}": document.text for document in documents}
     for path in files:
-        if path.is_file() and not (overwrite or _is_such(path, _MARKS[format_])):
+        if path.is_file() and not (overwrite or has_mark(path, _MARKS[format_])):
             raise UsageError(f"{path} is in the way, and no document of that kind.", advice="Give --overwrite.")
     return [put_text(path, text) for path, text in files.items()]
-
-
-def _is_such(path: Path, mark: str) -> bool:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and mark in found
 
 
 _PACKAGE = Path(__file__).parent.parent.parent
