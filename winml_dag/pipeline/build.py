@@ -21,10 +21,10 @@ from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
 from winml_dag.pipeline.layout import STAGE_FILE, published_files
+from winml_dag.pipeline.plan_cache import note_finished
+from winml_dag.pipeline.plan_text import whole
 from winml_dag.pipeline.publish import materialise, prepare_folder, refuse_file, refuse_foreign
 from winml_dag.pipeline.search import completed
-from winml_dag.pipeline.standing.noting import note_finished
-from winml_dag.pipeline.standing.recall import whole
 from winml_dag.pipeline.userstages.folder import UserFolder, user_folder
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
@@ -203,12 +203,12 @@ def _run(
         return foreseen
     # Imported here: most builds have nothing to run.
     from winml_dag.engine.schedule import RunOptions
-    from winml_dag.pipeline.standing.check import touch
+    from winml_dag.pipeline.uptodate import touch
 
     prepare_folder(planned.summary.output_dir)
     scratch = living.enter_context(store.scratch.open())
     if planned.standing is not None:
-        touch(str(store.folder), planned.standing.note)
+        touch(str(store.folder), planned.standing.entry)
     return run_graph(
         planned.graph,
         known,
