@@ -12,13 +12,13 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.pipeline.commit import change_folder, finish_change, folder_key, is_changing
+from winml_dag.pipeline.commit import Materialised, change_folder, finish_change, folder_key, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
@@ -28,71 +28,17 @@ from winml_dag.pipeline.layout import (
     wanted_reports,
 )
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
+from winml_dag.pipeline.userstages.folder import KnownFiles, UserFolder
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
-from winml_dag.store.store import RunStore, Store
+from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.pipeline.userstages.folder import UserFolder
-
-
-@dataclass(frozen=True)
-class Materialised:
-    """What had to be done: names written for the first time, put back after somebody changed or deleted them, taken
-    away; and among those written or put back, the names of copies where links were asked for and could not be made.
-    """
-
-    written: tuple[str, ...] = ()
-    restored: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    not_linked: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.written or self.restored or self.removed)
-
-    def and_then(self, other: Materialised) -> Materialised:
-        """What both did."""
-        return Materialised(
-            self.written + other.written,
-            self.restored + other.restored,
-            self.removed + other.removed,
-            self.not_linked + other.not_linked,
-        )
-
-
-class KnownFiles:
-    """What *store* has, looked up by what *fingerprints* say of a file."""
-
-    def __init__(self, store: RunStore, fingerprints: Fingerprints) -> None:
-        self._store = store
-        self._fingerprints = fingerprints
-
-    def has(self, path: Path, expected: FileEntry | None = None) -> bool:
-        """Whether the file *path* is a result, or *expected*, byte for byte; false for one that cannot be read."""
-        try:
-            if expected is not None and self._fingerprints.digest(path, expected.digest) == expected.digest:
-                return True
-            found = self._fingerprints.entry(path, path.name)
-        except InputError:
-            return False
-        # Only what is on this machine: a remote has the work of others, and this file may be theirs or its owner's.
-        return not (self._store.far([found]) or self._store.missing([found]))
-
-    def may_replace(self, path: Path, *, owned: bool = False, expected: FileEntry | None = None) -> bool:
-        """Whether nothing is lost when *path* is overwritten: it is not there, or a file that is *owned* or :meth:`has`
-        knows.
-        """
-        try:
-            mode = path.lstat().st_mode
-        except OSError:
-            return True
-        return stat.S_ISREG(mode) and (owned or self.has(path, expected))
 
 
 class _Folder:

@@ -183,8 +183,8 @@ class Ledger:
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
     """What is told of a run before it has begun."""
+    from winml_dag import TOOL_ID
     from winml_dag.pipeline.finished.host import this_host
-    from winml_dag.pipeline.madeby import MADE_BY
 
     return SweepResult(
         name=sweep.name,
@@ -195,7 +195,7 @@ def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
         cells=(),
         jobs=jobs,
         host=this_host().identity(device="cpu"),
-        made_by=MADE_BY,
+        made_by=TOOL_ID,
     )
 
 
