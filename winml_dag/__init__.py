@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+# What this program calls itself in records, manifests and signatures.
+TOOL_ID = f"winml_dag {__version__}"
 __all__ = [
     "CommandResult",
     "EvalResult",

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 import xxhash
 
-from winml_dag.pipeline.outputs import OutputFolder
+from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import Blobs
 from winml_dag.store.digest import digest_file

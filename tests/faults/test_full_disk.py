@@ -11,7 +11,7 @@ from fault_engine import Step, engine, run_steps, told
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.outputs import OutputFolder, prepare_folder
+from winml_dag.pipeline.publish import OutputFolder, prepare_folder
 from winml_dag.store.local import LocalStore
 from winml_dag.store.upkeep import verify
 

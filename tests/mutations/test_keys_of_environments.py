@@ -19,11 +19,11 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import UsageError
+from winml_dag.pipeline import environment as surroundings
 from winml_dag.pipeline import epplace
 from winml_dag.pipeline.finished.host import this_host
 from winml_dag.pipeline.finished.measurement import measuring_node
 from winml_dag.pipeline.planning import plan_request
-from winml_dag.pipeline.standing import surroundings
 from winml_dag.stages.evaluate import EVALUATE
 from winml_dag.store.fingerprints import Fingerprints
 

@@ -24,9 +24,8 @@ from winml_dag.cli.options import (
 )
 from winml_dag.cli.parameters import MEMORY
 from winml_dag.cli.plaintext import echo
-from winml_dag.engine.events import Status
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.standing.check import Standing, check, note_use
+from winml_dag.pipeline.uptodate import Standing, check, note_use
 
 if TYPE_CHECKING:
     from winml_dag.engine.fileaccess import FileAccess
@@ -152,6 +151,8 @@ def command(
         print_json([result], result.elapsed_seconds)
     if sandbox:
         _say_what_is_not_watched()
+    from winml_dag.engine.events import Status
+
     if check_inputs and not any(view.status in (Status.RAN, Status.FAILED) for view in result.stages):
         echo("note: no stage ran, so no inputs were checked. Use --rebuild to check all.", err=True)
     return StageError.exit_code if result.failed else 0
@@ -187,7 +188,7 @@ def say_up_to_date(standing: Standing | None, cache_dir: Path, started: float) -
     if standing is None or not standing.is_up_to_date:
         return False
     note_use(str(cache_dir.absolute()), standing)
-    echo(f"{standing.note.header.summary}, checked in {time.monotonic() - started:.2f} s.")
+    echo(f"{standing.entry.header.summary}, checked in {time.monotonic() - started:.2f} s.")
     return True
 
 

@@ -68,7 +68,7 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
     from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.finished.subject import refuse_component, request_for
     from winml_dag.pipeline.outputdir import output_dir_of
-    from winml_dag.pipeline.standing.check import note_use
+    from winml_dag.pipeline.uptodate import note_use
 
     request = replace(request_for(recipe), remote=how.remote)
     standing = look(request, how.cache_dir)

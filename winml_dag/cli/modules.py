@@ -11,7 +11,7 @@ from winml_dag.cli.plaintext import echo
 from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
 from winml_dag.pipeline.modules import ModuleBuild, module_builds, refuse_unplaced, write_summary
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.standing.check import check, note_use
+from winml_dag.pipeline.uptodate import check, note_use
 from winml_dag.recipe.reading import ModuleItem
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _up_to_date(builds: Sequence[ModuleBuild], cache_dir: Path) -> Iterator[tupl
         standing = None if words is None else check(folder, words)
         if standing is not None and standing.is_up_to_date:
             note_use(folder, standing)
-            yield build.label, standing.note.header.summary
+            yield build.label, standing.entry.header.summary
 
 
 def _built(builds: Sequence[ModuleBuild], store: LocalStore, how: BuildOptions, output: Output) -> tuple[Outcome, ...]:

@@ -15,9 +15,9 @@ from winml_dag.engine.events import Status
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.builds import Outcome, Planned
+from winml_dag.pipeline.environment import environment_fingerprint
 from winml_dag.pipeline.planning import plan_or_refusal
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.standing.surroundings import surroundings
 
 if TYPE_CHECKING:
     from winml_dag.store.local import LocalStore
@@ -29,7 +29,7 @@ def planned_each(
 ) -> tuple[Planned, ...]:
     """Plan each request, by its label; one that cannot be planned has an error in place of a graph."""
     # Read once for all: it is the same for each, and takes a third of the time of planning one.
-    around = surroundings(time.time_ns())
+    around = environment_fingerprint(time.time_ns())
     return tuple(
         Planned(label, plan_or_refusal(request, store, around, download=download, needs_folder=needs_folder))
         for label, request in asked

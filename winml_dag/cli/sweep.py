@@ -17,9 +17,9 @@ from winml_dag.cli.cluster import CLUSTER_OPTIONS
 from winml_dag.cli.options import given_words
 from winml_dag.cli.plaintext import echo, few
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
+from winml_dag.pipeline.sweep.stamp import SweepStamp, keep_sweep_stamp, load_sweep_stamp, words_of
 from winml_dag.readlog import reads_logged
 from winml_dag.store.quantities import counted
 
@@ -45,7 +45,7 @@ def say_sweep_up_to_date(
 ) -> bool:
     """Whether there is nothing to do for the sweep that *recipes* are; then that is said."""
     words = None if selection.retry_failed else _words(recipes, request, selection)
-    found = None if words is None else glance(cache_dir, words)
+    found = None if words is None else load_sweep_stamp(cache_dir, words)
     if found is None:
         return False
     for line in found.lines:
@@ -71,12 +71,12 @@ def build_sweep(
     """
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
-    from winml_dag.pipeline.standing.evidence import FirstLooks
-    from winml_dag.pipeline.standing.surroundings import surroundings
+    from winml_dag.pipeline.environment import environment_fingerprint
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
+    from winml_dag.pipeline.uptodate import FirstLooks
 
     started, began_ns = time.monotonic(), time.time_ns()
-    around = surroundings(began_ns)
+    environment = environment_fingerprint(began_ns)
     command = shlex.join(("winml-dag", "build", *given_words(click.get_current_context(), _NOT_OF_A_CELL)))
     looks = FirstLooks()
     with reads_logged(looks):
@@ -102,15 +102,15 @@ def build_sweep(
     words = _words(recipes, request, selection)
     if code == 0 and words is not None and not selection.retry_failed and _is_settled(done):
         lines = (*_left_out(asked.left_out), *(line for goal in done.result.goals for line in _goal(goal)))
-        found = Glance(len(cells), len(asked.left_out), str(folder), tuple(line.text for line in lines))
-        keep_glance(
+        found = SweepStamp(len(cells), len(asked.left_out), str(folder), tuple(line.text for line in lines))
+        keep_sweep_stamp(
             cache_dir,
             words,
             found,
             files=asked.sweep.files,
             builds=done.words,
             began_ns=began_ns,
-            around=around,
+            environment=environment,
             looks=looks,
         )
     return code
@@ -234,11 +234,11 @@ def print_sweep(done: SweepDone, traffic: Traffic | None = None) -> None:
     what went between here and remotes.
     """
     from winml_dag.cli.remotes import traffic_json
-    from winml_dag.pipeline.sweep.plainform import plain
+    from winml_dag.pipeline.sweep.codec import encode
 
     failed = [cell.name for cell in done.cells if not cell.is_there]
     asked = [cell.name for cell in done.cells]
-    echo(json.dumps({**plain(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
+    echo(json.dumps({**encode(done.result), "asked": asked, "failed": failed, **traffic_json(traffic)}))
 
 
 def _is_settled(done: SweepDone) -> bool:

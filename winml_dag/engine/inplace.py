@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from winml_dag.engine.placed import KEPT, placed_files
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.names import parents
 from winml_dag.readlog import Signature
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below, LinkOnTheWay
@@ -171,7 +172,7 @@ class InPlace:
         if status is not None and stat.S_ISLNK(status.st_mode):
             raise self._in_the_way(below, name, name)
         kept = {file.name for file in files}
-        kept.update(f"{name}/{parent}" for file in files for parent in _parents(file.name.removeprefix(f"{name}/")))
+        kept.update(f"{name}/{parent}" for file in files for parent in parents(file.name.removeprefix(f"{name}/")))
         self._clear(below, name, name, {one.casefold(): one for one in kept})
         self._exact[path] = files
 
@@ -246,9 +247,3 @@ def _sweep(below: Below) -> None:
         for entry in entries:
             if entry.name.endswith(PARTIAL) and entry.stat(follow_symlinks=False).st_mtime < abandoned:
                 below.remove(f"{KEPT}/{entry.name}")
-
-
-def _parents(name: str) -> Iterator[str]:
-    """The folders that *name* lies in."""
-    while name := name.rpartition("/")[0]:
-        yield name

@@ -44,7 +44,7 @@ def _seconds_of_others(planned: BuildGraph | None, records: Iterable[Record]) ->
     """How long the stages took that this part of a build leaves out: all of them took so long when that was noted."""
     if planned is None or not planned.others or planned.standing is None:
         return 0.0
-    return max(0.0, planned.standing.note.header.seconds - _seconds(records))
+    return max(0.0, planned.standing.entry.header.seconds - _seconds(records))
 
 
 def _size(record: Record) -> int:

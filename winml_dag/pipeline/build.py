@@ -19,19 +19,19 @@ from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, result_of
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, whole
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
-from winml_dag.pipeline.layout import STAGE_FILE
-from winml_dag.pipeline.outputs import prepare_folder, refuse_file
+from winml_dag.pipeline.layout import STAGE_FILE, published_files
+from winml_dag.pipeline.plan_cache import note_finished
+from winml_dag.pipeline.plan_text import whole
+from winml_dag.pipeline.publish import materialise, prepare_folder, refuse_file, refuse_foreign
 from winml_dag.pipeline.search import completed
-from winml_dag.pipeline.visible import visible_files
+from winml_dag.pipeline.userstages.folder import UserFolder, user_folder
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.pipeline.cluster.cluster import Cluster
-    from winml_dag.pipeline.userstages.folder import UserFolder
 
 
 # What a stage put out whose result a build refused: laid where its reader finds it, as the output folder stays what it
@@ -177,7 +177,7 @@ def put_in_place(
     elapsed = time.monotonic() - started
     told = replace(planned, summary=completed(planned.summary, results))
     done = materialise(told, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
-    note_finished(planned, own, by_id, visible_files(planned, by_id, store).files, store, checked_ns)
+    note_finished(planned, own, by_id, published_files(planned, by_id, store).files, store, checked_ns)
     return replace(finished, build=told.summary, materialised=done, elapsed_seconds=time.monotonic() - started)
 
 
@@ -203,12 +203,12 @@ def _run(
         return foreseen
     # Imported here: most builds have nothing to run.
     from winml_dag.engine.schedule import RunOptions
-    from winml_dag.pipeline.standing.check import touch
+    from winml_dag.pipeline.uptodate import touch
 
     prepare_folder(planned.summary.output_dir)
     scratch = living.enter_context(store.scratch.open())
     if planned.standing is not None:
-        touch(str(store.folder), planned.standing.note)
+        touch(str(store.folder), planned.standing.entry)
     return run_graph(
         planned.graph,
         known,

@@ -18,7 +18,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
-    from winml_dag.pipeline.standing.check import Standing
+    from winml_dag.pipeline.uptodate import Standing
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.outputs import Materialised
+from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.rounds import folded
 from winml_dag.store.remote.traffic import Traffic
 

@@ -24,9 +24,9 @@ from winml_dag.pipeline.accounts import settle_accounts
 from winml_dag.pipeline.build import BuildOptions, build, put_in_place, refuse_at_once
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
-from winml_dag.pipeline.outputs import prepare_folder
+from winml_dag.pipeline.layout import needed_files
+from winml_dag.pipeline.publish import prepare_folder
 from winml_dag.pipeline.rounds import round_of
-from winml_dag.pipeline.visible import needed_files
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
 

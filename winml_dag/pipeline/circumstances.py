@@ -19,13 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.stage import Source
 from winml_dag.engine.toolchain import distributions_in, normalised
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.cirun import ci_run
-from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.manifest import folder_in
 from winml_dag.smallfiles import read_bytes
 
@@ -146,7 +146,7 @@ def circumstances(planned: BuildGraph, results: Mapping[str, StageResult]) -> Js
     }
     run = ci_run()
     return {
-        "made_by": MADE_BY,
+        "made_by": TOOL_ID,
         "python": platform.python_version(),
         **({} if run is None else {"ci": asdict(run)}),
         "asked": planned.summary.asked,

@@ -15,10 +15,10 @@ from pathlib import Path
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.placed import KEPT
 from winml_dag.errors import UsageError
+from winml_dag.names import parents
 from winml_dag.pipeline.commit import finish_change, folder_key
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
-from winml_dag.pipeline.userstages.paths import parents
 from winml_dag.smallfiles import read_json
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
@@ -117,7 +117,7 @@ def _has_bytes(path: Path, entry: FileEntry, fingerprints: Fingerprints) -> bool
 
 def _is_settings_of(path: Path, manifest: Manifest) -> bool:
     try:
-        return config_hash(read_json(path)) == manifest.value.get("config_hash")
+        return config_hash(read_json(path)) == manifest.told.config_hash
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -43,6 +43,31 @@ class Change:
     remove: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Materialised:
+    """What had to be done: names written for the first time, put back after somebody changed or deleted them, taken
+    away; and among those written or put back, the names of copies where links were asked for and could not be made.
+    """
+
+    written: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    not_linked: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.written or self.restored or self.removed)
+
+    def and_then(self, other: Materialised) -> Materialised:
+        """What both did."""
+        return Materialised(
+            self.written + other.written,
+            self.restored + other.restored,
+            self.removed + other.removed,
+            self.not_linked + other.not_linked,
+        )
+
+
 def folder_key(folder: Path) -> str:
     """What all who write to one output folder hold against each other while they do."""
     return hashlib.sha256(f"output folder\n{folder.resolve()}".encode()).hexdigest()

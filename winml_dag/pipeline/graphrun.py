@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag import TOOL_ID
 from winml_dag.engine.events import Observer, StageResult
 from winml_dag.engine.fileaccess import FileAccess
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import remembered_name
-from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore
 
@@ -70,7 +70,7 @@ def run_graph(
         store.fingerprints,
         scratch=scratch,
         failures=store.failures,
-        made_by=MADE_BY,
+        made_by=TOOL_ID,
         rebuild=options.rebuild,
         timeout_seconds=timeout_seconds,
         in_place=in_place,

@@ -6,12 +6,12 @@ JSON that is there is only replaced when it is a file of the same kind, or when 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.smallfiles import read_json
+from winml_dag.store.files import write_whole
 
 
 def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Path:
@@ -21,7 +21,7 @@ def put_json(path: Path, value: JsonObject, mark: str, *, overwrite: bool) -> Pa
         UsageError: when another file is in the way, and *overwrite* does not allow it.
         StoreError: when the file cannot be written; what was there is as it was.
     """
-    if path.is_file() and not (overwrite or _has(path, mark)):
+    if path.is_file() and not (overwrite or has_mark(path, mark)):
         raise UsageError(
             f"{path} is in the way, and no file of that kind.", advice="Give --overwrite, or another file."
         )
@@ -37,22 +37,18 @@ def put_text(path: Path, text: str) -> Path:
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", advice="Choose a file.")
-    beside = path.with_name(f".{path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate stands for a byte in a name that is no text; as an escape JSON reads it back.
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-        beside.replace(path)
+        write_whole(path, text.encode(errors="backslashreplace"))
     except OSError as error:
-        with suppress(OSError):  # where a file is in place of a folder, this fails as well
-            beside.unlink()
         raise StoreError(
             f"{path} cannot be written: {error.strerror or error}.", advice="Choose another place."
         ) from error
     return path
 
 
-def _has(path: Path, mark: str) -> bool:
+def has_mark(path: Path, mark: str) -> bool:
+    """Whether the file *path* is a JSON object that has *mark*."""
     try:
         found = read_json(path)
     except (OSError, ValueError):

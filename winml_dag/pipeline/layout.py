@@ -1,20 +1,31 @@
-"""The names of files in an output folder: which artifact lies there under which name.
+"""Which files a build puts into its output folder, and under which names.
 
-The names are winml-cli's, so that whatever picks up its results finds ours.
+The names are winml-cli's, so that whatever picks up its results finds ours. The names of a stage's files are fixed, so
+that equal work has equal bytes. In a folder with several components each file gets the name of its component before its
+own. What refers to others by their names is written anew then: a model whose weights, or whose binary, lie beside it.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.errors import StoreError
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
+from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
+    from winml_dag.engine.events import StageResult
     from winml_dag.engine.stage import Node
+    from winml_dag.pipeline.buildgraph import BuildGraph
+    from winml_dag.store.local import LocalStore
 
 MODEL = "model.onnx"
 EXPORTED = "export.onnx"
@@ -137,3 +148,132 @@ def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[st
     whole = (MANIFEST, BUILD_CONFIG)
     of_each = [name for name in RESERVED if name not in whole]
     return (*(prefixed(name, each) for each in components for name in (*of_each, *shown[each])), *whole)
+
+
+@dataclass(frozen=True)
+class Published:
+    """``files``: all that belong into the output folder; ``rewritten``: the content of those that are no results word
+    for word.
+    """
+
+    files: tuple[FileEntry, ...]
+    rewritten: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def results(self) -> tuple[FileEntry, ...]:
+        """Those that the store has."""
+        return tuple(entry for entry in self.files if entry.name not in self.rewritten)
+
+
+def published_files(planned: BuildGraph, results: Mapping[str, StageResult], store: LocalStore) -> Published:
+    """The files that belong into the output folder; one that several stages share (a sidecar) is there once. Of a build
+    for one file, that one and what belongs to it, and reports under names like its own.
+
+    Raises:
+        StoreError: when two stages put out different files of one name.
+        BlobDamaged: when a model that has to be written anew cannot be fetched.
+    """
+    found: dict[str, FileEntry] = {}
+    rewritten: dict[str, bytes] = {}
+    one = planned.summary.output_file
+    for named in _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one):
+        entries, texts = _in_the_folder(named, store)
+        rewritten |= texts
+        for entry in entries:
+            if found.setdefault(entry.name, entry) != entry:
+                raise StoreError(f"Two stages put out different files named {entry.name}.")
+    return Published(tuple(sorted(found.values())), rewritten)
+
+
+def needed_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
+    """What of the store goes into the output folder, word for word or written anew."""
+    one = planned.summary.output_file
+    for named in _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one):
+        yield from named.files
+
+
+def wanted_reports(planned: BuildGraph) -> Iterator[str]:
+    """What lies beside the one file that a build is for, or beside those of its components, under names like theirs."""
+    yield from _reports(planned, wanted=True)
+
+
+def outdated_reports(planned: BuildGraph) -> Iterator[str]:
+    """What an earlier build for this file has put beside it, maybe, and this one does not."""
+    yield from _reports(planned, wanted=False)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Files of one output, and the name of each in the folder."""
+
+    files: tuple[FileEntry, ...]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[_Named]:
+    summary = planned.summary
+    ours = [result for result in results.values() if is_ours(result.node)]
+    for result in ours:
+        assert result.record is not None
+        if any(is_carried_on(result.node, other.node) for other in ours):
+            continue
+        for slot, component in visible_outputs(result.node, summary.settings, summary.components):
+            if not planned.shows(result.node, slot):
+                continue
+            files = result.record.outputs[slot].files
+            yield _Named(files, {entry.name: prefixed(entry.name, component) for entry in files})
+
+
+def _files_of_one(planned: BuildGraph, results: Mapping[str, StageResult], name: str) -> Iterator[_Named]:
+    models = {component: path.name for component, path in planned.summary.models_by_component.items()}
+    for node_id, result in results.items():
+        assert result.record is not None
+        files = tuple(entry for artifact in result.record.outputs.values() for entry in artifact.files)
+        if node_id in planned.finals:
+            # finalize has named the model, and what belongs to it refers to it by name. Ranges are one file.
+            yield _Named(files, {RANGES: name})
+            continue
+        for slot, artifact in result.record.outputs.items():
+            beside = models.get(slot.removesuffix("_hierarchy"), name)
+            chosen = tuple(entry for entry in artifact.files if entry.name in reports(result.node))
+            yield _Named(chosen, {entry.name: beside_output(beside, entry.name) for entry in chosen})
+
+
+def _reports(planned: BuildGraph, *, wanted: bool) -> Iterator[str]:
+    summary = planned.summary
+    assert summary.output_file is not None
+    names = [path.name for path in summary.models_by_component.values()] or [summary.output_file]
+    for node in planned.graph.nodes:
+        if is_ours(node):
+            of_node = reports(node)
+            if node.stage.name == "export" and not wanted:
+                of_node = () if of_node else (HIERARCHY,)
+            elif not wanted:
+                of_node = ()
+            yield from (beside_output(name, report) for name in names for report in of_node)
+
+
+def _in_the_folder(named: _Named, store: LocalStore) -> tuple[list[FileEntry], dict[str, bytes]]:
+    """The entries of *named* under their names there, and the content of a model that refers to others by theirs."""
+    names = {entry.name: named.names.get(entry.name, entry.name) for entry in named.files}
+    entries = [replace(entry, name=names[entry.name]) for entry in named.files]
+    models = [entry for entry in named.files if entry.name.endswith(".onnx")]
+    if len(named.files) < 2 or len(models) != 1 or all(name == known for name, known in names.items()):
+        return entries, {}
+    model = models[0]
+    entry, content = _rewritten(model, names, store)
+    return [entry if known.name == entry.name else known for known in entries], {entry.name: content}
+
+
+def _rewritten(model: FileEntry, names: Mapping[str, str], store: LocalStore) -> tuple[FileEntry, bytes]:
+    """*model* as it is under its new name, in which it calls others by their *names*."""
+    # Imported here: only a composite model needs it.
+    from winml_dag.onnxmodel.renamed import write_renamed
+
+    others = {name: known for name, known in names.items() if name != model.name}
+    with tempfile.TemporaryDirectory(prefix="winml-dag-") as folder:
+        store.fetch(Artifact.of([model]), Path(folder))
+        written = Path(folder) / "renamed.onnx"
+        write_renamed(Path(folder) / model.name, written, others)
+        digest, content = digest_file(written), written.read_bytes()
+    return FileEntry(names[model.name], digest, len(content)), content

@@ -15,7 +15,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
@@ -40,6 +42,9 @@ from winml_dag.pipeline.rounds import folded
 from winml_dag.pipeline.search import Searched, searches
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, read_json
 from winml_dag.store.artifact import Artifact, FileEntry
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.documents import BuildManifest
 
 SCHEMA_VERSION = 1
 
@@ -76,19 +81,32 @@ _PROMOTED = (
 class Manifest:
     """A manifest as read from a folder: the files that it says are ours, and its whole text as JSON.
 
-    ``files`` lie in the same folder; ``placed`` are, by stage, what a recipe's own stages put into its folder.
+    ``files`` lie in the same folder; ``placed`` are, by stage, what a recipe's own stages put into its ``folder``.
     """
 
     files: tuple[FileEntry, ...]
     placed: Mapping[str, tuple[FileEntry, ...]]
     value: JsonObject
 
+    @property
+    def folder(self) -> str | None:
+        found = self.value.get("folder")
+        return found if isinstance(found, str) else None
+
+    @cached_property
+    def told(self) -> BuildManifest:
+        """All that it says, typed."""
+        # Imported here: a build whose plan stands needs no pydantic.
+        from winml_dag.pipeline.documents import BuildManifest
+
+        return BuildManifest.model_validate(self.value)
+
     def placed_in(self, folder: Path, output_dir: Path) -> Mapping[str, tuple[FileEntry, ...]]:
         """``placed``, if *folder*, that of the recipe, is where the manifest in *output_dir* says that these files are.
         Which folder that is, a manifest is not believed: it may come from others.
         """
         # Of another recipe, or moved: its files are not here.
-        return self.placed if self.value.get("folder") == folder_in(folder, output_dir) else {}
+        return self.placed if self.folder == folder_in(folder, output_dir) else {}
 
     def says_the_same_as(self, other: JsonObject) -> bool:
         return _lasting(self.value) == _lasting(other)
@@ -173,31 +191,6 @@ def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict
         }
         for (name, told), final in zip(names.items(), planned.finals, strict=False)
     }
-
-
-def final_artifacts(value: JsonObject) -> tuple[str, ...]:
-    """The names of the models to ship that the manifest *value* tells of."""
-    found = [value.get("final_artifact"), *(own.get("final_artifact") for own in _by_component(value).values())]
-    return tuple(name for name in found if isinstance(name, str))
-
-
-def component_in(value: JsonObject, file: str) -> str:
-    """The component that *file*, in the folder of the manifest *value*, is of; empty where it is of none."""
-    return next((name for name in _by_component(value) if file.startswith(prefixed("", name))), "")
-
-
-def component_names(value: JsonObject) -> tuple[str, ...]:
-    return tuple(_by_component(value))
-
-
-def told_of(value: JsonObject, file: str) -> JsonObject:
-    """What the manifest *value* tells of *file*: of that of a component, what is told of this component first."""
-    return {**value, **_by_component(value).get(component_in(value, file), {})}
-
-
-def _by_component(value: JsonObject) -> Mapping[str, JsonObject]:
-    found = value.get("components")
-    return {name: own for name, own in found.items() if isinstance(own, Mapping)} if isinstance(found, Mapping) else {}
 
 
 def _of_search(found: Sequence[Searched]) -> JsonObject:

@@ -21,6 +21,7 @@ from winml_dag.smallfiles import read_bytes, read_json
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.builds import Outcome
+    from winml_dag.pipeline.documents import BuildManifest
 
 SUMMARY = "module_summary.json"
 
@@ -76,7 +77,7 @@ def write_summary(folder: Path, builds: Sequence[ModuleBuild], outcomes: Sequenc
     same is not touched.
     """
     instances = [_instance(build, outcome) for build, outcome in zip(builds, outcomes, strict=True)]
-    models = [name for build in builds if (name := _manifest(build.folder).get("model_id"))]
+    models = [made.model_id for build in builds if (made := _manifest(build.folder)) and made.model_id]
     known = [
         outcome.result.build.model_id for outcome in outcomes if outcome is not None and outcome.result is not None
     ]
@@ -98,9 +99,9 @@ def write_summary(folder: Path, builds: Sequence[ModuleBuild], outcomes: Sequenc
 def _instance(build: ModuleBuild, outcome: Outcome | None) -> JsonObject:
     """What the summary says of one module; ``error`` is null for one that is there."""
     error = None if outcome is None else next(_errors(outcome), None)
-    made = {} if error else _manifest(build.folder)
-    elapsed = made.get("elapsed_seconds")
-    if not isinstance(elapsed, float | int):
+    made = None if error else _manifest(build.folder)
+    elapsed = None if made is None else made.elapsed_seconds
+    if elapsed is None:
         elapsed = 0.0 if outcome is None or outcome.result is None else outcome.result.elapsed_seconds
     return {
         "module_path": build.item.module_path,
@@ -120,11 +121,11 @@ def _errors(outcome: Outcome) -> Iterator[str]:
             yield f"{view.id}: {view.result.error}"
 
 
-def _manifest(folder: Path) -> JsonObject:
+def _manifest(folder: Path) -> BuildManifest | None:
     from winml_dag.pipeline.manifest import read_manifest
 
     manifest = read_manifest(folder)
-    return {} if manifest is None else manifest.value
+    return None if manifest is None else manifest.told
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

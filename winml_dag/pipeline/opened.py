@@ -102,9 +102,9 @@ def let_go(store: LocalStore) -> None:
 def _remotes(
     store: LocalStore, settings: RemoteSettings, tell: Callable[[str], None], watcher: Watcher | None
 ) -> Remotes:
+    from winml_dag import TOOL_ID
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.cirun import ci_run
-    from winml_dag.pipeline.madeby import MADE_BY
     from winml_dag.store.remote.remotes import Remotes
     from winml_dag.store.remote.settings import Mode
     from winml_dag.store.remote.tier import Tier
@@ -112,7 +112,7 @@ def _remotes(
     from winml_dag.store.remote.urls import open_remote
 
     run = ci_run()
-    maker = maker_here(MADE_BY) if run is None else maker_here(MADE_BY, run=run.run, revision=run.revision)
+    maker = maker_here(TOOL_ID) if run is None else maker_here(TOOL_ID, run=run.run, revision=run.revision)
     return Remotes(
         [
             Tier(open_remote(each.url, each.namespace, gets_token=each.gets_token), each)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag.canonical import JsonValue
 from winml_dag.ep.elsewhere import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.request import Request
@@ -15,8 +17,7 @@ from winml_dag.readlog import reads_logged
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.pipeline.standing.check import Standing
-    from winml_dag.pipeline.standing.surroundings import Surroundings
+    from winml_dag.pipeline.uptodate import Standing
     from winml_dag.pipeline.variant import Build, CompositeBuild
     from winml_dag.store.local import LocalStore
 
@@ -29,7 +30,7 @@ def plan_request(
     needs_folder: bool = True,
     standing: Standing | None = None,
     part: bool = False,
-    around: Surroundings | None = None,
+    around: Mapping[str, JsonValue] | None = None,
 ) -> BuildGraph:
     """The graph of the build that *request* means; *download* allows fetching a model from the hub.
 
@@ -40,21 +41,21 @@ def plan_request(
     Raises:
         UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
     """
-    from winml_dag.pipeline.standing.check import MALFORMED, check
+    from winml_dag.pipeline.uptodate import MALFORMED, check
 
     words = request.words
     standing = standing or (None if words is None else check(str(store.folder), words))
     if standing is not None:
-        from winml_dag.pipeline.standing.recall import recall
+        from winml_dag.pipeline.plan_text import recall
 
         # A source that is gone is missed, or done without, when it is looked for anew.
         with suppress(*MALFORMED, InputError):
             return recall(standing, store, part=part)
-    from winml_dag.pipeline.standing.evidence import FirstLooks
-    from winml_dag.pipeline.standing.surroundings import surroundings
+    from winml_dag.pipeline.environment import environment_fingerprint
+    from winml_dag.pipeline.uptodate import FirstLooks
 
     began_ns = time.time_ns()
-    around = around or surroundings(began_ns)
+    around = around or environment_fingerprint(began_ns)
     # Imported here: a plan that stands needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
@@ -75,14 +76,14 @@ def plan_request(
         return planned  # nothing would tell that it has come, and who builds must hear of it
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
         return planned  # nothing here would tell what comes or goes on another machine
-    from winml_dag.pipeline.standing.noting import Planning, note
+    from winml_dag.pipeline.plan_cache import Planning, note
 
     recipe = request.recipe if isinstance(request.recipe, Path) else None
     return replace(planned, standing=note(planned, store, Planning(words, recipe, began_ns, around, looks)))
 
 
 def plan_or_refusal(
-    request: Request, store: LocalStore, around: Surroundings, *, download: bool, needs_folder: bool = True
+    request: Request, store: LocalStore, around: Mapping[str, JsonValue], *, download: bool, needs_folder: bool = True
 ) -> BuildGraph | WinmlDagError:
     """As :func:`plan_request`, for one of several builds: that it cannot be planned says nothing of the others."""
     try:

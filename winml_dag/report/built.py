@@ -9,9 +9,9 @@ from pathlib import Path
 
 from winml_dag.ep.registry import find_ep
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.manifest import Manifest, component_names
+from winml_dag.pipeline.documents import BuildManifest, EvalReport, MetricReport, PerfReport, Stage
+from winml_dag.pipeline.manifest import Manifest
 from winml_dag.pipeline.sweep.result import CellStatus, GoalResult, Measured, StageRun
-from winml_dag.report.reading import BuildManifest, EvalReport, MetricReport, PerfReport, Stage
 from winml_dag.report.row import Accuracy, Latency, Placement, Quality, Row, Size
 from winml_dag.stages.evaluate import METRICS
 from winml_dag.store.quantities import counted
@@ -24,8 +24,7 @@ _EMULATED = "emulated"
 
 def row_of_build(name: str, manifest: Manifest, folder: Path) -> Row:
     """The row of the build of which *manifest* lies in *folder*, with all that it says."""
-    told = BuildManifest.model_validate(manifest.value)
-    components = component_names(manifest.value)
+    told, components = manifest.told, tuple(manifest.told.components)
     stages = [_Stage.of(stage, components) for stage in told.stages]
     done = [stage for stage in stages if stage.told.is_done]
     quality, no_quality = _quality(stages)
@@ -130,12 +129,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 def _size(manifest: Manifest, done: Sequence[_Stage]) -> tuple[Size | None, str]:
     """Each content once, however often it lies there."""
     folder = sum({file.digest: file.size for file in manifest.files}.values())
-    shipped = {
-        file.digest: (file.size, file.name)
-        for stage in _done(done, "finalize")
-        for file in stage.told.files
-        if file.size is not None and file.digest
-    }
+    shipped = {file.digest: (file.size, file.name) for stage in _done(done, "finalize") for file in stage.told.files}
     if not shipped:
         placed = {file.digest: file.size for files in manifest.placed.values() for file in files}
         if not placed:

@@ -16,7 +16,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.jsonfile import put_text
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.sweep.plainform import Misshapen, plain, read
+from winml_dag.pipeline.sweep.codec import DecodeError, decode, encode
 from winml_dag.report.compare import Comparison
 from winml_dag.report.page import REPORT_PAGE, html_of
 from winml_dag.report.row import FORMAT, Report, Row
@@ -27,14 +27,14 @@ REPORT = "report.json"
 
 def report_json(report: Report) -> JsonObject:
     """Every field of *report* under its own name; ``format`` is raised when the meaning of one changes."""
-    value: JsonObject = plain(report)
+    value: JsonObject = encode(report)
     return value
 
 
 def comparison_json(comparison: Comparison) -> JsonObject:
     """Every field, and how many builds have become worse and better."""
     return {
-        **plain(comparison),
+        **encode(comparison),
         "regressions": len(comparison.regressions),
         "improvements": len(comparison.improvements),
     }
@@ -61,11 +61,11 @@ def read_report(path: Path) -> Report:
         value: Any = parse_json(read_bytes(path, MOST_BYTES_OF_MANY), allow_nan=False)
         found = value.get("format") if isinstance(value, dict) else None
         if not isinstance(found, int) or found > FORMAT:
-            raise Misshapen(f"its format is {found!r}, and this version knows up to {FORMAT}")
-        return read(Report, value)
+            raise DecodeError(f"its format is {found!r}, and this version knows up to {FORMAT}")
+        return decode(Report, value)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:  # Misshapen is one
+    except ValueError as error:  # DecodeError is one
         raise InputError(
             f"{path} is no report: {error}.", advice="Give a report.json, or the folder that a sweep was built into."
         ) from None

@@ -19,12 +19,12 @@ from winml_dag.engine.reason import FIRST_BUILD
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
+from winml_dag.pipeline.documents import BuildManifest
 from winml_dag.pipeline.finished.modelfile import component_file, model_file
-from winml_dag.pipeline.manifest import component_in, final_artifacts, told_of
+from winml_dag.pipeline.layout import published_files
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
-from winml_dag.pipeline.visible import visible_files
 from winml_dag.stages import kinds
 from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.store.artifact import Artifact
@@ -163,7 +163,7 @@ def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: Lo
         notices=(),
         components={name: {"task": "t", "precision": "fp32"} for name in made},
     )
-    visible = visible_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
+    visible = published_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
     folder = tmp_path / "out"
     folder.mkdir()
     store.fetch(Artifact.of(visible.results), folder)
@@ -211,10 +211,11 @@ def test_a_file_of_a_component_is_told_of_as_such() -> None:
             "decoder": {"precision": "fp16", "final_artifact": "decoder_model.onnx"},
         },
     }
-    assert final_artifacts(value) == ("encoder_model.onnx", "decoder_model.onnx")
-    assert component_in(value, "decoder_optimized.onnx") == "decoder"
-    assert told_of(value, "decoder_optimized.onnx")["precision"] == "fp16"
-    assert told_of(value, "build_manifest.json") == value
+    told = BuildManifest.model_validate(value)
+    assert told.final_artifacts == ("encoder_model.onnx", "decoder_model.onnx")
+    assert told.component_of_file("decoder_optimized.onnx") == "decoder"
+    assert told.of("decoder_optimized.onnx").precision == "fp16"
+    assert told.of("build_manifest.json") is told
 
 
 def test_a_folder_of_several_models_asks_for_one_of_them(tmp_path: Path) -> None:

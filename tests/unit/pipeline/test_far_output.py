@@ -9,8 +9,7 @@ import pytest
 from servers.memory import MemoryRemote
 
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.outputfile import OutputFile
-from winml_dag.pipeline.outputs import OutputFolder
+from winml_dag.pipeline.publish import OutputFile, OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore

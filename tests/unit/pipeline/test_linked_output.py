@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.pipeline.outputs import Materialised, OutputFolder
+from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.publish import OutputFolder
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.local import LocalStore

@@ -11,8 +11,8 @@ import pytest
 from servers.memory import MemoryRemote
 
 from winml_dag.engine.inplace import InPlace
-from winml_dag.pipeline.knownfiles import KnownFiles
-from winml_dag.pipeline.outputs import OutputFolder
+from winml_dag.pipeline.publish import OutputFolder
+from winml_dag.pipeline.userstages.folder import KnownFiles
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.local import LocalStore

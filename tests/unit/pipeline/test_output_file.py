@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.pipeline.outputfile import OutputFile
-from winml_dag.pipeline.outputs import Materialised
+from winml_dag.pipeline.commit import Materialised
+from winml_dag.pipeline.publish import OutputFile
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.local import LocalStore

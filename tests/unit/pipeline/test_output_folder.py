@@ -11,9 +11,9 @@ from memory_store import MemoryStore
 
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.pipeline.commit import change_folder
+from winml_dag.pipeline.commit import Materialised, change_folder
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.outputs import Materialised, OutputFolder, prepare_folder, refuse_file
+from winml_dag.pipeline.publish import OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.record import Ingredients, Record
 from winml_dag.store.store import BlobDamaged

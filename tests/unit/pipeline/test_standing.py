@@ -13,16 +13,15 @@ import xxhash
 from onnx import TensorProto, helper
 
 from winml_dag.engine import toolchain
+from winml_dag.pipeline import environment
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
+from winml_dag.pipeline.plan_text import plan_text, text_of
+from winml_dag.pipeline.plan_text import recall as recalled
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
-from winml_dag.pipeline.standing import surroundings
-from winml_dag.pipeline.standing.check import check
-from winml_dag.pipeline.standing.note import file_of
-from winml_dag.pipeline.standing.recall import plan_text, text_of
-from winml_dag.pipeline.standing.recall import recall as recalled
+from winml_dag.pipeline.uptodate import check, file_of
 from winml_dag.store import changetime
 from winml_dag.store.local import LocalStore
 
@@ -181,7 +180,7 @@ def test_a_package_that_is_installed_or_changed_ends_it(
 
 def test_this_programs_own_code_ends_it(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_request(REQUEST, store, download=False)
-    monkeypatch.setattr(surroundings, "_code_state", lambda: "edited")
+    monkeypatch.setattr(environment, "_code_state", lambda: "edited")
     assert recall(REQUEST, store) is None
 
 

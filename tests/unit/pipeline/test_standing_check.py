@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.api import build_onnx_model
+from winml_dag.pipeline import uptodate as module
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.standing import check as module
-from winml_dag.pipeline.standing.check import Standing, check
+from winml_dag.pipeline.uptodate import Standing, check
 from winml_dag.store import changetime
 
 

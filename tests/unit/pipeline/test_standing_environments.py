@@ -16,7 +16,7 @@ from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.standing.check import check
+from winml_dag.pipeline.uptodate import check
 from winml_dag.store import changetime
 from winml_dag.store.local import LocalStore
 

@@ -16,7 +16,7 @@ from winml_dag.cli.main import run
 from winml_dag.engine import toolchain
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.standing.check import Standing, check
+from winml_dag.pipeline.uptodate import Standing, check
 from winml_dag.store import changetime
 
 MANIFEST = Path(".winml-dag/recipe.yaml/build_manifest.json")
@@ -98,8 +98,8 @@ def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypat
     build()
     standing = stands()
     assert standing is not None
-    note = standing.note
-    assert str(Path("other.txt").absolute()) in {note.paths[place] for place in note.header.unsettled}
+    entry = standing.entry
+    assert str(Path("other.txt").absolute()) in {entry.paths[place] for place in entry.header.racy}
 
 
 def test_an_edit_of_a_part_that_is_taken_back_is_taken_back_in_the_manifest() -> None:

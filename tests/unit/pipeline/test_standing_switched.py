@@ -20,10 +20,10 @@ from onnx import TensorProto, helper
 from winml_dag.cli.main import run
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline import plan as pipeline_plan
+from winml_dag.pipeline import plan_cache
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.standing import noting
-from winml_dag.pipeline.standing.check import check
+from winml_dag.pipeline.uptodate import check
 from winml_dag.store import changetime
 from winml_dag.store.local import LocalStore
 
@@ -104,7 +104,7 @@ CASES = [
 # Where the change comes: before what planning does next.
 MOMENTS = [
     pytest.param(pipeline_plan, "plan_build", id="while it is planned"),
-    pytest.param(noting, "note", id="when it was planned"),
+    pytest.param(plan_cache, "note", id="when it was planned"),
     pytest.param(pipeline_build, "note_finished", id="at its end"),
 ]
 

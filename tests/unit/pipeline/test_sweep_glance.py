@@ -169,7 +169,7 @@ def test_a_sweep_that_is_another_one_by_its_end_is_seen(
     save_model("two.onnx")
     for name, models in (("sweep.json", ["one.onnx"]), ("other.json", ["one.onnx", "two.onnx"])):
         Path(name).write_text(json.dumps({"optim": None, "matrix": {"model": models}}), encoding="utf-8")
-    kept = sweep.keep_glance
+    kept = sweep.keep_sweep_stamp
 
     def replace_and_keep(*arguments: Any, **options: Any) -> None:
         Path("other.json").replace("sweep.json")
@@ -177,7 +177,7 @@ def test_a_sweep_that_is_another_one_by_its_end_is_seen(
 
     build = ["build", "-c", "sweep.json", "-o", "out", "--cache-dir", "cache", "--no-validate", "--no-analyze"]
     with monkeypatch.context() as patched:
-        patched.setattr(sweep, "keep_glance", replace_and_keep)
+        patched.setattr(sweep, "keep_sweep_stamp", replace_and_keep)
         assert run(build) == 0
     capsys.readouterr()
     assert run(build) == 0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.errors import InputError
-from winml_dag.pipeline.sweep.plainform import Misshapen
+from winml_dag.pipeline.sweep.codec import DecodeError
 from winml_dag.pipeline.sweep.result import (
     SWEEP,
     Candidate,
@@ -134,19 +134,21 @@ def edited(path: tuple[str | int, ...], value: object) -> bytes:
         pytest.param(b"\xff\xfe", "not JSON", id="no text"),
         pytest.param(b"[" * 100_000, "not JSON", id="deep"),
         pytest.param(b'{"a": NaN}', "NaN is no number", id="NaN"),
-        pytest.param(b"[]", "it is no object", id="a list"),
+        pytest.param(b"[]", "it should be a dictionary", id="a list"),
         pytest.param(b"{}", "name is missing", id="another object"),
         pytest.param(edited(("format",), 2), "its format is 2", id="newer"),
-        pytest.param(edited(("cells",), {}), "cells is no list", id="cells"),
-        pytest.param(edited(("cells", 0, "status"), "done"), "cells[0].status is none of built", id="status"),
-        pytest.param(edited(("cells", 0, "folder"), None), "cells[0].folder is no text", id="folder"),
-        pytest.param(edited(("cells", 0, "values"), []), "cells[0].values is no object", id="values"),
+        pytest.param(edited(("cells",), {}), "cells should be a valid list", id="cells"),
+        pytest.param(edited(("cells", 0, "status"), "done"), "cells.0.status should be 'built', ", id="status"),
+        pytest.param(edited(("cells", 0, "folder"), None), "cells.0.folder should be a valid string", id="folder"),
+        pytest.param(edited(("cells", 0, "values"), []), "cells.0.values should be a valid dictionary", id="values"),
         pytest.param(
-            edited(("cells", 0, "stages", 0, "elapsed_seconds"), True), "elapsed_seconds is no number", id="truth value"
+            edited(("cells", 0, "stages", 0, "elapsed_seconds"), []),
+            "elapsed_seconds should be a valid number",
+            id="a list of numbers",
         ),
-        pytest.param(edited(("cells", 0, "stages", 0, "cells"), 1.5), "cells is no whole number", id="fraction"),
-        pytest.param(edited(("interrupted",), 1), "interrupted is not true or false", id="number for truth value"),
-        pytest.param(edited(("axes", "precision"), [1]), "axes.precision[0] is no text", id="label"),
+        pytest.param(edited(("cells", 0, "stages", 0, "cells"), 1.5), "cells should be a valid integer", id="fraction"),
+        pytest.param(edited(("interrupted",), 3), "interrupted should be a valid boolean", id="number for truth value"),
+        pytest.param(edited(("axes", "precision"), [1]), "axes.precision.0 should be a valid string", id="label"),
     ],
 )
 def test_whatever_else_lies_there_is_told(data: bytes, said: str, tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_damage_is_never_more_than_a_sentence(noise: bytes, at: int) -> None:
     data = text_of(SMALL)
     at %= len(data)
     # Whatever else it raised would be a traceback.
-    with suppress(Misshapen):
+    with suppress(DecodeError):
         sweep_of(data[:at] + noise + data[at + len(noise) :])
 
 

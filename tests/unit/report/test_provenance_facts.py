@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packageurl import PackageURL
 
+from winml_dag.pipeline.documents import BuildManifest
 from winml_dag.report.provenance.facts import (
     BuildFacts,
     Dependency,
@@ -21,7 +22,6 @@ from winml_dag.report.provenance.facts import (
     tellable,
     without_places,
 )
-from winml_dag.report.reading import BuildManifest
 
 _TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates too: a path may have bytes that are no text
 _JSON = st.recursive(

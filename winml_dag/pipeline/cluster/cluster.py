@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from distributed import Scheduler, Security, SpecCluster
 
-from winml_dag import __version__
+from winml_dag import TOOL_ID, __version__
 from winml_dag.engine.admission import UNLIMITED, Capacity
 from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
 from winml_dag.engine.graph import Graph
@@ -33,7 +33,6 @@ from winml_dag.pipeline.cluster.inputs import Inputs
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity
 from winml_dag.pipeline.cluster.runs import ClusterAdmission, ClusterRuns
 from winml_dag.pipeline.cluster.workers import Workers, connect, silence
-from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.opened import settled_remotes
 from winml_dag.pipeline.remoteoptions import RemoteOptions
 from winml_dag.store.digest import DigestFunction
@@ -81,7 +80,7 @@ class Cluster:
         """The runs of *graph*; *runner* does what cannot leave this machine."""
         return ClusterRuns(
             runner,
-            Inputs(graph, store, scratch, MADE_BY),
+            Inputs(graph, store, scratch, TOOL_ID),
             store,
             self.workers,
             self.admission,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from distributed import Reschedule, Semaphore
 
+from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
 from winml_dag.engine import reason
 from winml_dag.engine.decide import Reuse, Run
@@ -29,7 +30,6 @@ from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.explanation import explanation
 from winml_dag.pipeline.cluster.order import Answer, Order
 from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
-from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.store.local import LocalStore
@@ -162,7 +162,7 @@ class Workplace:
             store.fingerprints,
             scratch=scratch,
             failures=store.failures,
-            made_by=MADE_BY,
+            made_by=TOOL_ID,
             rebuild=order.rebuild,
             timeout_seconds=order.timeout_seconds,
         )

@@ -23,10 +23,10 @@ from winml_dag.engine.waves import look_ahead
 from winml_dag.ep.registry import Target
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.accounts import settle_accounts
+from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.epplace import ep_place
 from winml_dag.pipeline.graphrun import reuse_all, run_graph
-from winml_dag.pipeline.outputfile import OutputFile
-from winml_dag.pipeline.outputs import Materialised, prepare_folder, refuse_file
+from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
 from winml_dag.stages.normalize import NORMALIZE
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.fingerprints import Fingerprints

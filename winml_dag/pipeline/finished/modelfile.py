@@ -71,7 +71,7 @@ def component_file(folder: Path, component: str) -> Path:
 def _components(folder: Path) -> tuple[str, ...]:
     """The models to ship in *folder*, when a build has put several there."""
     # Imported here: a folder with one model needs none of it.
-    from winml_dag.pipeline.manifest import final_artifacts, read_manifest
+    from winml_dag.pipeline.manifest import read_manifest
 
     manifest = read_manifest(folder)
-    return () if manifest is None else final_artifacts(manifest.value)
+    return () if manifest is None else manifest.told.final_artifacts

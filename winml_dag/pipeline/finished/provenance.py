@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
+from winml_dag.pipeline.documents import Stage
 from winml_dag.pipeline.finished.verification import FileCheck, check_file, load_manifest
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.manifest import component_in, component_names, told_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Provenance:
     check: FileCheck | None
 
 
-_OF_THE_BUILD = ("model_id", "task", "precision", "execution_provider", "device", "timestamp")
+_OF_THE_MODEL = ("model_id", "task", "precision", "execution_provider", "device")
 
 
 def provenance_of(model: Path) -> Provenance | None:
@@ -57,43 +57,21 @@ def provenance_of(model: Path) -> Provenance | None:
     if not (folder / MANIFEST).exists():
         return None
     manifest = load_manifest(folder)
-    value = told_of(manifest.value, model.name)
-    stages = value["stages"]
-    assert isinstance(stages, list)
+    told = manifest.told
+    own, component = told.of(model.name), told.component_of_file(model.name)
     entry = next((entry for entry in manifest.files if entry.name == model.name), None)
-    quality = value.get("quality")
     return Provenance(
         folder / MANIFEST,
-        {name: _text(value.get(name)) for name in _OF_THE_BUILD},
-        quality if isinstance(quality, Mapping) else None,
-        tuple(map(str, _list(value.get("notices")))),
-        tuple(_told(stage) for stage in stages if not _is_of_another(stage, manifest.value, model.name)),
-        next((str(stage.get("id")) for stage in stages if model.name in _filenames(stage)), ""),
+        {**{name: getattr(own, name) or None for name in _OF_THE_MODEL}, "timestamp": told.timestamp or None},
+        own.quality,
+        tuple(told.notices),
+        tuple(_told(stage) for stage in told.stages if told.component_of(stage) in ("", component)),
+        next((stage.id for stage in told.stages if model.name in (stage.filename, *stage.filenames)), ""),
         None if entry is None else check_file(model, entry),
     )
 
 
-def _is_of_another(stage: JsonObject, value: JsonObject, file: str) -> bool:
-    """Whether *stage* is about another component than *file* is."""
-    component, _, _ = str(stage.get("id") or "").partition(".")
-    return component in component_names(value) and component != component_in(value, file)
-
-
-def _filenames(stage: JsonObject) -> list[JsonValue]:
-    return [stage.get("filename"), *_list(stage.get("filenames"))]
-
-
-def _told(stage: JsonObject) -> StageTold:
-    seconds = stage.get("elapsed_seconds")
-    why_not = str(stage.get("reason")) if stage.get("status") == "skipped" else ""
+def _told(stage: Stage) -> StageTold:
     return StageTold(
-        str(stage.get("id") or stage.get("name")), float(seconds) if isinstance(seconds, int | float) else 0.0, why_not
+        stage.id or stage.name, stage.elapsed_seconds or 0.0, stage.reason if stage.status == "skipped" else ""
     )
-
-
-def _text(value: JsonValue) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _list(value: JsonValue) -> list[JsonValue]:
-    return value if isinstance(value, list) else []

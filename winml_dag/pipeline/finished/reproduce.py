@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
+from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.execute import Executor, LocalExecutor
@@ -27,7 +28,6 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import result_of, views_named
-from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.local import LocalStore
 from winml_dag.store.record import Record
@@ -254,7 +254,7 @@ def reproduce(
             store.fingerprints,
             scratch=scratch,
             failures=store.failures,
-            made_by=MADE_BY,
+            made_by=TOOL_ID,
             rebuild=True,
             timeout_seconds=options.stage_timeout_seconds,
         )

@@ -14,12 +14,13 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
 from winml_dag.ep.options import complete_options, file_options
 from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
-from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.errors import InputError, UsageError
 from winml_dag.onnxmodel.sidecar import shares_binary
 from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.documents import BuildManifest, OneModel
 from winml_dag.pipeline.finished.modelfile import GIVE, component_file, model_file
 from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, NORMALIZED, OPTIMIZED, QUANTIZED, prefixed
-from winml_dag.pipeline.manifest import Manifest, component_in, read_manifest, told_of
+from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.load import load_recipe
@@ -66,21 +67,21 @@ class Subject:
     @property
     def component(self) -> str:
         """Whose model it is, in a folder with one for each of several components."""
-        return "" if self.manifest is None else component_in(self.manifest.value, self.model.path.name)
+        return "" if self.manifest is None else self.manifest.told.component_of_file(self.model.path.name)
 
     @property
     def precision(self) -> str | None:
         """That of the build; of its float models, and of a file that no build made, it says nothing."""
         is_float = self.model.path.name in [prefixed(name, self.component) for name in _FLOAT.values()]
-        return None if is_float else self._said("precision")
+        return None if is_float or self._told is None else self._told.precision or None
 
     @property
     def task(self) -> str | None:
-        return self._said("task")
+        return None if self._told is None else self._told.task
 
-    def _said(self, name: str) -> str | None:
-        value = None if self.manifest is None else told_of(self.manifest.value, self.model.path.name).get(name)
-        return value if isinstance(value, str) else None
+    @property
+    def _told(self) -> OneModel | None:
+        return None if self.manifest is None else self.manifest.told.of(self.model.path.name)
 
 
 @dataclass(frozen=True)
@@ -177,21 +178,18 @@ def float_model(subject: Subject, store: LocalStore) -> OnnxFile | StoredModel |
     for stage, name in _FLOAT.items():
         if found := _first(_left(subject.folder, subject.manifest, {}, (name,), subject.component)):
             return found
-        made = _made_by(stage, subject.manifest.value, subject.component)
+        made = _made_by(stage, subject.manifest.told, subject.component)
         if made is not None and not store.missing(made.files):
             return StoredModel(subject.folder / prefixed(name, subject.component), made)
     return _first(_left(subject.folder, subject.manifest, subject.settings, (), subject.component))
 
 
-def _made_by(stage: str, manifest: JsonObject, component: str) -> Artifact | None:
+def _made_by(stage: str, told: BuildManifest, component: str) -> Artifact | None:
     """The last model that *stage* made of *component*; all components have one export."""
-    stages = manifest["stages"]
-    assert isinstance(stages, list)  # read_manifest has gone through it
-    for told in reversed(stages):
-        with suppress(StoreError, KeyError, TypeError, AttributeError):  # a manifest may be anybody's
-            if told["name"] == stage and told["status"] == "completed":
-                slot = "model" if component in ("", told["id"].partition(".")[0]) else prefixed("model", component)
-                return Artifact.from_json(told["outputs"][slot]["files"])
+    for each in reversed(told.stages):
+        slot = "model" if component == told.component_of(each) else prefixed("model", component)
+        if each.name == stage and each.is_done and slot in each.outputs and each.outputs[slot].files:
+            return Artifact(each.outputs[slot].files)
     return None
 
 
@@ -234,7 +232,7 @@ def _subject(name: str, model: OnnxFile, manifest: Manifest | None) -> Subject:
     if manifest is None:
         return Subject(name, model, model.target)
     folder = model.path.parent
-    component = component_in(manifest.value, model.path.name)
+    component = manifest.told.component_of_file(model.path.name)
     settings = _settings(folder, component)
     compiled = model.kind == kinds.COMPILED_MODEL
     target = _target_of_build(manifest)
@@ -267,10 +265,8 @@ def _settings(folder: Path, component: str) -> JsonObject:
 
 
 def _target_of_build(manifest: Manifest) -> Target | None:
-    ep, device = manifest.value.get("execution_provider"), manifest.value.get("device")
-    if not (isinstance(ep, str) and isinstance(device, str)):
-        return None
-    return Target(find_ep(ep), device)
+    told = manifest.told
+    return Target(find_ep(told.execution_provider), told.device) if told.execution_provider and told.device else None
 
 
 def _provider_options(settings: JsonObject, ep: ExecutionProvider) -> dict[str, str]:

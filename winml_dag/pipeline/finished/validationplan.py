@@ -28,7 +28,6 @@ from winml_dag.pipeline.finished.subject import (
     reference_at,
 )
 from winml_dag.pipeline.layout import RANGES, prefixed
-from winml_dag.pipeline.manifest import component_in
 from winml_dag.pipeline.sources import OnnxFile, calibration_source
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.paths import resolve_path
@@ -196,7 +195,7 @@ def _ranges(subject: Subject) -> Source | None:
     """The ranges that its build left beside the model, if it did."""
     if subject.manifest is None:
         return None
-    name = prefixed(RANGES, component_in(subject.manifest.value, subject.model.path.name))
+    name = prefixed(RANGES, subject.component)
     if name not in {entry.name for entry in subject.manifest.files}:
         return None
     return Source("activation ranges", kinds.RANGES, (SourceFile(RANGES, subject.folder / name),))

@@ -8,18 +8,20 @@ and the cache is not asked.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonValue
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.placed import KEPT
 from winml_dag.errors import InputError, StoreError
 from winml_dag.pipeline.commit import is_changing
+from winml_dag.pipeline.documents import BuildManifest, Input, Output, Stage
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
-from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, component_names, final_artifacts, read_manifest
+from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
@@ -100,20 +102,19 @@ def verify(path: Path) -> list[Verification]:
     return [_verify_folder(found) for found in folders]
 
 
-def intermediates(value: JsonObject) -> frozenset[str]:
-    """The names of the models that the build of the manifest *value* went through, and of what belongs to them."""
+def intermediates(told: BuildManifest) -> frozenset[str]:
+    """The names of the models that the build of a manifest went through, and of what belongs to them."""
     passed, shipped = set[str](), set[str]()
-    for stage in _stages(value):
-        component, _, _ = str(stage.get("id")).partition(".")
-        for slot, output in _mapping(stage.get("outputs")).items():
-            if not slot.endswith("model") or "placed" in stage:
+    for stage in told.stages:
+        for slot, output in stage.outputs.items():
+            if not slot.endswith("model") or stage.placed is not None:
                 continue
-            files = [file.name for file in _files(output)]
-            if stage.get("name") == "finalize":
+            files = [file.name for file in output.files]
+            if stage.name == "finalize":
                 shipped.update(files)
             else:
                 # All components have one export, with a slot for each.
-                own = component if component in component_names(value) else slot.removesuffix("model").rstrip("_")
+                own = told.component_of(stage) or slot.removesuffix("model").rstrip("_")
                 passed.update(prefixed(name, own) for name in files)
     return frozenset(passed - shipped)
 
@@ -164,7 +165,7 @@ def _fault(path: Path) -> str:
 
 def _verify_folder(folder: Path) -> Verification:
     manifest = load_manifest(folder)
-    unshipped = intermediates(manifest.value)
+    unshipped = intermediates(manifest.told)
     checks = [
         replace(check_file(folder / entry.name, entry), is_intermediate=entry.name in unshipped)
         for entry in manifest.files
@@ -172,7 +173,7 @@ def _verify_folder(folder: Path) -> Verification:
     if (placed_in := recipe_folder(folder, manifest)) is not None:
         for entries in manifest.placed.values():
             checks += [check_file(placed_in / entry.name, entry) for entry in entries]
-    if final_artifacts(manifest.value):
+    if manifest.told.final_artifacts:
         checks.append(_check_settings(folder / BUILD_CONFIG, manifest))
     return Verification(
         folder / MANIFEST,
@@ -201,27 +202,14 @@ def _verify_file(path: Path) -> Verification:
 
 
 def _together(manifest: Manifest, entry: FileEntry) -> Iterator[str]:
-    for files in _output_files(manifest.value):
-        if entry in files:
-            yield from (file.name for file in files)
-
-
-def _output_files(value: JsonObject) -> Iterator[Sequence[FileEntry]]:
-    for stage in _stages(value):
-        for output in _mapping(stage.get("outputs")).values():
-            yield _files(output)
-
-
-def _files(output: JsonValue) -> Sequence[FileEntry]:
-    try:
-        return Artifact.from_json(_mapping(output).get("files")).files
-    except StoreError:  # told by contradictions()
-        return ()
+    for stage in manifest.told.stages:
+        for output in stage.outputs.values():
+            if entry in output.files:
+                yield from (file.name for file in output.files)
 
 
 def recipe_folder(folder: Path, manifest: Manifest) -> Path | None:
-    text = manifest.value.get("folder")
-    return Path(os.path.normpath(folder / text)) if isinstance(text, str) else None
+    return None if manifest.folder is None else Path(os.path.normpath(folder / manifest.folder))
 
 
 def check_file(path: Path, entry: FileEntry) -> FileCheck:
@@ -255,7 +243,7 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
         return FileCheck(path, Found.UNREADABLE, 0, error.strerror or str(error))
     except ValueError:
         return FileCheck(path, Found.CHANGED, 0, "it is no JSON")
-    if found != manifest.value.get("config_hash"):
+    if found != manifest.told.config_hash:
         return FileCheck(path, Found.CHANGED, len(data), "other settings than those of the build")
     return FileCheck(path, Found.SOUND, len(data))
 
@@ -273,77 +261,64 @@ def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 def contradictions(manifest: Manifest) -> Iterator[str]:
     """Where the manifest does not agree with itself, as sentences: somebody has edited it."""
-    value = manifest.value
-    sources = _mapping(value.get("sources"))
-    made = {
-        (str(stage.get("id")), slot): output
-        for stage in _stages(value)
-        for slot, output in _mapping(stage.get("outputs")).items()
-    }
+    told = manifest.told
+    made = {(stage.id, slot): output for stage in told.stages for slot, output in stage.outputs.items()}
     for (maker, slot), output in made.items():
-        if _artifact_digest(_mapping(output).get("files")) != _mapping(output).get("digest"):
+        if Artifact.of(output.files).digest != output.digest:
             yield f"{slot} of {maker} has another digest than its files make."
-    for stage in _stages(value):
-        if stage.get("status") != "completed":
+    for stage in told.stages:
+        if not stage.is_done:
             continue
-        name = str(stage.get("id"))
-        if config_hash(_mapping(stage.get("config"))) != stage.get("config_hash"):
-            yield f"{name} has another config_hash than its config makes."
-        elif _key(stage) not in (stage.get("cache_key"), None):
-            yield f"{name} has another cache_key than its version, config, inputs and toolchain make."
-        for slot, given in _mapping(stage.get("inputs")).items():
-            if _digest_of_input(_mapping(given), sources, made) not in (_mapping(given).get("digest"), None):
-                yield f"{name} reads other bytes as {slot} than {_mapping(given).get('from')} put out."
+        if _config_hash(stage) != stage.config_hash:
+            yield f"{stage.id} has another config_hash than its config makes."
+        elif _key(stage) not in (stage.cache_key, None):
+            yield f"{stage.id} has another cache_key than its version, config, inputs and toolchain make."
+        for slot, given in stage.inputs.items():
+            if _digest_of_input(given, told.sources, made) not in (given.digest, None):
+                yield f"{stage.id} reads other bytes as {slot} than {given.maker} put out."
     yield from _models(manifest)
 
 
 def _models(manifest: Manifest) -> Iterator[str]:
     """The same of the models to ship, which the last stage puts out, or the last one of each component."""
-    finals = final_artifacts(manifest.value)
+    finals = manifest.told.final_artifacts
     for name in finals:
         if all(entry.name != name for entry in manifest.files):
             yield f"{name} is the model of the build and not among its files."
-    done = [stage for stage in _stages(manifest.value) if stage.get("status") == "completed"]
-    last = [stage for stage in done if stage.get("filename") in finals] if len(finals) > 1 else done[-1:]
+    done = [stage for stage in manifest.told.stages if stage.is_done]
+    last = [stage for stage in done if stage.filename in finals] if len(finals) > 1 else done[-1:]
     listed = set(manifest.files)
     for stage in last if finals else ():
-        for files in _output_files({"stages": [stage]}):
-            for file in files:
-                if file not in listed:
-                    yield f"{file.name} has another digest among the files than {stage.get('id')} put out."
+        for file in stage.files:
+            if file not in listed:
+                yield f"{file.name} has another digest among the files than {stage.id} put out."
 
 
-def _key(stage: JsonObject) -> str | None:
+def _key(stage: Stage) -> str | None:
     """The key that follows from what the manifest says of *stage*; None when it does not say enough (an older one)."""
-    version = stage.get("version")
-    if not isinstance(version, int):
+    if stage.version is None:
         return None
-    inputs = {slot: str(_mapping(given).get("digest")) for slot, given in _mapping(stage.get("inputs")).items()}
-    toolchain = {name: str(text) for name, text in _mapping(stage.get("toolchain")).items()}
-    return cache_key(Ingredients(str(stage.get("name")), version, _mapping(stage.get("config")), inputs, toolchain))
+    inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}
+    try:
+        return cache_key(Ingredients(stage.name, stage.version, stage.config, inputs, stage.toolchain))
+    except ValueError:  # texts that have no UTF-8, of which no build has made a key
+        return ""
+
+
+def _config_hash(stage: Stage) -> str | None:
+    try:
+        return config_hash(stage.config)
+    except ValueError:  # the same
+        return None
 
 
 def _digest_of_input(
-    given: JsonObject, sources: JsonObject, made: Mapping[tuple[str, str], JsonValue]
-) -> JsonValue | None:
+    given: Input, sources: Mapping[str, JsonValue], made: Mapping[tuple[str, str], Output]
+) -> str | None:
     """What the manifest says elsewhere of an input; None when it says nothing."""
-    name = str(given.get("name"))
-    if given.get("from") == "source":
-        return _artifact_digest(sources[name]) if name in sources else None
-    return _mapping(made.get((str(given.get("from")), name))).get("digest")
-
-
-def _artifact_digest(files: JsonValue) -> str | None:
-    try:
-        return Artifact.from_json(files).digest
-    except StoreError:
-        return None
-
-
-def _stages(value: JsonObject) -> list[JsonObject]:
-    stages = value.get("stages")
-    return [stage for stage in stages if isinstance(stage, Mapping)] if isinstance(stages, list) else []
-
-
-def _mapping(value: JsonValue) -> JsonObject:
-    return value if isinstance(value, Mapping) else {}
+    if given.maker != "source":
+        output = made.get((given.maker, given.name))
+        return None if output is None else output.digest
+    with suppress(StoreError, KeyError):
+        return Artifact.from_json(sources[given.name]).digest
+    return None

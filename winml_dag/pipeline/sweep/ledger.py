@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.eta import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.commit import folder_key
-from winml_dag.pipeline.outputs import refuse_file
+from winml_dag.pipeline.publish import refuse_file
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
 from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, Measured, SweepResult
 from winml_dag.pipeline.sweep.state import read_sweep, write_sweep
@@ -183,8 +183,8 @@ class Ledger:
 
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
     """What is told of a run before it has begun."""
+    from winml_dag import TOOL_ID
     from winml_dag.pipeline.finished.host import this_host
-    from winml_dag.pipeline.madeby import MADE_BY
 
     return SweepResult(
         name=sweep.name,
@@ -195,7 +195,7 @@ def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
         cells=(),
         jobs=jobs,
         host=this_host().identity(device="cpu"),
-        made_by=MADE_BY,
+        made_by=TOOL_ID,
     )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from winml_dag.canonical import JsonObject
+from typing import Any
 
 SWEEP = "sweep.json"
 FORMAT = 1
@@ -73,7 +72,7 @@ class Measured:
 
     measured: str = ""
     made_at: str = ""
-    report: JsonObject = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
 
 

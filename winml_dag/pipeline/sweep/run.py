@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import BuildOptions, build, plan
 from winml_dag.pipeline.builds import Outcome, Planned, build_all
+from winml_dag.pipeline.environment import Environment, environment_fingerprint
 from winml_dag.pipeline.planning import plan_or_refusal, plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
-from winml_dag.pipeline.standing.check import Standing, check, note_use
-from winml_dag.pipeline.standing.note import keys_of as keys_of_note
-from winml_dag.pipeline.standing.surroundings import look_around, surroundings
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
@@ -30,6 +28,8 @@ from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
 from winml_dag.pipeline.sweep.watching import Timed, Watcher
+from winml_dag.pipeline.uptodate import Standing, check, note_use
+from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class _Run:
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:
             return
-        around = surroundings(time.time_ns())
+        around = environment_fingerprint(time.time_ns())
         planned = [
             Planned(cell.name, plan_or_refusal(self._requests[cell.name], self._store, around, download=True))
             for cell in rest
@@ -229,7 +229,7 @@ class _Run:
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[Standing, CellResult]]]:
         """Name of each cell in which there is nothing to do, what stands of it, and what was told of it last."""
-        around = look_around()
+        around = Environment.now()
         folder = str(self._store.folder)
         for cell in cells:
             last, words = self._ledger.last(cell), self._requests[cell.name].words
@@ -274,7 +274,7 @@ class _Run:
         """Of cells that another run has built, those that would be built otherwise now: what is known of them says
         nothing of what would be put in place.
         """
-        around = surroundings(time.time_ns())
+        around = environment_fingerprint(time.time_ns())
         for cell in self._asked.sweep.cells:
             last = known[cell.name]
             if cell.name in self._results or not last.is_there:

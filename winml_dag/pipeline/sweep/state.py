@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.errors import InputError, StoreError
-from winml_dag.pipeline.sweep.plainform import Misshapen, plain, read
+from winml_dag.pipeline.sweep.codec import DecodeError, decode, encode
 from winml_dag.pipeline.sweep.result import FORMAT, SWEEP, SweepResult
 from winml_dag.smallfiles import MOST_BYTES_OF_MANY, parse_json, read_bytes
 
@@ -26,27 +26,27 @@ def read_sweep(folder: Path) -> SweepResult | None:
         return sweep_of(read_bytes(path, MOST_BYTES_OF_MANY))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except Misshapen as error:
+    except DecodeError as error:
         raise _unusable(path, str(error)) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def sweep_of(data: bytes) -> SweepResult:
-    """The sweep that the text *data* is of. Raises Misshapen."""
+    """The sweep that the text *data* is of. Raises DecodeError."""
     try:
         value: Any = parse_json(data, allow_nan=False)
     except ValueError as error:
-        raise Misshapen(f"it is not JSON ({error})") from None
+        raise DecodeError(f"it is not JSON ({error})") from None
     found = value.get("format") if isinstance(value, dict) else None
     if isinstance(found, int) and found > FORMAT:
-        raise Misshapen(f"its format is {found}, and this version knows up to {FORMAT}")
-    return read(SweepResult, value)
+        raise DecodeError(f"its format is {found}, and this version knows up to {FORMAT}")
+    return decode(SweepResult, value)
 
 
 def text_of(sweep: SweepResult) -> bytes:
     """The content of ``sweep.json``."""
-    value = plain(sweep)
+    value = encode(sweep)
     cells = [json.dumps(cell, ensure_ascii=False) for cell in value.pop("cells")]
     lines = [f"{json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in value.items()]
     body = ",\n".join([*lines, f'"cells": [\n{f",{chr(10)}".join(cells)}\n]'])

@@ -7,6 +7,7 @@ killed or failed has put files and written no manifest. All else is somebody's, 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,15 +15,45 @@ from pathlib import Path
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.placed import placed_files
-from winml_dag.errors import UsageError
+from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.knownfiles import KnownFiles
+from winml_dag.pipeline.commit import Materialised
 from winml_dag.pipeline.layout import MANIFEST
-from winml_dag.pipeline.outputs import Materialised
+from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.below import Below
 from winml_dag.store.fingerprints import Fingerprints
+from winml_dag.store.local import LocalStore
 from winml_dag.store.store import RunStore
+
+
+class KnownFiles:
+    """What *store* has, looked up by what *fingerprints* say of a file."""
+
+    def __init__(self, store: RunStore, fingerprints: Fingerprints) -> None:
+        self._store = store
+        self._fingerprints = fingerprints
+
+    def has(self, path: Path, expected: FileEntry | None = None) -> bool:
+        """Whether the file *path* is a result, or *expected*, byte for byte; false for one that cannot be read."""
+        try:
+            if expected is not None and self._fingerprints.digest(path, expected.digest) == expected.digest:
+                return True
+            found = self._fingerprints.entry(path, path.name)
+        except InputError:
+            return False
+        # Only what is on this machine: a remote has the work of others, and this file may be theirs or its owner's.
+        return not (self._store.far([found]) or self._store.missing([found]))
+
+    def may_replace(self, path: Path, *, owned: bool = False, expected: FileEntry | None = None) -> bool:
+        """Whether nothing is lost when *path* is overwritten: it is not there, or a file that is *owned* or :meth:`has`
+        knows.
+        """
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            return True
+        return stat.S_ISREG(mode) and (owned or self.has(path, expected))
 
 
 class UserFolder:
@@ -142,3 +173,19 @@ def _files(result: StageResult) -> Iterator[FileEntry]:
     """Those of *result*, which has a record, that lie in the recipe's folder."""
     assert result.record is not None
     return placed_files(result.node, result.record.outputs)
+
+
+def user_folder(planned: BuildGraph, store: LocalStore) -> UserFolder | None:
+    """The recipe's folder, if stages of its own put files there."""
+    folder = planned.folder
+    if folder is None:
+        return None
+    return UserFolder(folder, planned, _placed(planned, folder), store, store.fingerprints)
+
+
+def _placed(planned: BuildGraph, folder: Path) -> Mapping[str, Sequence[FileEntry]]:
+    """What the last build has put into the recipe's *folder*, by stage."""
+    if planned.others:
+        return planned.placed
+    previous = read_manifest(planned.summary.output_dir)
+    return {} if previous is None else previous.placed_in(folder, planned.summary.output_dir)

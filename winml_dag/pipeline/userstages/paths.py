@@ -8,18 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from winml_dag.engine.placed import KEPT
-from winml_dag.names import is_safe_part
+from winml_dag.names import is_safe_part, parents
 from winml_dag.pipeline.userstages.declared import NAME, Declared, is_ours
 from winml_dag.recipe.document import Findings, Location
-
-
-def parents(path: str) -> Iterator[str]:
-    """The folders that *path* lies in: ``a/b`` and ``a`` for ``a/b/c``."""
-    at = path.rfind("/")
-    while at > 0:
-        path = path[:at]
-        yield path
-        at = path.rfind("/")
 
 
 def inside(folder: Path, text: str) -> str | None:

@@ -17,8 +17,7 @@ from winml_dag.engine.function import CALL
 from winml_dag.engine.stage import Command, InputSlot, Node, Source, Stage
 from winml_dag.engine.toolchain import versions
 from winml_dag.pipeline.userstages.declared import NAME, Declared, Ours, Tools, is_ours
-from winml_dag.pipeline.userstages.files import KIND, UserFiles
-from winml_dag.pipeline.userstages.links import Links, taken_files
+from winml_dag.pipeline.userstages.inputs import KIND, Links, UserFiles, taken_files
 from winml_dag.pipeline.userstages.paths import OutputPaths
 from winml_dag.pipeline.userstages.plugins import PluginProblem, load_plugin, plugin_config
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, Programs

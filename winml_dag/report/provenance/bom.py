@@ -23,9 +23,7 @@ from packageurl import PackageURL
 from winml_dag import __version__
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
-from winml_dag.pipeline.manifest import component_names, final_artifacts, told_of
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, tellable
-from winml_dag.report.reading import BuildManifest
 from winml_dag.stages import kinds
 
 # Properties of ours begin so; see docs/buildtypes/build-v1.md.
@@ -113,7 +111,7 @@ def _short(text: str) -> str:
 def _models(build: BuildFacts) -> Iterator[Component]:
     """A component for each model to ship, with its files; none of a build without a model."""
     for main in _main_files(build):
-        told = BuildManifest.model_validate(told_of(build.value, main.path.rpartition("/")[2]))
+        told = build.manifest.of(main.path.rpartition("/")[2])
         sources = list({each.digest: each for each in build.dependencies if each.kind in _MODELS}.values())
         precision, target = told.precision, told.execution_provider
         yield Component(
@@ -140,7 +138,7 @@ def _main_files(build: BuildFacts) -> list[HashedFile]:
     """The models themselves, without what belongs to them: one, or one for each component."""
     if build.manifest.model_id == "":
         return []
-    names, finals = component_names(build.value) or ("",), final_artifacts(build.value)
+    names, finals = tuple(build.manifest.components) or ("",), build.manifest.final_artifacts
     found = (file for file in build.outputs if file.path.rpartition("/")[2] in finals and not file.placed)
     return [file for file in found if file.component in names]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.pipeline.documents import BuildManifest, Origin
 from winml_dag.pipeline.finished.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.hub import cached_snapshot
-from winml_dag.pipeline.jsonfile import put_text
+from winml_dag.pipeline.jsonfile import has_mark, put_text
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
-from winml_dag.pipeline.manifest import Manifest, component_in, component_names, final_artifacts
+from winml_dag.pipeline.manifest import Manifest
 from winml_dag.report.folders import KEPT, find
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
-from winml_dag.report.reading import BuildManifest, Origin
 from winml_dag.smallfiles import read_json
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
@@ -100,17 +100,9 @@ def write_documents(output: Path, format_: str, documents: Sequence[Document], *
             )
         files = {output / f"{document.build}{_ENDINGS[format_]}": document.text for document in documents}
     for path in files:
-        if path.is_file() and not (overwrite or _is_such(path, _MARKS[format_])):
+        if path.is_file() and not (overwrite or has_mark(path, _MARKS[format_])):
             raise UsageError(f"{path} is in the way, and no document of that kind.", advice="Give --overwrite.")
     return [put_text(path, text) for path, text in files.items()]
-
-
-def _is_such(path: Path, mark: str) -> bool:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and mark in found
 
 
 _PACKAGE = Path(__file__).parent.parent.parent
@@ -153,7 +145,7 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
             f"{folder} is not as its build left it: {'; '.join(faults[:_MOST_NAMED])}.",
             advice=f"`winml-dag verify {folder}` tells all; build again.",
         )
-    dependencies = tuple(_dependencies(folder, manifest.value))
+    dependencies = tuple(_dependencies(folder, manifest.told))
     return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)
 
 
@@ -168,7 +160,7 @@ def _faults(checked: Verification) -> Iterator[str]:
 
 
 def _settings(folder: Path, manifest: Manifest) -> JsonObject:
-    if not final_artifacts(manifest.value):
+    if not manifest.told.final_artifacts:
         return {}
     with suppress(OSError, ValueError):
         value = read_json(folder / BUILD_CONFIG)
@@ -179,9 +171,8 @@ def _settings(folder: Path, manifest: Manifest) -> JsonObject:
 
 def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:
     """*name*: *folder* below *top*."""
-    value = manifest.value
-    read = BuildManifest.model_validate(value)
-    finals, makers = final_artifacts(value), _makers(read, component_names(value))
+    read = manifest.told
+    finals, makers = read.final_artifacts, _makers(read)
     # Models to ship, and the weights and binaries that belong to them.
     shipped = {*finals, *(file.name for stage in read.stages if stage.name == "finalize" for file in stage.files)}
     for entry in manifest.files:
@@ -191,7 +182,7 @@ def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[H
             _below(name, entry.name),
             *_hashed(folder / entry.name, entry),
             stage=makers.get(entry.name, ""),
-            component=component_in(value, entry.name),
+            component=read.component_of_file(entry.name),
             is_output=not finals or entry.name in shipped,
         )
     for text in (MANIFEST, *((BUILD_CONFIG,) if finals else ())):
@@ -230,19 +221,16 @@ def _hashed(path: Path, entry: FileEntry | None) -> tuple[str, int]:
         return "", 0
 
 
-def _makers(read: BuildManifest, components: Sequence[str]) -> dict[str, str]:
+def _makers(read: BuildManifest) -> dict[str, str]:
     """The id of the stage whose result it is, by the name of a file in the folder."""
     makers: dict[str, str] = {}
     for stage in read.stages:
-        first = stage.id.partition(".")[0]
-        component = first if first in components else ""
-        names = [prefixed(file.name, component) for file in stage.files]
+        names = [prefixed(file.name, read.component_of(stage)) for file in stage.files]
         makers |= dict.fromkeys((*names, stage.filename, *stage.filenames), stage.id)
     return makers
 
 
-def _dependencies(folder: Path, value: JsonObject) -> Iterator[Dependency]:
-    read = BuildManifest.model_validate(value)
+def _dependencies(folder: Path, read: BuildManifest) -> Iterator[Dependency]:
     for name, listed in read.sources.items():
         try:
             artifact = Artifact.from_json(listed)

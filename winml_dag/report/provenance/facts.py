@@ -14,7 +14,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from urllib.parse import quote
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.report.reading import BuildManifest, Stage
+from winml_dag.pipeline.documents import BuildManifest, Stage
 
 # What the formats carry numbers in has so many bits; whole numbers beyond them are told as texts.
 _EXACT = 2**53

@@ -19,6 +19,7 @@ from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
+from winml_dag.pipeline.documents import Stage
 from winml_dag.report.provenance.facts import (
     BuildFacts,
     Dependency,
@@ -28,7 +29,6 @@ from winml_dag.report.provenance.facts import (
     time_text,
     without_places,
 )
-from winml_dag.report.reading import Stage
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "pkg:pypi/winml-dag#docs/buildtypes/build-v1.md"

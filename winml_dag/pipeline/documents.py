@@ -6,6 +6,7 @@ missing, and costs nothing but itself.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
@@ -14,16 +15,30 @@ from pydantic import (
     Field,
     JsonValue,
     OnErrorOmit,
+    PlainValidator,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
 )
 
+from winml_dag.errors import StoreError
+from winml_dag.pipeline.layout import prefixed
+from winml_dag.store.artifact import Artifact, FileEntry
+
+
+def _files(value: Any) -> tuple[FileEntry, ...]:
+    try:
+        return Artifact.from_json(value).files
+    except StoreError as error:
+        raise ValueError(error) from None
+
+
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 _Texts: TypeAlias = list[OnErrorOmit[str]]
 _Words: TypeAlias = dict[str, OnErrorOmit[str]]
 _Counts: TypeAlias = dict[str, OnErrorOmit[Count]]
+_Files: TypeAlias = Annotated[tuple[FileEntry, ...], PlainValidator(_files)]
 
 
 class _Lenient(BaseModel):
@@ -41,15 +56,17 @@ class _Lenient(BaseModel):
             return cls.model_fields[info.field_name].get_default(call_default_factory=True)
 
 
-class OutputFile(_Lenient):
-    name: str = ""
-    digest: str = ""
-    size: Count | None = None
-
-
 class Output(_Lenient):
     digest: str = ""
-    files: list[OnErrorOmit[OutputFile]] = []
+    files: _Files = ()
+
+
+class Input(_Lenient):
+    """``maker``: the id of the stage that put it out, or ``source``."""
+
+    maker: str = Field(default="", validation_alias="from")
+    name: str = ""
+    digest: str | None = None
 
 
 class Figures(_Lenient):
@@ -100,11 +117,14 @@ class Stage(_Lenient):
     cached: bool = False
     elapsed_seconds: float | None = None
     cache_key: str | None = None
-    version: JsonValue = None
-    config: JsonValue = None
+    version: int | None = None
+    config: dict[str, JsonValue] = {}
+    config_hash: str = ""
     settings: Config = Field(default=Config(), validation_alias="config")
     toolchain: _Words = {}
+    inputs: dict[str, OnErrorOmit[Input]] = {}
     outputs: dict[str, OnErrorOmit[Output]] = {}
+    placed: _Files | None = None
     metrics: Metrics = Metrics()
     made_at: str = ""
     made_by: str = ""
@@ -119,7 +139,7 @@ class Stage(_Lenient):
     ep_sdk_version: str = ""
 
     @property
-    def files(self) -> list[OutputFile]:
+    def files(self) -> list[FileEntry]:
         return [file for output in self.outputs.values() for file in output.files]
 
     @property
@@ -174,19 +194,50 @@ class Run(_Lenient):
     wheels: _Words = {}
 
 
-class BuildManifest(_Lenient):
+class OneModel(_Lenient):
+    """A model to ship: the one of a build, or that of one of its components."""
+
     model_id: str = ""
     task: str | None = None
     precision: str = ""
     execution_provider: str = ""
     device: str = ""
     cache_key: str = ""
+    quality: dict[str, JsonValue] | None = None
+    final_artifact: str | None = None
+
+
+class BuildManifest(OneModel):
+    config_hash: str = ""
     timestamp: str = ""
     elapsed_seconds: float | None = None
     notices: _Texts = []
     sources: dict[str, JsonValue] = {}
+    components: dict[str, OnErrorOmit[OneModel]] = {}
     stages: list[OnErrorOmit[Stage]] = []
     run: Run = Run()
+
+    @cached_property
+    def final_artifacts(self) -> tuple[str, ...]:
+        """The names of the models to ship."""
+        found = (one.final_artifact for one in (self, *self.components.values()))
+        return tuple(name for name in found if name is not None)
+
+    def component_of_file(self, name: str) -> str:
+        """The component that the file *name* beside the manifest is of; empty where it is of none."""
+        return next((each for each in self.components if name.startswith(prefixed("", each))), "")
+
+    def component_of(self, stage: Stage) -> str:
+        """The component that *stage* is about; empty where it is about all, or there are none."""
+        first = stage.id.partition(".")[0]
+        return first if first in self.components else ""
+
+    def of(self, file: str) -> OneModel:
+        """What is told of *file*: of that of a component, what is told of this component first."""
+        own = self.components.get(self.component_of_file(file))
+        if own is None:
+            return self
+        return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 class _Latencies(_Lenient):

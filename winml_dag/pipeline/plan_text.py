@@ -1,4 +1,5 @@
-"""The plan in a note: a graph as lines of JSON, one for each node, of which a build takes no more than it needs.
+"""The plan in an entry of the plan cache: a graph as lines of JSON, one for each node, of which a build takes no more
+than it needs.
 
 An edit of one file among thousands reaches a handful of nodes. Those alone are made into a graph; what they read from
 others is given by its digest. To make all nodes of 4000 and to decide each takes 0.5 s, to find and make four 20 ms.
@@ -19,12 +20,11 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.placed import placed_files
 from winml_dag.engine.stage import Node, Source, SourceFile, Stage, node_json, node_of, stage_json, stage_of
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
-from winml_dag.pipeline.standing.evidence import PER_PATH
-from winml_dag.pipeline.standing.note import Note
+from winml_dag.pipeline.uptodate import PER_PATH, Entry
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.standing.check import Standing
+    from winml_dag.pipeline.uptodate import Standing
     from winml_dag.store.local import LocalStore
 
 
@@ -37,34 +37,41 @@ class Made:
 
 
 def text_of(path: Path) -> str:
-    """*path* as a note has it. ".." stays: behind a link it leads elsewhere than the text says."""
+    """*path* as an entry has it. ".." stays: behind a link it leads elsewhere than the text says."""
     return str(path.absolute())
 
 
 def placed_text(folder: Path, name: str) -> str:
-    """The path of *name* in the absolute *folder*, as a note has it; for thousands, which would cost a Path each."""
+    """The path of *name* in the absolute *folder*, as an entry has it; for thousands, which would cost a Path each."""
     return f"{folder}{os.sep}{name if os.sep == '/' else name.replace('/', os.sep)}"
 
 
 def recall(standing: Standing, store: LocalStore, *, part: bool = False) -> BuildGraph:
-    """The graph that was noted, with what its sources hold now; with *part* no more of it than can have anything to do,
+    """The graph of the entry, with what its sources hold now; with *part* no more of it than can have anything to do,
     where that can be told.
 
     Raises:
         InputError: for a source that cannot be read.
     """
-    note, changed = standing.note, standing.changed
-    groups = note.header.groups
+    entry, changed = standing.entry, standing.changed
+    groups = entry.header.groups
     data = [place for place in changed if place < groups.steering + groups.data]
-    entries = store.fingerprints.entries([(Path(note.paths[place]), "") for place in data])
-    plan = StandingPlan(note, dict(zip(data, entries, strict=True)))
-    if part and changed and note.header.complete and plan.is_divisible and plan.knows(changed):
+    entries = store.fingerprints.entries([(Path(entry.paths[place]), "") for place in data])
+    plan = StandingPlan(entry, dict(zip(data, entries, strict=True)))
+    if part and changed and entry.header.complete and plan.is_divisible and plan.knows(changed):
         return replace(plan.behind(changed), standing=standing)
     return replace(plan.whole(), standing=standing)
 
 
+def whole(planned: BuildGraph, store: LocalStore) -> BuildGraph:
+    """The graph that *planned* is a part of; itself when it is no part."""
+    if not planned.others or planned.standing is None:
+        return planned
+    return recall(planned.standing, store)
+
+
 def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[str, Made]) -> bytes:
-    """*planned* for a note. *place_of*: the place of each path in the note; *made*: by node id, as far as known."""
+    """*planned* for an entry. *place_of*: the place of each path in it; *made*: by node id, as far as known."""
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())
     node_places = {node.id: place for place, node in enumerate(nodes)}
     source_places = {source.name: place for place, source in enumerate(sources)}
@@ -94,12 +101,12 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int], made: Mapping[st
 
 
 class StandingPlan:
-    """The plan of a note, parsed as far as it is used. *fresh*: files by their place whose content is another now."""
+    """The plan of an entry, parsed as far as it is used. *fresh*: files by their place whose content is another now."""
 
-    def __init__(self, note: Note, fresh: Mapping[int, FileEntry] | None = None) -> None:
-        self._note = note
+    def __init__(self, entry: Entry, fresh: Mapping[int, FileEntry] | None = None) -> None:
+        self._entry = entry
         self._fresh = fresh or {}
-        head, self._settings, *self._lines = note.plan.split(b"\n")
+        head, self._settings, *self._lines = entry.plan.split(b"\n")
         self._head: Any = json.loads(head)
 
     @property
@@ -110,16 +117,16 @@ class StandingPlan:
         return bool(self._head["summary"]["origin"] == "stages")
 
     def knows(self, changed: Sequence[int]) -> bool:
-        """Whether it is noted which nodes read or put out the paths at the places *changed*. Of a blob it is not, and
+        """Whether it is known which nodes read or put out the paths at the places *changed*. Of a blob it is not, and
         the manifest is of all of them: then all are decided.
         """
-        groups = self._note.header.groups
+        groups = self._entry.header.groups
         read = groups.steering + groups.data
         given = {place for places in self._head["gives"] for place in places}
         return all(place < read or place in given for place in changed)
 
     def whole(self) -> BuildGraph:
-        """The plan as it was noted, with what its sources held then."""
+        """The plan as it was kept, with what its sources held then."""
         return self._graph(range(len(self._lines)), json.loads(self._settings))
 
     def behind(self, changed: Sequence[int]) -> BuildGraph:
@@ -181,16 +188,15 @@ class StandingPlan:
 
     def _source(self, place: int) -> tuple[Source, Artifact]:
         name, kind, files, folders = self._head["sources"][place]
-        note = self._note
-        entries = [self._entry(file, at) for file, at in files]
-        read = tuple(SourceFile(file, Path(note.paths[at])) for file, at in files)
+        entries = [self._file(file, at) for file, at in files]
+        read = tuple(SourceFile(file, Path(self._entry.paths[at])) for file, at in files)
         source = Source(name, kind, read, tuple(map(Path, folders)))
         return source, Artifact.of(entries)
 
-    def _entry(self, name: str, place: int) -> FileEntry:
+    def _file(self, name: str, place: int) -> FileEntry:
         if place in self._fresh:
             return replace(self._fresh[place], name=name)
-        return FileEntry(name, self._note.digests[place], self._note.seen[place * PER_PATH])
+        return FileEntry(name, self._entry.digests[place], self._entry.seen[place * PER_PATH])
 
     def _placed(self, nodes: Sequence[Node], values: Iterable[Any]) -> Iterator[tuple[str, tuple[FileEntry, ...]]]:
         for node, value in zip(nodes, values, strict=True):

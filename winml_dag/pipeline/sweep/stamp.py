@@ -1,34 +1,44 @@
-"""A sweep in which there is nothing to do, seen at a glance: before its file is read, or anything heavy imported.
+"""Whether there is nothing to do in a sweep, before its file is read, or anything heavy imported.
 
-Each cell has a note of its own, like any build. What is kept here says which these are for one call of a sweep, and
-that they are all: it holds as long as every file that the sweep was read from, and ``sweep.json``, are as they were.
+Each cell has an entry of its own in the plan cache, like any build. The stamp of a sweep is one more, which says which
+these are for one call of a sweep, and that they are all: it holds as long as every file that the sweep was read from,
+and ``sweep.json``, are as they were.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.canonical import canonical_json
-from winml_dag.pipeline.standing.check import MALFORMED, check, content_of, note_use, places_of
-from winml_dag.pipeline.standing.evidence import FirstLooks, changed_after, look
-from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of, keys_of
-from winml_dag.pipeline.standing.surroundings import look_around
+from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.pipeline.environment import Environment
 from winml_dag.pipeline.sweep.result import SWEEP
+from winml_dag.pipeline.uptodate import (
+    MALFORMED,
+    Entry,
+    FirstLooks,
+    Groups,
+    Header,
+    check,
+    content_of,
+    keys_of,
+    look,
+    note_use,
+    places_of,
+    racy,
+)
 from winml_dag.store import changetime
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
-    from winml_dag.pipeline.standing.surroundings import Surroundings
 
 
 @dataclass(frozen=True)
-class Glance:
+class SweepStamp:
     """A sweep whose *cells* are all up to date. ``lines``: what there is to tell of it besides how many there are."""
 
     cells: int
@@ -51,22 +61,24 @@ def words_of(recipes: Sequence[Path], request: Request, filters: Sequence[str], 
     return canonical_json({"sweep": files, "common": common, "filters": list(filters), "shard": shard})
 
 
-def glance(cache_dir: Path, words: str) -> Glance | None:
+def load_sweep_stamp(cache_dir: Path, words: str) -> SweepStamp | None:
     """What *words* led to, if all of that is there and as it was; then it is noted that it was used."""
     folder = str(cache_dir.absolute())
-    around = look_around()
-    standing = check(folder, words, around)
+    environment = Environment.now()
+    standing = check(folder, words, environment)
     if standing is None or not standing.is_up_to_date:
         return None
     try:
-        plan: Any = json.loads(standing.note.plan)
-        found = Glance(int(plan["cells"]), int(plan["left_out"]), str(plan["folder"]), tuple(map(str, plan["lines"])))
+        plan: Any = json.loads(standing.entry.plan)
+        found = SweepStamp(
+            int(plan["cells"]), int(plan["left_out"]), str(plan["folder"]), tuple(map(str, plan["lines"]))
+        )
         builds = [str(each) for each in plan["builds"]]
     except MALFORMED:
         return None
     stand = []
     for each in builds:
-        one = check(folder, each, around)
+        one = check(folder, each, environment)
         if one is None or not one.is_up_to_date:
             return None
         stand.append(one)
@@ -75,47 +87,35 @@ def glance(cache_dir: Path, words: str) -> Glance | None:
     return found
 
 
-def keep_glance(
+def keep_sweep_stamp(
     cache_dir: Path,
     words: str,
-    found: Glance,
+    found: SweepStamp,
     *,
     files: Sequence[Path],
     builds: Sequence[str],
     began_ns: int,
-    around: Surroundings,
+    environment: Mapping[str, JsonValue],
     looks: FirstLooks,
 ) -> None:
     """Keep that *words* led to *found*, which stands on the requests *builds*, read from *files* not before *began_ns*
-    in the surroundings *around*, when *looks* were taken. A cache that cannot be written keeps nothing, and that is no
-    error.
+    in the *environment* of that fingerprint, when *looks* were taken.
     """
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
     if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
         return  # nothing would tell what was edited while it was read
-    result = str(Path(found.folder).absolute() / SWEEP)
+    top = str(Path(found.folder).absolute())
+    result = str(Path(top, SWEEP))
     put = look([result])
     digests = [content_of(path) for path in (*paths, result)]
     seen = look(paths)
     if seen != looks.of(paths):
         return
     seen += put
-    header = Header(
-        asked=words,
-        surroundings=around,
-        places=places_of([str(Path(found.folder).absolute())]),
-        groups=Groups(len(paths), outputs=1),
-        unsettled=changed_after(seen, began_ns - changetime.SETTLED_NS),
-        complete=True,
-    )
-    plan = {**asdict(found), "builds": builds}
-    from winml_dag.store.files import write_whole
-
-    with suppress(OSError):
-        note = Note.of(header, [*paths, result], seen, digests, json.dumps(plan).encode())
-        file = Path(file_of(folder, words))
-        write_whole(file, note.to_bytes())
-        # It goes with the last result that it stands on.
-        keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
-        write_whole(file.with_suffix(KEYS_SUFFIX), "".join(f"{key}\n" for key in keys).encode())
+    groups, young = Groups(len(paths), outputs=1), racy(seen, began_ns)
+    header = Header(words, environment, places_of([top]), groups, young, complete=True)
+    plan = json.dumps({**asdict(found), "builds": builds}).encode()
+    # It goes with the last result that it stands on.
+    keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
+    Entry.of(header, [*paths, result], seen, digests, plan).keep(folder, keys)

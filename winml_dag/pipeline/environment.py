@@ -1,22 +1,19 @@
-"""Everything outside of the files of a build that its plan depends on: this program's code, what is installed, where
-home is, and the variables that say where to look.
+"""The environment of a build: all outside of its files that its plan depends on. That is this program's code, what is
+installed, where home is, and the variables that say where to look.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import xxhash
 
-from winml_dag.canonical import JsonValue, canonical_json
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.ep.configuration import CONFIGURATION_VARIABLES
 from winml_dag.store import changetime
-
-Surroundings: TypeAlias = dict[str, JsonValue]
 
 # Where the hub cache is and whether the hub may be asked; where the programs of the user's own stages are; which
 # environments there are for execution providers.
@@ -33,46 +30,43 @@ _VARIABLES = (
 )
 
 
-def surroundings(now_ns: int) -> Surroundings:
-    """What :func:`are` compares; *now_ns* is the time of day."""
-    return {**_cheap(), "installed": _installed(), "folders": _folders(), "at_ns": now_ns}
-
-
 @dataclass(frozen=True)
-class Around:
-    """One look at the surroundings, for who compares many notes with it: it takes longer than all else in a note."""
+class Environment:
+    """One look at the environment. Who compares many entries with it looks once: it takes longer than all else."""
 
-    told: Surroundings
+    told: Mapping[str, JsonValue]
     folders: list[JsonValue]
 
+    @classmethod
+    def now(cls) -> Environment:
+        told: JsonObject = {
+            "code": _code_state(),
+            "python": sys.version,
+            "search_path": list(sys.path),
+            "home": os.path.expanduser("~"),
+            "machine": _machine(),
+            "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        }
+        return cls(told, [_time_of(path or ".") for path in sys.path])
 
-def look_around() -> Around:
-    return Around(_cheap(), _folders())
+    def is_as(self, fingerprint: Mapping[str, JsonValue]) -> bool:
+        """Whether it is what *fingerprint* was made of."""
+        if any(fingerprint.get(name) != value for name, value in self.told.items()):
+            return False
+        at_ns = fingerprint.get("at_ns")
+        # A folder's time says that no distribution came or went since; one that was just changed may change again
+        # without showing it, and one that did change may have got anything: then their names are read.
+        if self.folders == fingerprint.get("folders") and isinstance(at_ns, int):
+            latest = max((int(folder[0]) for folder in self.folders if isinstance(folder, list)), default=0)
+            if latest <= at_ns - changetime.SETTLED_NS:
+                return True
+        return fingerprint.get("installed") == _installed()
 
 
-def are(noted: Mapping[str, JsonValue], now: Around | None = None) -> bool:
-    """Whether the surroundings are still what they were when *noted*; *now*: if somebody has looked just now."""
-    now = now or look_around()
-    if any(noted.get(name) != value for name, value in now.told.items()):
-        return False
-    folders = now.folders
-    at_ns = noted.get("at_ns")
-    # A folder's time says that no distribution came or went since; one that was just changed may change again
-    # without showing it, and one that did change may have got anything: then their names are read.
-    if folders == noted.get("folders") and isinstance(at_ns, int) and _latest(folders) <= at_ns - changetime.SETTLED_NS:
-        return True
-    return noted.get("installed") == _installed()
-
-
-def _cheap() -> Surroundings:
-    return {
-        "code": _code_state(),
-        "python": sys.version,
-        "search_path": list(sys.path),
-        "home": os.path.expanduser("~"),
-        "machine": _machine(),
-        "variables": {name: os.environ.get(name) for name in _VARIABLES},
-    }
+def environment_fingerprint(now_ns: int) -> dict[str, JsonValue]:
+    """What :meth:`Environment.is_as` compares; *now_ns* is the time of day."""
+    now = Environment.now()
+    return {**now.told, "installed": _installed(), "folders": now.folders, "at_ns": now_ns}
 
 
 def _machine() -> str:
@@ -89,7 +83,7 @@ def _machine() -> str:
 def _code_state() -> str:
     """Size and time of each file of this package: a plan does not outlive the code that made it."""
     state: list[JsonValue] = []
-    folders = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+    folders = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -108,21 +102,13 @@ def _installed() -> str:
     return short_hash(installed_distributions())
 
 
-def _folders() -> list[JsonValue]:
-    """Time and inode of each folder that packages are found in."""
-    return [_time_of(path or ".") for path in sys.path]
-
-
 def _time_of(path: str) -> JsonValue:
+    """Time and inode of a folder that packages are found in."""
     try:
         status = os.stat(path)
     except OSError:
         return None
     return [status.st_mtime_ns, status.st_ino]
-
-
-def _latest(folders: Iterable[JsonValue]) -> int:
-    return max((int(folder[0]) for folder in folders if isinstance(folder, list)), default=0)
 
 
 def short_hash(value: JsonValue) -> str:

@@ -1,0 +1,237 @@
+"""Keeping a plan, and then the build that was made of it, in the plan cache, so that the next one sees at once that it
+still holds.
+
+What vouches for a plan is what was seen of each path before planning read it. Content that is digested only when the
+entry is kept counts if the path is then still what it was at first. No clock decides that; a file that had changed
+shortly before it was read, so that a further write need not show in its times, is read again the next time.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from winml_dag.canonical import JsonValue
+from winml_dag.engine.events import StageResult
+from winml_dag.engine.placed import placed_files
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.layout import MANIFEST
+from winml_dag.pipeline.plan_text import Made, StandingPlan, placed_text, plan_text, text_of
+from winml_dag.pipeline.publish import build_settings
+from winml_dag.pipeline.uptodate import (
+    ABSENT,
+    PER_PATH,
+    Entry,
+    FirstLooks,
+    Groups,
+    Header,
+    Standing,
+    changed_ns,
+    content_of,
+    differing,
+    file_of,
+    look,
+    places_of,
+    program_content,
+    racy,
+)
+from winml_dag.store import changetime
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.digest import digest_file
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.userstages.folder import UserFolder
+    from winml_dag.store.local import LocalStore
+
+# Kinds of sources that say nothing about what is to be built: another content changes keys, and no plan.
+_DATA_KINDS = frozenset({"file"})
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What a graph was planned from: the request word for word, the recipe's file, when planning began, the fingerprint
+    of the environment then, and what was seen of all that it read. A later fingerprint would vouch for keys that were
+    made in another environment.
+    """
+
+    words: str
+    recipe: Path | None
+    began_ns: int
+    environment: Mapping[str, JsonValue]
+    looks: FirstLooks
+
+
+def note(planned: BuildGraph, store: LocalStore, planning: Planning) -> Standing | None:
+    """Keep *planned* as what was asked leads to, and return what stands of it; None when that cannot be vouched for."""
+    looked_at = [path.absolute() for path in (*([planning.recipe] if planning.recipe else ()), *planned.looked_at)]
+    if not all(changetime.has_settled(path, planning.began_ns) for path in looked_at):
+        return None
+    # What was absent when planning began and is now has steered nothing.
+    absent = [*dict.fromkeys(str(path.absolute()) for path in planned.absent)]
+    nothing = look(absent)
+    if any(nothing):
+        return None
+    # The store has looked at it when it was opened, so it may be young.
+    form = text_of(store.folder / "FORMAT")
+    planning.looks(form, None)
+    steering = {**dict.fromkeys(absent, ABSENT), **dict.fromkeys([*map(str, looked_at), form], "")}
+    steering |= {path: program_content(path) for path in (str(path.absolute()) for path in planned.programs)}
+    data: dict[str, str] = {}
+    for source in planned.graph.sources.values():
+        group = data if source.kind in _DATA_KINDS else steering
+        digests = {file.name: file.digest for file in planned.sources[source.name].files}
+        group.update((text_of(file.path), digests[file.name]) for file in source.files)
+    _digest_steering(steering, store)
+    hashed = {**steering, **{path: digest for path, digest in data.items() if path not in steering}}
+    # Those that were absent come first, and were just seen to be so still.
+    there = [*hashed][len(absent) :]
+    first = planning.looks.of(there)
+    # What is there now may be something else than planning has read.
+    if first is None or look(there) != first:
+        return None
+    seen = nothing + first
+    folders = {os.path.dirname(path) for path in steering} | {str(planned.summary.output_dir.absolute())}
+    header = Header(
+        asked=planning.words,
+        environment=planning.environment,
+        places=places_of(sorted(folders)),
+        groups=Groups(len(steering), len(hashed) - len(steering)),
+        racy=racy(seen, planning.began_ns),
+        stages=len(planned.graph.nodes),
+    )
+    text = plan_text(planned, {path: place for place, path in enumerate(hashed)}, {})
+    entry = Entry.of(header, hashed, seen, hashed.values(), text)
+    entry.keep(str(store.folder), ())
+    return Standing(entry, (), seen, planning.began_ns)
+
+
+def _digest_steering(steering: dict[str, str], store: LocalStore) -> None:
+    """Fill in what is not known from the plan. Libraries of providers are large: their digests are remembered."""
+    unknown = [path for path, digest in steering.items() if not digest]
+    files = [path for path in unknown if os.path.isfile(path)]
+    entries = store.fingerprints.entries([(Path(path), path) for path in files])
+    steering.update((entry.name, entry.digest) for entry in entries)
+    steering.update((path, content_of(path)) for path in unknown if not steering[path])
+
+
+def note_finished(
+    planned: BuildGraph,
+    own: UserFolder | None,
+    results: Mapping[str, StageResult],
+    files: Iterable[FileEntry],
+    store: LocalStore,
+    checked_ns: int,
+) -> None:
+    """Bring the entry that *planned* was recalled from, or kept in, up to date after a build of it, or of a part of it,
+    of which *files* lie in its output folder. Nothing that it has put was found right before *checked_ns*.
+
+    What was seen of all that steers the plan when it was read, or found unchanged, alone vouches for it.
+    """
+    if (standing := planned.standing) is None:
+        return
+    made = {
+        name: Made(result.record.cache_key, result.record.outputs) for name, result in results.items() if result.record
+    }
+    put = dict(_put(planned, results, files))
+    looked = {} if own is None else own.in_place.seen_right(put)
+    entry = standing.entry
+    header, digests = entry.header, dict(zip(entry.paths, entry.digests, strict=False))
+    read = header.groups.steering + header.groups.data
+    outputs = put
+    if planned.others:
+        before = entry.paths[read : header.groups.hashed]
+        outputs = {path: digests[path] for path in before} | put
+        if len(outputs) != len(before):
+            # The part has put other files than it did before: the next build plans the whole, and keeps that.
+            with suppress(OSError):
+                Path(file_of(str(store.folder), header.asked)).unlink()
+            return
+    fresh = dict(_read_by(planned))
+    hashed = {path: fresh.get(path, digests[path]) for path in entry.paths[:read]}
+    hashed |= {path: digest for path, digest in outputs.items() if path not in hashed}
+    blobs = _blobs(made.values(), store)
+    if planned.others:
+        blobs = list(dict.fromkeys([*entry.paths[header.groups.hashed :], *blobs]))
+        text, keys = StandingPlan(entry).text_with(made)
+    else:
+        # Rounds of optimize and analyze that add nothing have one result.
+        seconds = {each.record.cache_key: each.record.elapsed_seconds for each in results.values() if each.record}
+        header = replace(header, stages=len(seconds), seconds=round(sum(seconds.values()), 3))
+        text = plan_text(planned, {path: place for place, path in enumerate([*hashed, *blobs])}, made)
+        keys = [one.cache_key for one in made.values()]
+    seen = _seen_again(standing, [*hashed, *blobs], put, looked)
+    # What was read or put since the old entry may be racy, and so may what was so then or has changed since.
+    suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, standing.seen))}
+    suspects |= put.keys() | fresh.keys()
+    header = replace(
+        header,
+        groups=replace(header.groups, outputs=len(hashed) - read, blobs=len(blobs)),
+        racy=[
+            place
+            for place, path in enumerate(hashed)
+            if path in suspects
+            # Outputs were found right at the end of the build, all else when the plan was made or recalled.
+            and (
+                changed_ns(seen, place) > (checked_ns if path in put else standing.at_ns) - changetime.SETTLED_NS
+                or (path in put and path not in looked)
+            )
+        ],
+        complete=True,
+        summary=planned.summary.up_to_date,
+    )
+    Entry.of(header, [*hashed, *blobs], seen, hashed.values(), text).keep(str(store.folder), keys)
+
+
+def _put(
+    planned: BuildGraph, results: Mapping[str, StageResult], files: Iterable[FileEntry]
+) -> Iterator[tuple[str, str]]:
+    """Path and digest of every file that lies where its user finds it: *files* in the output folder, the manifest and
+    settings there, and those in the recipe's folder.
+    """
+    folder = planned.summary.output_dir.absolute()
+    yield from ((str(folder / entry.name), entry.digest) for entry in files)
+    if planned.summary.output_file is None:
+        yield from ((str(folder / name), digest_file(folder / name)) for name in (MANIFEST, *build_settings(planned)))
+    for result in results.values():
+        if result.node.folder is not None and result.record is not None:
+            for entry in placed_files(result.node, result.record.outputs):
+                yield placed_text(result.node.folder, entry.name), entry.digest
+
+
+def _blobs(made: Iterable[Made], store: LocalStore) -> list[str]:
+    """Where the blobs lie that *made* needs. Those that were never here, because a remote has them, are no evidence."""
+    files = {file.digest: file for one in made for artifact in one.outputs.values() for file in artifact.files}
+    far = {file.digest for file in store.far(files.values())}
+    return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
+
+
+def _seen_again(
+    standing: Standing, paths: Sequence[str], put: Mapping[str, str], looked: Mapping[str, Sequence[int]]
+) -> array[int]:
+    """What was seen of *paths* when the plan was made or recalled, of outputs when they were found right, and of those
+    that nobody has looked at then, or are new, now.
+
+    Of sources never what is seen now: one that was edited after it was read would look like what was read.
+    """
+    place_of = {path: place for place, path in enumerate(standing.entry.paths)}
+    seen = array("q")
+    for path in paths:
+        place = None if path in put else place_of.get(path)
+        if place is not None:
+            seen.extend(standing.seen[place * PER_PATH : (place + 1) * PER_PATH])
+        else:
+            seen.extend(looked[path] if path in looked else look([path]))
+    return seen
+
+
+def _read_by(planned: BuildGraph) -> Iterator[tuple[str, str]]:
+    """Path and digest of every file that the stages of *planned* read."""
+    for source in planned.graph.sources.values():
+        digests = {file.name: file.digest for file in planned.sources[source.name].files}
+        for file in source.files:
+            yield text_of(file.path), digests[file.name]
