@@ -24,13 +24,14 @@ from winml_dag.api.arguments import (
 )
 from winml_dag.engine.events import Observer
 from winml_dag.errors import MeasuredError
-from winml_dag.pipeline.build import BuildOptions, build
+from winml_dag.pipeline.build import build
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.commandresult import CommandResult, command_result
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.quantized import QuantizeResult
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.precision import chained
@@ -250,7 +251,7 @@ def _carry_out(
 ) -> BuildResult:
     told = None if observer is None else WithoutRounds(observer)
     with store_of(arguments, request.remote) as store:
-        result = build(plan_request(request, store, download=True), store, options, observer=told)
+        result = build(plan_request(request, store, download=True), Driver(store, options, told))
     for view in result.stages:
         if view.result is not None and view.result.error:
             failed = view.result

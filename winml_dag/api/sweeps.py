@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from winml_dag.api.arguments import HOW, CommonArguments, on_cluster, only_known, remote_of, store_of
-from winml_dag.pipeline.build import BuildOptions
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import BuildOptions
 from winml_dag.pipeline.sweep.result import SweepResult
 from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
 from winml_dag.pipeline.sweep.selection import Selection

@@ -30,10 +30,10 @@ from winml_dag.pipeline.standing.check import Standing, check, note_use
 
 if TYPE_CHECKING:
     from winml_dag.engine.fileaccess import FileAccess
-    from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
+    from winml_dag.pipeline.run import BuildOptions
     from winml_dag.recipe.reading import ModuleItem
 
 
@@ -124,7 +124,7 @@ def command(
         return 0
 
     from winml_dag.cli.buildreport import errors_as_json, print_json
-    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.run import BuildOptions
 
     access = _access(sandbox=sandbox, check_inputs=check_inputs)
     how = BuildOptions(
@@ -210,6 +210,7 @@ def carry_out(
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.planning import plan_request
     from winml_dag.pipeline.rounds import WithoutRounds
+    from winml_dag.pipeline.run import Driver
 
     store = opened(cache_dir, request.remote)
     # A part of the graph is enough, unless every stage is to run or to be printed.
@@ -219,7 +220,7 @@ def carry_out(
     with progress(
         quiet=output.quiet, to_stderr=output.as_json, stages=len(planned.graph.nodes) + planned.others
     ) as observer:
-        result = build(planned, store, how, observer=observer if output.verbose else WithoutRounds(observer))
+        result = build(planned, Driver(store, how, observer if output.verbose else WithoutRounds(observer)))
     print_result(result, output, lines)
     return result
 

@@ -65,9 +65,9 @@ def subject_of(options: Mapping[str, Any], how: How) -> Subject:
 def _built(recipe: Path, component: str | None, how: How) -> Path:
     """The output folder of *recipe*, up to date; nothing is built where that has no one model for *component*."""
     from winml_dag.cli.build import carry_out, look
-    from winml_dag.pipeline.build import BuildOptions
     from winml_dag.pipeline.finished.subject import refuse_component, request_for
     from winml_dag.pipeline.outputdir import output_dir_of
+    from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.standing.check import note_use
 
     request = replace(request_for(recipe), remote=how.remote)

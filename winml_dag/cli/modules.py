@@ -16,8 +16,8 @@ from winml_dag.recipe.reading import ModuleItem
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import Output
-    from winml_dag.pipeline.build import BuildOptions
-    from winml_dag.pipeline.builds import Outcome
+    from winml_dag.pipeline.build import Outcome
+    from winml_dag.pipeline.run import BuildOptions
     from winml_dag.store.local import LocalStore
 
 
@@ -75,13 +75,14 @@ def _up_to_date(builds: Sequence[ModuleBuild], cache_dir: Path) -> Iterator[tupl
 def _built(builds: Sequence[ModuleBuild], store: LocalStore, how: BuildOptions, output: Output) -> tuple[Outcome, ...]:
     from winml_dag.cli.progress import progress
     from winml_dag.cli.several import planned_each, refuse_if_all_the_same
-    from winml_dag.pipeline.builds import build_all, merged
+    from winml_dag.pipeline.build import build_all, merged
     from winml_dag.pipeline.rounds import WithoutRounds
+    from winml_dag.pipeline.run import Driver
 
     planned = planned_each([(build.label, build.request) for build in builds], store, download=True)
     refuse_if_all_the_same(planned)
     with progress(quiet=output.quiet, to_stderr=output.as_json, stages=len(merged(planned).graph.nodes)) as observer:
-        return build_all(planned, store, how, observer=observer if output.verbose else WithoutRounds(observer))
+        return build_all(planned, Driver(store, how, observer if output.verbose else WithoutRounds(observer)))
 
 
 def _tell(

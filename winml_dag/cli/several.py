@@ -13,8 +13,8 @@ from winml_dag.cli.plaintext import print_object
 from winml_dag.cli.remotes import traffic_json
 from winml_dag.engine.events import Status
 from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.build import Outcome, Planned
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.builds import Outcome, Planned
 from winml_dag.pipeline.planning import plan_or_refusal
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.standing.surroundings import surroundings

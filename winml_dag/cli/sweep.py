@@ -25,7 +25,7 @@ from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import Output
-    from winml_dag.pipeline.build import BuildOptions
+    from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.remote.traffic import Traffic

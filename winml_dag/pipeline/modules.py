@@ -20,7 +20,7 @@ from winml_dag.recipe.reading import ModuleItem
 from winml_dag.smallfiles import read_bytes, read_json
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.builds import Outcome
+    from winml_dag.pipeline.build import Outcome
 
 SUMMARY = "module_summary.json"
 

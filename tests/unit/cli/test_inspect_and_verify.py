@@ -28,6 +28,7 @@ from winml_dag.pipeline.build import build
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.planning import plan_request
 from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.run import Driver
 from winml_dag.store.digest import digest_file
 from winml_dag.store.local import LocalStore
 
@@ -57,7 +58,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     store = LocalStore(folder / "cache")
     planned = plan_request(Request(folder / "recipe.yaml", Overrides()), store, download=False)
-    assert not build(planned, store, executor=MemoryExecutor(work)).failed
+    assert not build(planned, Driver(store, executor=MemoryExecutor(work))).failed
     store.close()
     return folder / "out"
 

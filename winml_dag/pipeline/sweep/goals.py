@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.layout import BUILD_CONFIG
+from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.choosing import Judged, is_pending, judge, nearest, winner
 from winml_dag.pipeline.sweep.facts import Facts, facts_of
-from winml_dag.pipeline.sweep.measuring import Running
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.search import Hunt, hunt_together, rank_cells
 from winml_dag.recipe.goal import Goal, group_axes, groups, winner_folder
@@ -39,14 +39,14 @@ class Means:
         request: what builds a cell, with the options of this run.
         carry_out: builds and measures further cells as those of the sweep are, and gives a result for each, in order.
         put: brings a folder up to date with what a cell builds, all of which is known; raises WinmlDagError.
-        running: how graphs are carried out besides the builds.
+        driver: carries out what there is besides the builds.
     """
 
     folder: Path
     request: Callable[[Cell], Request]
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]]
     put: Callable[[Cell, Path], None]
-    running: Running
+    driver: Driver
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Pursuit:
             self._begin(choice)
         hunts = [choice.hunt for choice in choices if choice.hunt is not None]
         ranked = rank_cells(
-            {hunt.cell.name: hunt.cell for hunt in hunts}, self.means.request, search, self.means.running
+            {hunt.cell.name: hunt.cell for hunt in hunts}, self.means.request, search, self.means.driver
         )
         for hunt in hunts:
             hunt.ranked = ranked[hunt.cell.name]

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.pipeline.build import BuildOptions, build, plan
-from winml_dag.pipeline.builds import Outcome, Planned, build_all
+from winml_dag.pipeline.build import Outcome, Planned, build, build_all, plan
 from winml_dag.pipeline.planning import plan_or_refusal, plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
+from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 from winml_dag.pipeline.standing.note import keys_of as keys_of_note
 from winml_dag.pipeline.standing.surroundings import look_around, surroundings
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
-from winml_dag.pipeline.sweep.measuring import Finished, Running, measure_cells
+from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
@@ -139,22 +139,11 @@ class _Run:
     ) -> None:
         self._asked = asked
         self._store = store
-        self._options = options
         self._watcher = watcher
-        self._executor = executor
         self._timed = Timed(watcher)
         head = new_head(asked.sweep, asked.recipe, options.jobs)
         self._ledger = Ledger(asked.sweep, asked.folder, [cell.name for cell in asked.cells], store, head)
-        self._running = Running(
-            store,
-            options.jobs,
-            options.rebuild,
-            options.stage_timeout_seconds,
-            WithoutRounds(self._timed),
-            executor,
-            options.memory_bytes,
-            watcher.foretold,
-        )
+        self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.foretold)
         # By name, what each cell was built by, and what became of it.
         self._requests: dict[str, Request] = {}
         self._results: dict[str, CellResult] = {}
@@ -166,7 +155,7 @@ class _Run:
     def run(self) -> SweepDone:
         gone = tuple(self._ledger.gone())
         try:
-            self._build(self._asked.cells, self._ledger.take, self._options)
+            self._build(self._asked.cells, self._ledger.take, self._driver)
             self._measure(self._asked.cells, self._ledger.take)
             pursued = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
         except BaseException:
@@ -183,11 +172,11 @@ class _Run:
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
 
-    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], options: BuildOptions) -> None:
+    def _build(self, cells: Sequence[Cell], take: Callable[[CellResult], None], driver: Driver) -> None:
         """Bring the folders of *cells* up to date; *take* is told of each as soon as it has ended."""
         by_name = {cell.name: cell for cell in cells}
         self._requests |= {cell.name: request_of(cell, self._asked.request, self._asked.folder) for cell in cells}
-        known = {} if options.rebuild else dict(self._known(cells))
+        known = {} if driver.options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
             self._results[result.name] = result
@@ -212,15 +201,8 @@ class _Run:
                 self._refusals[outcome.label] = outcome.error.exit_code
             finish(made.result(by_name[outcome.label], outcome))
 
-        outcomes = build_all(
-            planned,
-            self._store,
-            options,
-            observer=WithoutRounds(self._timed),
-            executor=self._executor,
-            done=done,
-            foretold=self._watcher.foretold,
-        )
+        # One observer for each phase: what it has told of rounds holds for no other.
+        outcomes = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
         for outcome in outcomes:
             if outcome.result is not None and outcome.changed:
                 cache = [outcome.result.cache_note] if outcome.result.cache_note else []
@@ -239,6 +221,15 @@ class _Run:
             if standing is not None and standing.is_up_to_date and keys_of(last) <= {*keys_of_note(folder, words)}:
                 yield cell.name, (standing, replace(last, values=cell.values))
 
+    @property
+    def _reusing(self) -> Driver:
+        return replace(self._driver, options=replace(self._driver.options, rebuild=False))
+
+    @property
+    def _measuring(self) -> Driver:
+        """Of what is measured nothing depends on another, and all of it is measured on this machine."""
+        return replace(self._driver, options=replace(self._driver.options, keep_going=True, cluster=None))
+
     def _measure(self, cells: Sequence[Cell], take: Callable[[CellResult], None]) -> None:
         """Measure those of *cells* that are there, as the sweep says."""
         measure = self._asked.sweep.measure
@@ -252,7 +243,7 @@ class _Run:
         def done(name: str) -> None:
             self._watcher.cell(name, self._results[name].status)
 
-        for name, measured in measure_cells(finished, measure, self._running, done).items():
+        for name, measured in measure_cells(finished, measure, self._measuring, done).items():
             result = replace(self._results[name], perf=measured.perf, eval=measured.eval)
             self._results[name] = result
             take(result)
@@ -266,7 +257,7 @@ class _Run:
             request=lambda cell: request_of(cell, self._asked.request, self._asked.folder),
             carry_out=self._carry_out,
             put=self._put,
-            running=self._running,
+            driver=self._measuring,
         )
         return pursue_goals(self._asked.sweep, [known[cell.name] for cell in self._asked.sweep.cells], means)
 
@@ -291,7 +282,7 @@ class _Run:
         """Build and measure further *cells* as those of the sweep."""
         self._watcher.phase("searching", [cell.name for cell in cells])
         # What they share with the sweep's cells was made anew with those, and would be again in every round.
-        self._build(cells, lambda _: None, replace(self._options, rebuild=False))
+        self._build(cells, lambda _: None, self._reusing)
         self._measure(cells, lambda _: None)
         return [self._results[cell.name] for cell in cells]
 
@@ -303,8 +294,7 @@ class _Run:
         """
         request = replace(request_of(cell, self._asked.request, self._asked.folder), output_dir=folder)
         planned = plan_request(request, self._store, download=True)
-        again = replace(self._options, rebuild=False)
-        result = build(planned, self._store, again, observer=WithoutRounds(self._timed), executor=self._executor)
+        result = build(planned, self._reusing)
         if result.failed:
             raise StageError(f"{folder} could not be brought up to date with {cell.name}.")
         if request.words is not None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.pipeline.finished.measurement import MeasurementGraph
-from winml_dag.pipeline.sweep.measuring import Running, run_together
+from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, MeasurementJob
+from winml_dag.pipeline.run import Driver, Ended
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
 from winml_dag.pipeline.variant import Build, CompositeBuild, OnlyDeclared, Skip
 from winml_dag.recipe.goal import Search
@@ -28,7 +28,6 @@ from winml_dag.stages.sensitivity import RELIEF, REPORT_FILE
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.engine.events import StageResult
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell
     from winml_dag.store.local import LocalStore
@@ -253,19 +252,21 @@ def hunt_together(
 
 
 def rank_cells(
-    cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, running: Running
+    cells: Mapping[str, Cell], request: Callable[[Cell], Request], search: Search, driver: Driver
 ) -> Mapping[str, Ranked | str]:
     """By the name of each of *cells*, its nodes by what quantizing them costs, or why they cannot be ranked.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
-    planned = {name: _planned(request(cell), search, running.store) for name, cell in cells.items()}
+    planned = {name: _planned(request(cell), search, driver.store) for name, cell in cells.items()}
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
     # What comes before the ranking belongs to the cells, which were made anew where that was asked for.
-    results = run_together(graphs, replace(running, rebuild=False), jobs=running.jobs)
+    driver = replace(driver, options=replace(driver.options, rebuild=False))
+    ended = driver.run([MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()])
+    results = dict(zip(graphs, ended, strict=True))
     return {
-        name: one if isinstance(one, str) else _ranked(results[name], one[1], running.store)
+        name: one if isinstance(one, str) else _ranked(results[name], one[1], driver.store)
         for name, one in planned.items()
     }
 
@@ -307,7 +308,11 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
     return MeasurementGraph(graph.graph, graph.sources, build.summary.scope), keepings
 
 
-def _ranked(results: Sequence[StageResult], keepings: tuple[Keeping, ...], store: LocalStore) -> Ranked | str:
+def _ranked(ended: Ended[Measurement], keepings: tuple[Keeping, ...], store: LocalStore) -> Ranked | str:
+    if isinstance(ended, WinmlDagError):
+        return str(ended)
+    assert ended is not None
+    results = ended.results
     if failed := next((result for result in results if result.record is None), None):
         return f"{failed.node.id} failed: {failed.error}" if failed.error else f"{failed.node.id}: {failed.reason}"
     record = next(result.record for result in results if result.node.stage.name == "sensitivity")
