@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from winml_dag.engine import reason
@@ -19,7 +21,7 @@ from winml_dag.engine.plan import foresee, remembered_name
 from winml_dag.engine.reason import Reason
 from winml_dag.engine.waves import look_ahead
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.pipeline.graphrun import reuse_all, run_graph
+from winml_dag.pipeline.madeby import MADE_BY
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.local import LocalStore
 from winml_dag.store.store import BlobDamaged
@@ -229,8 +231,6 @@ class _Run(Generic[T]):
         return foreseen
 
     def _run_together(self, places: Sequence[int], common: Merged) -> None:
-        from winml_dag.engine.schedule import RunOptions
-
         began = time.monotonic()
         running = [
             _Running(place, self._jobs[place], began, set(ids.values()))
@@ -240,24 +240,16 @@ class _Run(Generic[T]):
             node_id: [remembered_name(running[at].job.scope, running[at].job.graph.node(own)) for at, own in readers]
             for node_id, readers in common.readers().items()
         }
-        options = self._options
-        run = RunOptions(
-            "", options.jobs, options.keep_going, options.rebuild, remembered, common.order, options.memory_bytes
-        )
+        observer = _Shared(self._observer, common, running, self._finish_running)
         with self._store.scratch.open() as scratch:
-            run_graph(
+            self._execute(
                 common.graph,
                 common.sources,
-                (),
-                self._store,
                 scratch,
-                run,
-                observer=_Shared(self._observer, common, running, self._finish_running),
-                executor=self._driver.executor,
-                timeout_seconds=options.stage_timeout_seconds,
-                access=options.access,
-                cluster=options.cluster,
-                foretold=self._driver.foretold,
+                observer,
+                rebuild=self._options.rebuild,
+                remembered=remembered,
+                order=common.order,
             )
 
     def _finish_running(self, running: _Running[T]) -> None:
@@ -267,7 +259,7 @@ class _Run(Generic[T]):
     def _finish(self, place: int, results: tuple[StageResult, ...], began: float, *, is_reused: bool = False) -> None:
         try:
             if is_reused:
-                reuse_all(results, self._store, self._jobs[place].scope, self._labelled(place))
+                _reuse_all(results, self._store, self._jobs[place].scope, self._labelled(place))
             value = self._jobs[place].finish(results, began)
         except BlobDamaged:
             # It is in quarantine now, so the stage that made it will be found wanting.
@@ -312,27 +304,78 @@ class _Run(Generic[T]):
             look_ahead(job.graph, job.known, self._store)
         foreseen = self._foreseen(job, rebuild=rebuild)
         if len(foreseen) == len(job.graph.nodes):
-            reuse_all(foreseen, self._store, job.scope, observer)
+            _reuse_all(foreseen, self._store, job.scope, observer)
             return foreseen
-        # Imported here: most builds have nothing to run.
-        from winml_dag.engine.schedule import RunOptions
-
-        options = self._options
-        return run_graph(
+        scratch = living.enter_context(self._store.scratch.open())
+        return self._execute(
             job.graph,
             job.known,
-            foreseen,
-            self._store,
-            living.enter_context(self._store.scratch.open()),
-            RunOptions(job.scope, options.jobs, options.keep_going, rebuild, memory_bytes=options.memory_bytes),
-            observer=observer,
-            executor=self._driver.executor,
-            timeout_seconds=options.stage_timeout_seconds,
+            scratch,
+            observer,
+            rebuild=rebuild,
+            scope=job.scope,
+            foreseen=foreseen,
             in_place=job.in_place,
-            access=options.access,
-            cluster=options.cluster,
-            foretold=self._driver.foretold,
         )
+
+    def _execute(
+        self,
+        graph: Graph,
+        known: Mapping[str, Artifact],
+        scratch: Path,
+        observer: Observer,
+        *,
+        rebuild: bool,
+        scope: str = "",
+        foreseen: Sequence[StageResult] = (),
+        remembered: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        order: Mapping[str, int] = MappingProxyType({}),
+        in_place: InPlace | None = None,
+    ) -> tuple[StageResult, ...]:
+        """Run what is not *foreseen* to be reused, in the folder *scratch* of this run's own; one result for each node.
+        With a cluster, what can leave this machine runs there.
+
+        Raises:
+            BlobDamaged: for one that a stage outside of this graph put out.
+            KeyboardInterrupt: after everything that ran has been ended.
+        """
+        # Imported here: what runs processes and threads takes 30 ms to import, and most builds have nothing to run.
+        from winml_dag.engine.execute import LocalExecutor
+        from winml_dag.engine.run import Runner
+        from winml_dag.engine.runs import LocalRuns
+        from winml_dag.engine.schedule import RunOptions, Scheduler
+
+        options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
+        runner = Runner(
+            graph,
+            store,
+            self._driver.executor or LocalExecutor(),
+            store.fingerprints,
+            scratch=scratch,
+            failures=store.failures,
+            made_by=MADE_BY,
+            rebuild=rebuild,
+            timeout_seconds=timeout,
+            in_place=in_place,
+            access=options.access,
+        )
+        if options.cluster is None:
+            runs, admission = LocalRuns(runner, options.jobs), None
+        else:
+            runs = options.cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout, rebuild=rebuild)
+            admission = options.cluster.admission
+        run = RunOptions(scope, options.jobs, options.keep_going, rebuild, remembered, order, options.memory_bytes)
+        return Scheduler(
+            graph,
+            known,
+            store,
+            runs,
+            run,
+            observer,
+            foreseen=foreseen,
+            foretold=self._driver.foretold,
+            admission=admission,
+        ).run()
 
     def _labelled(self, place: int) -> Observer:
         label = self._jobs[place].label
@@ -343,6 +386,17 @@ class _Run(Generic[T]):
         self._has_failed |= isinstance(ended, WinmlDagError) or not is_whole
         self._ended[place] = ended
         self._done(self._jobs[place].label, ended)
+
+
+def _reuse_all(foreseen: Sequence[StageResult], store: LocalStore, scope: str, observer: Observer) -> None:
+    """Note that all of a graph is reused. No scratch folder, no threads, no process."""
+    store.used(result.cache_key for result in foreseen if result.cache_key)
+    with store.together(()):
+        for result in foreseen:
+            if result.cache_key and result.reason.kind != "up to date":
+                store.remember(remembered_name(scope, result.node), result.cache_key)
+    for result in foreseen:
+        observer.finished(result)
 
 
 class _Shared(PassingOn, Generic[T]):
