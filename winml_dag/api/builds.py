@@ -84,8 +84,10 @@ def quantize_onnx(
         ep=arguments.get("ep"),
         device=arguments.get("device"),
         precision=chain.precision,
-        quant_settings={**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
-        settings={"export": arguments.get("export") or {}},
+        settings={
+            "export": arguments.get("export") or {},
+            "quant": {**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+        },
         validate=None if arguments.get("validate", True) else False,
     )
     config = arguments.get("config")
@@ -175,7 +177,7 @@ def calibrate_onnx(
     settings = {} if config is None else dict(_fields(config))
     if calibration_data is not None:
         settings["calibration_data"] = str(Path(calibration_data).absolute())
-    overrides = Overrides(onnx=Path(model), task=task, quant_settings=settings, settings={"export": export or {}})
+    overrides = Overrides(onnx=Path(model), task=task, settings={"export": export or {}, "quant": settings})
     return _command(_of_onnx(model, output, "calibrate", overrides), arguments)
 
 

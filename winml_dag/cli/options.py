@@ -182,8 +182,12 @@ def request_from(
     """
     from winml_dag.cli.settings import COMPILE, VALIDATION, taken_inputs
 
-    sections = {"loader": loader or {}, "export": taken_inputs(options), "validate": VALIDATION.taken(options)}
-    compiling = COMPILE.taken(options)
+    sections = {
+        "loader": loader or {},
+        "export": taken_inputs(options),
+        "compile": COMPILE.taken(options),
+        "validate": VALIDATION.taken(options),
+    }
     cache_dir = options.pop("cache_dir") or default_cache_dir()
     remote = remote_options(options, first or options["recipe"])
     del options["remote"], options["remote_mode"]
@@ -194,7 +198,6 @@ def request_from(
         final_only=options.pop("final_only", False),
         overrides=Overrides(
             **options,
-            compile_settings=compiling or None,
             settings={name: given for name, given in sections.items() if given} or None,
         ),
         remote=remote,

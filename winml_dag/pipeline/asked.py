@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Source, SourceFile
@@ -13,12 +14,15 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.sources import ModelFolder, OnnxFile, find_model_folder
 from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.fields import Section
 from winml_dag.recipe.paths import resolve_path
 from winml_dag.recipe.schema import Export, Loader, RandomWeights, Recipe
 from winml_dag.recipe.spelling import known_instead
 from winml_dag.stages import kinds
 from winml_dag.stages.export.detect import model_type_of, task_of
 from winml_dag.stages.export.tasks import TASKS
+
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -51,25 +55,30 @@ class Asked:
         return self.recipe.loader.trust_remote_code or self.overrides.trust_remote_code
 
 
-def with_settings(recipe: Recipe, settings: Mapping[str, Mapping[str, JsonValue]] | None) -> Recipe:
-    """*recipe* with the fields of ``loader``, ``export``, ``optim`` and ``validate`` that this run asks for otherwise,
-    by section. Paths among them are absolute.
+def merged(kind: type[S], written: S | None, given: Mapping[str, JsonValue], name: str = "") -> S:
+    """The section *written*, which a recipe has as *name*, with the fields *given* in place of its own.
 
     Raises:
         RecipeError: for a field or value that is none.
     """
+    if written is not None and not given:
+        return written
+    return kind.from_dict({**(written or kind()).to_dict(), **given}, name)
+
+
+def with_settings(recipe: Recipe, overrides: Overrides) -> Recipe:
+    """*recipe* with the fields of its sections that this run asks for otherwise; those of ``quant`` and ``compile``
+    wait for the target. Raises as :func:`merged` does.
+    """
     update: dict[str, object] = {}
-    for name, given in (settings or {}).items():
-        if not given:
-            continue
-        if name == "optim":
-            update["optim"] = {**recipe.optim, **_flags(given)}
-        elif name == "loader":
-            update["loader"] = Loader.from_dict({**recipe.loader.to_dict(), **given})
-        elif name == "export":
-            update["export"] = Export.from_dict({**(recipe.export or Export()).to_dict(), **given})
-        else:
-            update["validation"] = Validate.from_dict({**recipe.validation.to_dict(), **given})
+    if given := overrides.section("loader"):
+        update["loader"] = merged(Loader, recipe.loader, given)
+    if given := overrides.section("export"):
+        update["export"] = merged(Export, recipe.export, given)
+    if given := overrides.section("optim"):
+        update["optim"] = {**recipe.optim, **_flags(given)}
+    if given := overrides.section("validate"):
+        update["validation"] = merged(Validate, recipe.validation, given)
     return recipe.model_copy(update=update) if update else recipe
 
 
@@ -140,7 +149,7 @@ def find_model(asked: Asked, *, download: bool) -> Model:
 
 
 def _onnx_model(asked: Asked, name: str, path: Path) -> Model:
-    if other := sorted({*(asked.overrides.settings or {}).get("export", {})} - {*OF_ONNX}):
+    if other := sorted({*asked.overrides.section("export")} - {*OF_ONNX}):
         raise UsageError(
             f"{name} is ONNX already, so nothing is exported, and export.{other[0]} could change nothing.",
             advice="Leave it out, or give the PyTorch model. The sizes of inputs can be given.",

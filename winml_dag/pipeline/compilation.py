@@ -29,7 +29,7 @@ from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
 _CHIP = {"soc_model", "htp_arch"}
 
 
-def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue] | None, target: Target) -> Recipe:
+def with_compile_settings(recipe: Recipe, settings: Mapping[str, JsonValue], target: Target) -> Recipe:
     """*recipe* with the fields of ``compile`` that this run asks for otherwise.
 
     Provider options are added to those of the recipe, one by one. What this run says of the chip holds, in whichever of
@@ -137,7 +137,7 @@ def finalize_config(asked: Asked, compiled: CompileConfig | Skip) -> FinalizeCon
     required = section is not None and section.require_full_offload
     if not isinstance(compiled, Skip):
         return FinalizeConfig(compile=OffloadFields(required))
-    said = sorted((asked.overrides.compile_settings or {}).keys() - {"provider_options"})
+    said = sorted(asked.overrides.section("compile").keys() - {"provider_options"})
     if (required or said) and asked.overrides.compile is not False:
         field = said[0] if said else "require_full_offload"
         raise UsageError(f"compile.{field} is set, but {compiled.reason}.", advice="Leave out one of the two.")

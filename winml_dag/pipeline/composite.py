@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source
 from winml_dag.errors import RecipeError
-from winml_dag.pipeline.asked import Asked, Model
+from winml_dag.pipeline.asked import Asked, Model, merged
 from winml_dag.pipeline.layout import prefixed
 from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Skip
+from winml_dag.recipe.assessment import Validate
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
 from winml_dag.recipe.schema import Component as Own
@@ -22,8 +23,6 @@ from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportCon
 from winml_dag.stages.export.components import Component, chosen_components, component_named, composite_of
 from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
 
-S = TypeVar("S", bound=Section)
-
 # What of ``export`` is about tensors by their names: what one component does not take is for another.
 _OF_TENSORS = ("input_tensors", "dynamic_axes")
 # What decides the types of a quantized model; a component that says it is not for the recipe's precision.
@@ -31,6 +30,13 @@ _OF_PRECISION = ("mode", "weight_type", "activation_type")
 # Sources that the common export reads.
 _OF_EXPORT = ("model", "script")
 _NOTHING = Recipe()
+# By field of the schema, the name in a recipe and the class of sections that a component has, too.
+_MERGED: Mapping[str, tuple[str, type[Section]]] = {
+    "export": ("export", Export),
+    "quant": ("quant", Quant),
+    "compile": ("compile", Compile),
+    "validation": ("validate", Validate),
+}
 _SECTIONS = ("export", "optim", "quant", "compile", "validate", "skip_optimize")
 
 
@@ -83,20 +89,16 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     loader = recipe.loader.model_copy(update={"task": component.task, "model_class": component.class_name})
     update: dict[str, object] = {"loader": loader}
     left = {"components"}
-    if "export" in wrote:
-        update["export"] = _merged(Export, recipe.export, own.export, _at(component, "export"))
+    for field, (name, kind) in _MERGED.items():
+        if field in wrote:
+            # null leaves the stage out, whatever holds for all.
+            given = getattr(own, field)
+            at = f"components.{component.name}.{name}"
+            update[field] = None if given is None else merged(kind, getattr(recipe, field), given.to_dict(), at)
     if "optim" in wrote:
         update["optim"] = {**recipe.optim, **own.optim}
-    if "quant" in wrote:
-        update["quant"] = _merged(Quant, recipe.quant, own.quant, _at(component, "quant"))
-        if own.quant is None or own.quant.model_fields_set & {*_OF_PRECISION}:
-            left.add("precision")
-    if "compile" in wrote:
-        update["compile"] = _merged(Compile, recipe.compile, own.compile, _at(component, "compile"))
-    if "validation" in wrote:
-        update["validation"] = _merged(
-            type(own.validation), recipe.validation, own.validation, _at(component, "validate")
-        )
+    if "quant" in wrote and (own.quant is None or own.quant.model_fields_set & {*_OF_PRECISION}):
+        left.add("precision")
     if "skip_optimize" in wrote:
         update["skip_optimize"] = own.skip_optimize
     if own.precision is not None:
@@ -105,17 +107,6 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     found = recipe.model_copy(update={**{name: getattr(_NOTHING, name) for name in left}, **update})
     found.model_fields_set.difference_update(left)
     return found
-
-
-def _at(component: Component, section: str) -> str:
-    return f"components.{component.name}.{section}"
-
-
-def _merged(kind: type[S], for_all: S | None, own: S | None, name: str) -> S | None:
-    """The section with the fields of both; null leaves the stage out, whatever holds for all."""
-    if own is None:
-        return None
-    return kind.from_dict({**(for_all or kind()).to_dict(), **own.to_dict()}, name)
 
 
 def composite_build(asked: Asked, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:
@@ -203,7 +194,7 @@ def _shared_tensors(asked: Asked, component: Component) -> tuple[str, ...]:
     this run asks otherwise.
     """
     own = asked.recipe.components.get(component.name, Own()).export.model_fields_set
-    asked_now = (asked.overrides.settings or {}).get("export", {})
+    asked_now = asked.overrides.section("export")
     return tuple(name for name in _OF_TENSORS if name in asked_now or name not in own)
 
 

@@ -98,7 +98,7 @@ def _is_nameless(request: Request, recipe: Recipe) -> bool:
 
 
 def _model_type(request: Request, recipe: Recipe) -> JsonValue:
-    return (request.overrides.settings or {}).get("loader", {}).get("model_type") or recipe.loader.model_type
+    return request.overrides.section("loader").get("model_type") or recipe.loader.model_type
 
 
 def _modules(told: DecidedRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> DecidedRecipe:

@@ -66,7 +66,7 @@ def requested_shapes(asked: Asked, onnx: OnnxFile, *, whole: bool) -> RequestedS
 
     The recipe's section counts where the recipe is for an ONNX model: else it says how another one is exported.
     """
-    now = (asked.overrides.settings or {}).get("export", {})
+    now = asked.overrides.section("export")
     section = asked.recipe.export
     if section is None or not (now or _is_for_onnx(asked.recipe)):
         return RequestedShapes()

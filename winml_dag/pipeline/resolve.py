@@ -18,7 +18,7 @@ from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_targe
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline import autoconf, sections
-from winml_dag.pipeline.asked import Asked, Model, find_model, task_for, user_script, with_settings
+from winml_dag.pipeline.asked import Asked, Model, find_model, merged, task_for, user_script, with_settings
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.calibration import Calibration, data_of, find_calibration
 from winml_dag.pipeline.circumstances import asked_for
@@ -108,7 +108,7 @@ def resolve_whole(
         UsageError, InputError: as for :func:`resolve`.
     """
     # Which model it is, and of how many components, the section loader says.
-    recipe = with_settings(_recipe(loaded), {"loader": (overrides.settings or {}).get("loader", {})})
+    recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
     asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
     model = find_model(asked, download=download)
     components = components_for(asked, model)
@@ -146,13 +146,13 @@ def resolve(
     recipe = _recipe(loaded)
     if component is not None:
         recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
-    recipe = with_settings(recipe, overrides.settings)
+    recipe = with_settings(recipe, overrides)
     asked = Asked(recipe, _base(loaded), loaded is not None, overrides)
     sections.refuse_unused(recipe)
 
     model = model or find_model(asked, download=download)
     target = _target(asked, model.onnx)
-    asked = replace(asked, recipe=with_compile_settings(recipe, overrides.compile_settings, target))
+    asked = replace(asked, recipe=with_compile_settings(recipe, overrides.section("compile"), target))
     task = task_for(asked, model)
     onnx = model.onnx
     quant = _quant(asked, target, onnx)
@@ -343,20 +343,13 @@ def _quant(asked: Asked, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
         how = "compiled" if onnx.kind == kinds.COMPILED_MODEL else "quantized"
         return Skip(f"{onnx.path.name} is {how} already")
     precision = _precision(asked, target)
+    if precision is not None and precision.mode is None:
+        return Skip(f"precision {precision.name} needs no quantization")
     if precision is not None:
-        if precision.mode is None:
-            return Skip(f"precision {precision.name} needs no quantization")
-        return with_types(_with_settings(with_precision(section or Quant(), precision, target), overrides), target)
-    if section is not None or overrides.quant is True:
-        return with_types(_with_settings(section or Quant(), overrides), target)
-    return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
-
-
-def _with_settings(quant: Quant, overrides: Overrides) -> Quant:
-    """*quant* with the fields that this run asks for otherwise."""
-    if not overrides.quant_settings:
-        return quant
-    return Quant.from_dict({**quant.to_dict(), **overrides.quant_settings})
+        section = with_precision(section or Quant(), precision, target)
+    elif section is None and overrides.quant is not True:
+        return Skip("the recipe's quant section is null" if asked.wrote("quant") else "the recipe has no quant section")
+    return with_types(merged(Quant, section, overrides.section("quant")), target)
 
 
 def _precision(asked: Asked, target: Target) -> Precision | None:

@@ -66,7 +66,9 @@ def built(precision: str = "w8a16", *, measured: dict[str, JsonObject] | None = 
         return metrics.get(node.id) or metrics.get(node.stage.name, {})
 
     store = LocalStore(Path("cache"))
-    overrides = Overrides(onnx=Path("tiny.onnx"), ep="cpu", precision=precision, quant_settings=quant, analyze=False)
+    overrides = Overrides(
+        onnx=Path("tiny.onnx"), ep="cpu", precision=precision, settings={"quant": quant}, analyze=False
+    )
     request = Request(None, overrides, Path("out"))
     return build(plan_request(request, store, download=False), Driver(store, executor=MemoryExecutor(work)))
 

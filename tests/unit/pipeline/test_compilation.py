@@ -37,8 +37,8 @@ CPU = resolve_target("cpu", None)
 
 def asked(section: dict[str, Any] | None, settings: dict[str, Any] | None = None, target: Any = NPU) -> Asked:
     recipe = Recipe.model_validate({} if section is None else {"compile": section})
-    overrides = Overrides(compile_settings=settings)
-    return Asked(with_compile_settings(recipe, settings, target), Path("/recipes"), True, overrides)
+    overrides = Overrides(settings={"compile": settings or {}})
+    return Asked(with_compile_settings(recipe, settings or {}, target), Path("/recipes"), True, overrides)
 
 
 def options(section: dict[str, Any] | None, settings: dict[str, Any] | None = None) -> dict[str, str]:
@@ -82,7 +82,7 @@ def test_what_contradicts_itself_is_refused(section: dict[str, Any], words: str)
 def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
     told = {"provider_options": {"vtcm_mb": "8"}}
     recipe = with_compile_settings(Recipe.model_validate({"ep": "qnn", "compile": None}), told, NPU)
-    null = Asked(recipe, Path("/recipes"), True, Overrides(compile_settings=told))
+    null = Asked(recipe, Path("/recipes"), True, Overrides(settings={"compile": told}))
     assert isinstance(compile_config(null, NPU), Skip)
     assert provider_options(null, NPU)["vtcm_mb"] == "8"
     wanted = replace(null, overrides=replace(null.overrides, compile=True))

@@ -284,7 +284,7 @@ def _planned(request: Request, search: Search, store: LocalStore) -> tuple[Measu
         keepings = keepings_of(build, search)
         if isinstance(keepings, str):
             return keepings
-        given = request.overrides.quant_settings or {}
+        given = request.overrides.section("quant")
         if taken := next((keeping.field for keeping in keepings if keeping.field in given), None):
             return f"quant.{taken} was given on the command line, and would stand in place of what is searched for"
         assert isinstance(build, Build)
