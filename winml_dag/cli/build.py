@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
     from winml_dag.pipeline.run import BuildOptions
-    from winml_dag.recipe.reading import ModuleItem
 
 
 class _Seconds(click.FloatRange):
@@ -143,10 +142,6 @@ def command(
                 "--filter, --shard and --retry-failed choose cells of a sweep, and this is none.",
                 advice="Leave them out, or give a recipe with a matrix, or several recipes.",
             )
-        if (items := _modules(request)) is not None:
-            from winml_dag.cli.modules import build_modules
-
-            return build_modules(request, items, cache_dir, of_several, output)
         result = carry_out(request, cache_dir, standing, how, output)
     if output.as_json:
         print_json([result], result.elapsed_seconds)
@@ -166,15 +161,6 @@ def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
         find_tracer()
         return FileAccess.TRACE
     return FileAccess.SANDBOX if sandbox else FileAccess.FREE
-
-
-def _modules(request: Request) -> tuple[ModuleItem, ...] | None:
-    """The modules that the recipe lists; None where it is one recipe."""
-    if not isinstance(request.recipe, Path):
-        return None
-    from winml_dag.recipe.reading import module_items
-
-    return module_items(request.recipe)
 
 
 def look(request: Request, cache_dir: Path) -> Standing | None:

@@ -71,9 +71,8 @@ def _foreseen(
     Raises:
         WinmlDagError: when none can be planned.
     """
-    from winml_dag.recipe.reading import module_items
 
-    if are_a_sweep(recipes) or (recipes and module_items(recipes[0]) is not None):
+    if recipes and are_a_sweep(recipes):
         from winml_dag.recipe.sweep import sweep_of_files
 
         sweep = sweep_of_files(recipes)

@@ -135,12 +135,14 @@ def cell_options(function: F) -> F:
 
 
 def are_a_sweep(recipes: Sequence[Path]) -> bool:
-    """Whether *recipes* are several, or one with a matrix. A folder or pattern is a sweep, however many are in it."""
-    from winml_dag.recipe.reading import is_sweep, recipe_files
+    """Whether *recipes* are several, or one with a matrix or a list of modules. A folder or pattern is a sweep, however
+    many are in it.
+    """
+    from winml_dag.recipe.reading import is_sweep, module_items, recipe_files
 
     if len(recipes) != 1 or not recipes[0].is_file():
         return len(recipes) > 1 or recipe_files(recipes) != tuple(recipes)
-    return is_sweep(recipes[0])
+    return is_sweep(recipes[0]) or module_items(recipes[0]) is not None
 
 
 def rebuild_option(function: F) -> F:

@@ -111,8 +111,6 @@ def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
     Raises:
         UsageError: when some of a sweep are *asked_for*, and this is none.
     """
-    from winml_dag.recipe.reading import module_items
-
     if are_a_sweep(recipes):
         return True
     if asked_for:
@@ -120,7 +118,7 @@ def _are_cells(recipes: tuple[Path, ...], *, asked_for: bool) -> bool:
             "--filter, --shard and --matrix are about cells of a sweep, and this is none.",
             advice="Leave them out, or give a recipe with a matrix, or several recipes.",
         )
-    return len(recipes) == 1 and module_items(recipes[0]) is not None
+    return False
 
 
 def _print_matrix(

@@ -18,7 +18,7 @@ from winml_dag.cli.options import given_words
 from winml_dag.cli.plaintext import echo, few
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.glance import Glance, glance, keep_glance, words_of
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, GoalResult, SearchResult
+from winml_dag.pipeline.sweep.result import SWEEP, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.selection import FAILED, Selection
 from winml_dag.readlog import reads_logged
 from winml_dag.store.quantities import counted
@@ -71,6 +71,7 @@ def build_sweep(
     """
     from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
+    from winml_dag.pipeline.modules import SUMMARY
     from winml_dag.pipeline.standing.evidence import FirstLooks
     from winml_dag.pipeline.standing.surroundings import surroundings
     from winml_dag.pipeline.sweep.run import SweepRun, run_sweep
@@ -108,6 +109,7 @@ def build_sweep(
             words,
             found,
             files=asked.sweep.files,
+            results=(SWEEP, *([SUMMARY] if asked.modules else [])),
             builds=done.words,
             began_ns=began_ns,
             around=around,

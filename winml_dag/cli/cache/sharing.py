@@ -198,11 +198,10 @@ def _requests(recipes: tuple[Path, ...], remote: RemoteOptions) -> list[tuple[st
     from winml_dag.cli.sweepplan import requests_of
     from winml_dag.pipeline.request import Overrides, Request
     from winml_dag.pipeline.sweep.selection import Selection, selected
-    from winml_dag.recipe.reading import module_items
     from winml_dag.recipe.sweep import sweep_of_files
 
     request = Request(recipes[0], Overrides(), remote=remote)
-    if are_a_sweep(recipes) or module_items(recipes[0]) is not None:
+    if are_a_sweep(recipes):
         sweep = sweep_of_files(recipes)
         return list(requests_of(sweep, selected(sweep, Selection()), request))
     return [(recipes[0].name, request)]

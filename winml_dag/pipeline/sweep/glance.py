@@ -19,7 +19,6 @@ from winml_dag.pipeline.standing.check import MALFORMED, check, content_of, note
 from winml_dag.pipeline.standing.evidence import FirstLooks, changed_after, look
 from winml_dag.pipeline.standing.note import KEYS_SUFFIX, Groups, Header, Note, file_of, keys_of
 from winml_dag.pipeline.standing.surroundings import look_around
-from winml_dag.pipeline.sweep.result import SWEEP
 from winml_dag.store import changetime
 
 if TYPE_CHECKING:
@@ -81,22 +80,24 @@ def keep_glance(
     found: Glance,
     *,
     files: Sequence[Path],
+    results: Sequence[str],
     builds: Sequence[str],
     began_ns: int,
     around: Surroundings,
     looks: FirstLooks,
 ) -> None:
     """Keep that *words* led to *found*, which stands on the requests *builds*, read from *files* not before *began_ns*
-    in the surroundings *around*, when *looks* were taken. A cache that cannot be written keeps nothing, and that is no
+    in the surroundings *around*, when *looks* were taken. *results*: the names of what was put into its folder itself.
+    A cache that cannot be written keeps nothing, and that is no
     error.
     """
     folder = str(cache_dir.absolute())
     paths = list(dict.fromkeys(str(path.absolute()) for path in files))
     if not all(changetime.has_settled(Path(path), began_ns) for path in paths):
         return  # nothing would tell what was edited while it was read
-    result = str(Path(found.folder).absolute() / SWEEP)
-    put = look([result])
-    digests = [content_of(path) for path in (*paths, result)]
+    there = [str(Path(found.folder).absolute() / name) for name in results]
+    put = look(there)
+    digests = [content_of(path) for path in (*paths, *there)]
     seen = look(paths)
     if seen != looks.of(paths):
         return
@@ -105,7 +106,7 @@ def keep_glance(
         asked=words,
         surroundings=around,
         places=places_of([str(Path(found.folder).absolute())]),
-        groups=Groups(len(paths), outputs=1),
+        groups=Groups(len(paths), outputs=len(there)),
         unsettled=changed_after(seen, began_ns - changetime.SETTLED_NS),
         complete=True,
     )
@@ -113,7 +114,7 @@ def keep_glance(
     from winml_dag.store.files import write_whole
 
     with suppress(OSError):
-        note = Note.of(header, [*paths, result], seen, digests, json.dumps(plan).encode())
+        note = Note.of(header, [*paths, *there], seen, digests, json.dumps(plan).encode())
         file = Path(file_of(folder, words))
         write_whole(file, note.to_bytes())
         # It goes with the last result that it stands on.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.pipeline.build import Outcome, Planned, build, build_all, plan
+from winml_dag.pipeline.modules import modules_of, write_summary
 from winml_dag.pipeline.planning import plan_or_refusal, plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.pipeline.run import BuildOptions, Driver
@@ -35,6 +36,7 @@ from winml_dag.recipe.sweep import sweep_of_files
 if TYPE_CHECKING:
     from winml_dag.engine.execute import Executor
     from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.reading import ModuleItem
     from winml_dag.recipe.sweep import Cell, Sweep
     from winml_dag.store.local import LocalStore
 
@@ -52,6 +54,7 @@ class SweepRun:
         left_out: those of its choice that the sweep leaves out.
         recipe: the file or files, as they were named.
         commands: what builds each cell alone, by its name.
+        modules: what the cells are, where the recipe is a list of modules.
         whole: whether its goals are pursued: not by a run that sees only a part of what they choose from.
     """
 
@@ -62,6 +65,7 @@ class SweepRun:
     left_out: tuple[Cell, ...]
     recipe: str
     commands: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[ModuleItem, ...] = ()
     whole: bool = True
 
     @classmethod
@@ -86,6 +90,7 @@ class SweepRun:
             left_out=tuple(cell for cell in meant if cell.left_out),
             recipe=", ".join(map(str, named)),
             commands={cell.name: f"{command} --filter {shlex.quote(cell.name)}" for cell in cells},
+            modules=modules_of(sweep, folder),
             whole=selection.shard is None,
         )
 
@@ -166,6 +171,9 @@ class _Run:
         if pursued is not None:
             self._ledger.conclude(pursued.goals, pursued.trials)
         result = self._ledger.result(self._ledger.before) if self._ledger.is_as_before() else self._ledger.write()
+        if self._asked.modules:
+            model = self._asked.request.overrides.model
+            write_summary(self._asked.folder, self._asked.modules, result.cells, model)
         names = {cell.name for cell in self._asked.cells} | {trial.name for trial in (pursued or Pursued(())).trials}
         cells = tuple(cell for cell in result.cells if cell.name in names)
         words = [request.words for request in self._requests.values()]
