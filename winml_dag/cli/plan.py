@@ -22,8 +22,7 @@ from winml_dag.cli.options import (
 )
 from winml_dag.cli.plaintext import echo, print_object
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.sweep.overruled import refuse_overruled
-from winml_dag.pipeline.sweep.selection import Selection, selected
+from winml_dag.pipeline.sweep.selection import Selection, refuse_overruled, selected
 
 if TYPE_CHECKING:
     from winml_dag.cli.sweepplan import PlanOptions

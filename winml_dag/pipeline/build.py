@@ -26,6 +26,7 @@ from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finish import materialise, note_finished, refuse_foreign, user_folder, whole
 from winml_dag.pipeline.layout import STAGE_FILE
 from winml_dag.pipeline.outputs import prepare_folder, refuse_file
+from winml_dag.pipeline.planning import Planned
 from winml_dag.pipeline.rounds import round_of
 from winml_dag.pipeline.run import Driver, Ended, GraphJob
 from winml_dag.pipeline.search import completed
@@ -154,14 +155,6 @@ def _kept(result: StageResult, store: LocalStore) -> Path | None:
         shutil.copyfile(store.blobs.path(entry.digest), kept)
         return kept
     return None
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A build among others: how it is called, and its graph, or why there is none."""
-
-    label: str
-    graph: BuildGraph | WinmlDagError
 
 
 @dataclass(frozen=True)

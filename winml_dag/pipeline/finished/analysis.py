@@ -11,28 +11,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.config import config_json
-from winml_dag.engine.events import Observer, StageResult
+from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.toolchain import versions
-from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.availability import require_installed, resolve_target
+from winml_dag.ep.options import complete_options
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, Target, find_ep
-from winml_dag.ep.support.case import Level, case_of_json
+from winml_dag.ep.support.case import Case, Level, Verdict, case_json, case_of_json
 from winml_dag.ep.support.table import table_files
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.autoconf import support_of
-from winml_dag.pipeline.finished.measurement import Measurement, MeasurementGraph, plan_measurement
+from winml_dag.pipeline.finished.measurement import (
+    Measurement,
+    MeasurementGraph,
+    carry_out,
+    measuring_node,
+    plan_measurement,
+)
 from winml_dag.pipeline.finished.subject import Subject
 from winml_dag.pipeline.inputshapes import RequestedShapes
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.normalization import Normalization, normalization_for
 from winml_dag.pipeline.precisions import precision_for, with_precision, with_types
-from winml_dag.pipeline.probing import probe
 from winml_dag.pipeline.sections import operators_by_default
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, Learned, QuantizedTo
 from winml_dag.stages.normalize import NORMALIZE
+from winml_dag.stages.probe import PROBE, ProbeConfig, ProbeFields
+from winml_dag.stages.target import RunTarget
 from winml_dag.store.fingerprints import Fingerprints
 from winml_dag.store.local import LocalStore
 
@@ -301,3 +309,52 @@ def _results(analysis: TargetAnalysis) -> Iterable[JsonObject]:
     results = analysis.file["results"]
     assert isinstance(results, list)
     return results
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of trying cases. ``ran``: how many were tried now; the others were known."""
+
+    verdicts: Mapping[Case, Verdict]
+    ran: int
+
+
+def probe(
+    cases: Iterable[Case],
+    target: Target,
+    store: LocalStore,
+    *,
+    options: Mapping[str, str] | None = None,
+    observer: Observer | None = None,
+) -> Probed:
+    """Try *cases* on *target*, one after the other, with the provider *options* given besides the target's own.
+
+    A case that ends the process of its provider, or that no model can be made of, is unknown with the reason, and the
+    others are tried all the same.
+
+    Raises:
+        UsageError: when *target* is not installed.
+        StoreError: when the cache cannot be used.
+        KeyboardInterrupt: after children have been ended.
+    """
+    require_installed(target)
+    wanted = list(dict.fromkeys(cases))
+    run_target = RunTarget(target.ep.name, target.device, complete_options(target, options or {}))
+    verdicts: dict[Case, Verdict] = {}
+    ran = 0
+    for case in wanted:
+        text = canonical_json(case_json(case))
+        config = config_json(ProbeConfig(ProbeFields(text), run_target))
+        node = measuring_node(PROBE, config, {}, target, store.fingerprints)
+        scope = f"probe {target.ep.alias} {target.device}\n{text}"
+        planned = plan_measurement([replace(node, id=PROBE.name)], [], store.fingerprints, scope)
+        (result,) = carry_out(planned, store, observer=observer).results
+        if result.record is None:
+            verdicts[case] = Verdict(Level.UNKNOWN, f"{case} was tried: {result.error}")
+        else:
+            metrics = result.record.metrics
+            verdicts[case] = Verdict(
+                Level(str(metrics["verdict"])), str(metrics["reason"]), bool(metrics["compiled"]), bool(metrics["ran"])
+            )
+        ran += result.status is Status.RAN
+    return Probed(verdicts, ran)

@@ -7,7 +7,6 @@ whichever file and under whichever options it was asked for.
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,21 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.pipeline.build import Outcome, Planned, build, build_all, plan
+from winml_dag.pipeline.build import Outcome, build, build_all, plan
 from winml_dag.pipeline.modules import modules_of, write_summary
-from winml_dag.pipeline.planning import plan_or_refusal, plan_request
+from winml_dag.pipeline.planning import plan_each, plan_request
 from winml_dag.pipeline.rounds import WithoutRounds
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.standing.check import Standing, check, note_use
 from winml_dag.pipeline.standing.note import keys_of as keys_of_note
-from winml_dag.pipeline.standing.surroundings import look_around, surroundings
+from winml_dag.pipeline.standing.surroundings import look_around
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
 from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
-from winml_dag.pipeline.sweep.overruled import refuse_overruled
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
-from winml_dag.pipeline.sweep.selection import Selection, folder_of, selected
+from winml_dag.pipeline.sweep.selection import Selection, folder_of, refuse_overruled, selected
 from winml_dag.pipeline.sweep.watching import Timed, Watcher
 from winml_dag.recipe.sweep import sweep_of_files
 
@@ -197,11 +195,7 @@ class _Run:
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:
             return
-        around = surroundings(time.time_ns())
-        planned = [
-            Planned(cell.name, plan_or_refusal(self._requests[cell.name], self._store, around, download=True))
-            for cell in rest
-        ]
+        planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
         made = Made(self._asked.commands, self._timed.started_at)
 
         def done(outcome: Outcome) -> None:
@@ -273,18 +267,15 @@ class _Run:
         """Of cells that another run has built, those that would be built otherwise now: what is known of them says
         nothing of what would be put in place.
         """
-        around = surroundings(time.time_ns())
-        for cell in self._asked.sweep.cells:
-            last = known[cell.name]
-            if cell.name in self._results or not last.is_there:
-                continue
-            request = request_of(cell, self._asked.request, self._asked.folder)
-            planned = plan_or_refusal(request, self._store, around, download=True)
+        cells = self._asked.sweep.cells
+        others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
+        requests = [(cell.name, request_of(cell, self._asked.request, self._asked.folder)) for cell in others]
+        for planned in plan_each(requests, self._store):
             now = frozenset[str | None]()
-            if not isinstance(planned, WinmlDagError):
-                now = frozenset(view.cache_key for view in plan(planned, self._store).stages)
-            if not keys_of(last) <= now:
-                yield replace(last, status=CellStatus.NOT_REACHED, why=_OUTDATED)
+            if not isinstance(planned.graph, WinmlDagError):
+                now = frozenset(view.cache_key for view in plan(planned.graph, self._store).stages)
+            if not keys_of(known[planned.label]) <= now:
+                yield replace(known[planned.label], status=CellStatus.NOT_REACHED, why=_OUTDATED)
 
     def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
         """Build and measure further *cells* as those of the sweep."""
