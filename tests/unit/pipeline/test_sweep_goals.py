@@ -13,7 +13,7 @@ import pytest
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
-from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
+from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell
@@ -53,7 +53,7 @@ class Sweeping:
         status = told.pop("status", CellStatus.BUILT)
         self.results[name] = CellResult(name, {"model": "a", "precision": precision}, name, status, **told)
 
-    def pursue(self, text: str = SWEEP, put_fails: bool = False) -> Pursued:
+    def pursue(self, text: str = SWEEP, put_fails: bool = False) -> GoalOutcome:
         path = self.folder / "sweep.yaml"
         path.write_text(text, encoding="utf-8")
 

@@ -23,7 +23,7 @@ from winml_dag.pipeline.standing.check import Standing, check, note_use
 from winml_dag.pipeline.standing.note import keys_of as keys_of_note
 from winml_dag.pipeline.standing.surroundings import look_around
 from winml_dag.pipeline.sweep.cells import Made, as_found, keys_of, longest_chain, recipe_of, request_of
-from winml_dag.pipeline.sweep.goals import Means, Pursued, pursue_goals
+from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, new_head
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
@@ -160,19 +160,21 @@ class _Run:
         try:
             self._build(self._asked.cells, self._ledger.take, self._driver)
             self._measure(self._asked.cells, self._ledger.take)
-            pursued = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
+            outcome = self._pursue() if self._asked.sweep.goals and self._asked.whole else None
         except BaseException:
             # Whatever ended it: what there is by now is told, if it can be.
             with suppress(WinmlDagError):
                 self._ledger.write(interrupted=True)
             raise
-        if pursued is not None:
-            self._ledger.conclude(pursued.goals, pursued.trials)
+        if outcome is not None:
+            self._ledger.conclude(outcome.goals, outcome.trials)
         result = self._ledger.result(self._ledger.before) if self._ledger.is_as_before() else self._ledger.write()
         if self._asked.modules:
             model = self._asked.request.overrides.model
             write_summary(self._asked.folder, self._asked.modules, result.cells, model)
-        names = {cell.name for cell in self._asked.cells} | {trial.name for trial in (pursued or Pursued(())).trials}
+        names = {cell.name for cell in self._asked.cells} | {
+            trial.name for trial in (outcome or GoalOutcome(())).trials
+        }
         cells = tuple(cell for cell in result.cells if cell.name in names)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
@@ -250,7 +252,7 @@ class _Run:
             self._results[name] = result
             take(result)
 
-    def _pursue(self) -> Pursued:
+    def _pursue(self) -> GoalOutcome:
         """The winners among all cells that are there, whichever run has built them."""
         known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
         known |= {cell.name: cell for cell in self._outdated(known)}

@@ -155,7 +155,7 @@ class Ranked:
 
 
 @dataclass
-class Hunt:
+class PrecisionSearch:
     """One search that is going on. ``holds``: whether a trial keeps the bounds on quality.
 
     Attributes:
@@ -227,28 +227,28 @@ class Hunt:
         return sum(len(tried) - 1 for tried in self.tried)
 
 
-def hunt_together(
-    hunts: Sequence[Hunt],
+def search_together(
+    searches: Sequence[PrecisionSearch],
     search: Search,
     carry_out: Callable[[Sequence[Cell]], Sequence[CellResult]],
 ) -> Mapping[str, tuple[Cell, CellResult]]:
-    """Carry all *hunts* on to their end, a round of trials of all at a time; every trial that was made, by name.
+    """Carry all *searches* on to their end, a round of trials of all at a time; every trial that was made, by name.
 
     Raises:
         KeyboardInterrupt: after children have been ended.
     """
     made: dict[str, tuple[Cell, CellResult]] = {}
     while True:
-        asked = [(hunt, count, hunt.trial(count)) for hunt in hunts for count in hunt.wanted(search)]
+        asked = [(one, count, one.trial(count)) for one in searches for count in one.wanted(search)]
         if not asked:
             return made
         # Several goals may search one cell.
-        new = {cell.name: (hunt, cell) for hunt, _, cell in asked if cell.name not in made}
+        new = {cell.name: (one, cell) for one, _, cell in asked if cell.name not in made}
         results = carry_out([cell for _, cell in new.values()])
-        for (hunt, cell), result in zip(new.values(), results, strict=True):
-            made[cell.name] = (cell, replace(result, trial_of=hunt.cell.name))
-        for hunt, count, cell in asked:
-            hunt.tried[-1][count] = hunt.holds(made[cell.name][1])
+        for (one, cell), result in zip(new.values(), results, strict=True):
+            made[cell.name] = (cell, replace(result, trial_of=one.cell.name))
+        for one, count, cell in asked:
+            one.tried[-1][count] = one.holds(made[cell.name][1])
 
 
 def rank_cells(
